@@ -113,8 +113,8 @@ class Impressions(TableOfRoles):
     the day. Impressions of all variants and models count, also those that fit no list.
 
     The path must contain `{date}`. Columns that `columns` does not declare have these types: user and item
-    those of `keys` in the log, the position `int`, the time `int` in the unit of `log.event_time`, and all
-    others `string`. A value that does not have its type is null.
+    those of `keys` in the log, the position `int`, the time that of the event time, and all others `string`.
+    A value that does not have its type is null.
     """
 
     user: PlainText = Field(description="Column with the key of the user, as in the lists.")
@@ -146,8 +146,9 @@ class Impressions(TableOfRoles):
     time: PlainText | None = Field(
         default=None,
         description="Column with the time of the impression. Set it if, and only if, `row_column` and "
-        "`log.event_time` are set. It is an integer in the unit of `log.event_time`, unless `columns` gives "
-        "it the type timestamp or date.",
+        "`log.event_time` are set. Unless `columns` says more, it is written like the time of the log: an "
+        "integer in the unit of `log.event_time`, or a time in its `format`. Times without an offset are in "
+        "`log.time_zone` unless `time_zone` is set.",
     )
     min_effective_entries: PositiveInt = Field(
         default=200,

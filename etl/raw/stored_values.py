@@ -60,7 +60,7 @@ def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tup
     if column.type == "date":
         return values.cast(pa.date32()).cast(pa.int32()).cast(pa.int64()), None
     if column.type == "timestamp":
-        return _instants(values, time_zone), None
+        return utc_micros(values, time_zone), None
     element = pa.int64() if column.type == "list<int>" else pa.string()
     lists = values.cast(pa.list_(element))
     unwanted = None if column.type == "list<string>" else pc.list_flatten(lists).is_null()
@@ -138,8 +138,11 @@ def _reasons(values: pa.Array, good: pa.Array, reason: str) -> pa.Array | None:
     return pc.if_else(bad, pa.scalar(reason), pa.scalar(None, pa.string()))
 
 
-def _instants(values: pa.Array, time_zone: str) -> pa.Array:
-    """Returns timestamps as int64 µs since 1970-01-01 UTC, rounded down."""
+def utc_micros(values: pa.Array, time_zone: str) -> pa.Array:
+    """Returns n timestamps as int64 µs since 1970-01-01 UTC, rounded down.
+
+    Those without a time zone are in `time_zone`.
+    """
     unit, is_local = values.type.unit, values.type.tz is None
     numbers = values.cast(pa.int64())
     nulls = numbers.is_null().to_numpy(zero_copy_only=False)

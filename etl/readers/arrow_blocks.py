@@ -91,7 +91,7 @@ def typed_block(
         unit = None
         if column.name == is_time and column.type == "int" and event_time is not None:
             unit = event_time.unit
-            exact_time = instants(values, "us") if pa.types.is_timestamp(values.type) else None
+            exact_time = instants(values, "us", time_zone) if pa.types.is_timestamp(values.type) else None
         try:
             if is_wanted:
                 converted = convert(values, column, unit, time_zone)

@@ -32,7 +32,7 @@ from etl.raw.list_text import without_elements
 from etl.raw.number_text import integers
 from etl.raw.parquet_columns import ONE_VALUE, no_text
 from etl.raw.row_rules import NANOSECONDS, floor_divide_array
-from etl.raw.stored_values import can_hold, stored_values
+from etl.raw.stored_values import can_hold, stored_values, utc_micros
 from etl.raw.text_values import typed_column
 from etl.raw.value_text import nan_to_null, not_exact, over_elements, whole_number_texts
 from etl.readers.text import rows_with, without_null_values
@@ -178,12 +178,14 @@ def null_values(column: Column, rows: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()), pa.array([], kind))
 
 
-def instants(values: pa.Array | pa.ChunkedArray, unit: str) -> pa.Array:
+def instants(values: pa.Array | pa.ChunkedArray, unit: str, time_zone: str = UTC) -> pa.Array:
     """Converts n timestamps to int64 of a unit, rounded down. A value beyond 64 bits is null.
 
-    Timestamps without a time zone are in UTC.
+    Timestamps without a time zone are in `time_zone`. If this is not UTC, they are rounded down to µs.
     """
     array = one_array(values)
+    if array.type.tz is None and time_zone != UTC:
+        array = utc_micros(array, time_zone).cast(pa.timestamp("us"))
     stored, raw = array.type.unit, array.cast(pa.int64())
     if NANOSECONDS[stored] <= NANOSECONDS[unit]:
         return floor_divide_array(raw, NANOSECONDS[unit] // NANOSECONDS[stored])
@@ -314,7 +316,7 @@ def _typed(
     if pa.types.is_null(kind):
         return values.cast(VALUE_TYPES[declared]), None
     if unit is not None and pa.types.is_timestamp(kind):
-        return instants(values, unit), None
+        return instants(values, unit, time_zone), None
     if is_text(kind):
         return _with_mask(*typed_column(_utf8(values), column, [""], time_zone))
     if declared not in ("int", "float", "string") and can_hold(column, kind):

@@ -120,7 +120,8 @@ class DeltaReader(TableReader):
             if event_time is not None and event_time.column == column.name and column.type == "int":
                 unit = event_time.unit
                 if pa.types.is_timestamp(value.type):
-                    exact_time = instants(value, "us").take(pa.array(np.zeros(rows, np.int64)))
+                    times = instants(value, "us", time_zone_of(self.table))
+                    exact_time = times.take(pa.array(np.zeros(rows, np.int64)))
             converted = convert(value, column, unit, time_zone_of(self.table))
             columns[column.name] = converted.values.take(pa.array(np.zeros(rows, np.int32)))
             if len(converted.malformed):

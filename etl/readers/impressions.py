@@ -11,13 +11,15 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
-from conf.raw_types import ColumnType, EventTime
+from conf.raw_types import ColumnType, EventTime, RawTable
 from conf.serving_types import Impressions
+from conf.time_types import ISO
 from conf.types import Config
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
@@ -133,11 +135,31 @@ def _layout(config: Config, paths: tuple[str, ...]) -> _Layout:
         (EVENT_TIME, settings.time, "int"),
     ]
     table, names = settings.typed({name: kind for _, name, kind in named if name is not None})
+    table = _with_times_of_log(table, settings, config)
     columns = {output: names[name] for output, name, _ in named if name is not None}
     time = None
     if EVENT_TIME in columns:
         time = EventTime(column=columns[EVENT_TIME], unit=log_times.unit if log_times else "us")
     return _Layout(open_table(table, paths, time), columns, time)
+
+
+def _with_times_of_log(table: RawTable, settings: Impressions, config: Config) -> RawTable:
+    """The table with type, format and time zone of the log's times, unless the section has its own."""
+    log_time = config.log.event_time
+    if settings.time is None or log_time is None:
+        return table
+    changes: dict[str, Any] = {}
+    if "time_zone" not in settings.model_fields_set:
+        changes["time_zone"] = config.log.time_zone
+    of_log = next(column for column in config.log.columns if column.name == log_time.column)
+    if of_log.type != "int" and settings.time not in settings.names:
+        form = of_log.format if of_log.type == "timestamp" else ISO
+        timed = {"type": "timestamp", "format": form}
+        changes["columns"] = [
+            column.model_copy(update=timed) if column.source_name == settings.time else column
+            for column in table.columns
+        ]
+    return table.model_copy(update=changes)
 
 
 def _read_split(layout: _Layout, splits: Sequence[FileSplit], index: int) -> Iterator[pa.RecordBatch]:

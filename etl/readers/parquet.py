@@ -190,9 +190,9 @@ class ParquetReader(TableReader):
                 continue
             values, of_values = _counted(_stored_values(rows, column, stored))
             unit = self._unit(column)
-            if unit is not None and pa.types.is_timestamp(values.type):
-                exact_time = instants(values, "us")
             time_zone = UTC if stored.is_int96 else time_zone_of(self.table)
+            if unit is not None and pa.types.is_timestamp(values.type):
+                exact_time = instants(values, "us", time_zone)
             try:
                 if column.name in returned:
                     converted = convert(values, column, unit, time_zone)

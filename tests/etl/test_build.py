@@ -22,7 +22,7 @@ from etl.ops.tables import VOCABULARY, workflow_table
 from etl.workflow.fitted_workflow import load_workflow
 from spark.spark_workers import SparkWorkers
 from storage.dataset import read_dataset, read_spec, split_files
-from storage.manifest import is_published, read_manifest
+from storage.manifest import read_manifest
 from storage.paths import Lake
 from storage.publish import rows_of
 from tests.etl import cases, oracle, raw_oracle
@@ -109,31 +109,29 @@ def test_cardinalities_are_those_of_the_oracle(builds: TwoBuilds) -> None:
     assert {f.name: f.cardinality for f in builds.first.workflow.spec.categorical}["C3"] == 3
 
 
+@pytest.mark.parametrize("engine", ["sql", "arrow"])
 def test_both_engines_give_the_same_rows_of_a_day_that_is_not_encoded(
-    spark: SparkSession, builds: TwoBuilds, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, builds: TwoBuilds, engine: Literal["sql", "arrow"]
 ) -> None:
     """The first workflow has not encoded the test day of the second run date."""
     version, day = builds.first.workflow.version, DAYS[3]
     partition = builds.lake.features(version).partition(day)
     expected = oracle.encode(builds.config, builds.first_fit, builds.good[day])
+    shutil.rmtree(partition.path, ignore_errors=True)
+    settings = builds.config.workflow.model_copy(update={"engine": engine})
+    config = builds.config.model_copy(update={"workflow": settings})
 
-    def encoded(engine: Literal["sql", "arrow"]) -> pd.DataFrame:
+    def encoded() -> pd.DataFrame:
         workflow = load_workflow(builds.lake, version, engine=engine)
         assert workflow.engine == engine
         workers, read = SparkWorkers(spark), partial(rows_of, spark)
-        rows = encode_split(workers, builds.config, builds.lake, workflow, SECOND, "test", read)
-        return rows.toPandas()
+        return encode_split(workers, config, builds.lake, workflow, SECOND, "test", read).toPandas()
 
-    cases.assert_features_equal(encoded("sql"), expected, builds.first.workflow.spec)
-    assert not is_published(partition)
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "prepared_rows", None)  # Spark frames do not parse the log
-        cases.assert_features_equal(encoded("arrow"), expected, builds.first.workflow.spec)
-        published = read_manifest(partition)
-        assert (published.rows, published.rows_in) == (len(expected), len(builds.lines[day]))
-        for engine in ("sql", "arrow"):
-            cases.assert_features_equal(encoded(engine), expected, builds.first.workflow.spec)
-    assert read_manifest(partition).digest == published.digest
+    cases.assert_features_equal(encoded(), expected, builds.first.workflow.spec)
+    published = read_manifest(partition)
+    assert (published.rows, published.rows_in) == (len(expected), len(builds.lines[day]))
+    cases.assert_features_equal(encoded(), expected, builds.first.workflow.spec)
+    assert read_manifest(partition).created_at == published.created_at
 
 
 def test_features_of_another_workflow_are_published_beside_those_of_the_dataset(
@@ -158,26 +156,21 @@ def test_features_of_another_workflow_are_published_beside_those_of_the_dataset(
         assert of_first[key].tolist() == of_second[key].tolist()
 
 
-def test_rows_of_a_day_are_computed_by_frames_if_its_log_has_changed(
+def test_a_day_whose_log_has_changed_is_scanned_and_encoded_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Only build_features scans a log: it publishes the quarantine, and checks its limits."""
+    """Also by a job after build_features."""
     config = cases.write_config(tmp_path)
     for seed, day in enumerate(DAYS[:3]):
         cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 30, seed))
     built = cases.run_build(spark, config, FIRST)
     partition = Lake(config.lake).features(built.workflow.version).partition(FIRST)
-    before, quarantined = (
-        read_manifest(partition),
-        read_manifest(Lake(config.lake).quarantine.partition(FIRST)),
-    )
+    before = read_manifest(partition)
     (tmp_path / f"raw/dt={FIRST}/late.tsv").write_text("\n".join(cases.make_lines(FIRST, 9, 7)) + "\n")
     workflow = load_workflow(Lake(config.lake), built.workflow.version)
     read = partial(rows_of, spark)
     rows = encode_split(SparkWorkers(spark), config, Lake(config.lake), workflow, FIRST, "test", read)
-    assert rows.count() == before.rows + 9
-    assert read_manifest(partition).digest == before.digest
-    assert read_manifest(Lake(config.lake).quarantine.partition(FIRST)).digest == quarantined.digest
+    assert rows.count() == before.rows + 9 == read_manifest(partition).rows
 
 
 def _vocabulary(builds: TwoBuilds, version: str) -> dict[str, dict[str, int]]:

@@ -157,14 +157,17 @@ def test_csv_without_optional_columns_has_nulls(spark: SparkSession, tmp_path: P
     assert parsed.rejected == ((2, "field_count"), (3, "integer:when"))
 
 
-def test_csv_without_an_optional_column_in_one_file_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_csv_without_an_optional_column_in_one_file_has_nulls_there(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     columns = [{**column, "optional": column["name"] == "price"} for column in SMALL["log"]["columns"]]
     config = cases.write_config(tmp_path, SMALL, {"log": {**SMALL["log"], "columns": columns}})
     (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/a.csv").write_text(",".join(HEADER) + "\n")
-    (tmp_path / "raw/b.csv").write_text(",".join(HEADER[1:]) + "\n")
-    with pytest.raises(DataError, match=r"b\.csv has the header"):
-        _read(spark, config)
+    line = "2.5,x,film,7,1000,5"
+    (tmp_path / "raw/a.csv").write_text(f"{','.join(HEADER)}\n{line}\n")
+    (tmp_path / "raw/b.csv").write_text(f"{','.join(HEADER[1:])}\n{line.partition(',')[2]}\n")
+    rows, _ = _read(spark, config)
+    assert [row["price"] for row in rows.orderBy("row_id").collect()] == [2.5, None]
 
 
 def test_row_ids_count_headers_of_csv_and_rows_of_parquet(spark: SparkSession, tmp_path: Path) -> None:
@@ -184,13 +187,16 @@ def test_row_ids_count_headers_of_csv_and_rows_of_parquet(spark: SparkSession, t
     assert ids == {"csv": [(1, 2), (2, 3), (4, 2), (5, 3)], "parquet": [(0, 1), (1, 2), (2, 1), (3, 2)]}
 
 
-def test_csv_files_of_two_layouts_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_csv_files_of_two_layouts_are_read_by_their_own_headers(spark: SparkSession, tmp_path: Path) -> None:
     config = cases.write_config(tmp_path, SMALL)
     (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/a.csv").write_text(",".join(HEADER) + "\n")
-    (tmp_path / "raw/b.csv").write_text(",".join(reversed(HEADER)) + "\n")
-    with pytest.raises(DataError, match=r"b\.csv has the header"):
-        _read(spark, config)
+    line = ["2.5", "x", "film", "7", "1000", "5"]
+    for name, order in (("a", 1), ("b", -1)):
+        text = f"{','.join(HEADER[::order])}\n{','.join(line[::order])}\n"
+        (tmp_path / f"raw/{name}.csv").write_text(text)
+    rows, _ = _read(spark, config)
+    found = [(row["price"], row["what"], row["who"], row["label"]) for row in rows.collect()]
+    assert found == [(2.5, "film", 7, 1.0)] * 2
 
 
 def test_parquet_rows_are_numbered_and_checked(spark: SparkSession, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
-from conf.raw_types import FORMATS, Column, EventTime, Format, RawTable, operator_type
+from conf.raw_types import FORMATS, Column, EventTime, RawTable, operator_type
 from conf.types import Config, ItemsTable
 from etl.build import BuildResult
 from etl.raw import time_text
@@ -32,6 +32,7 @@ from etl.raw.misdated import bounds_of_day, count_misdated
 from etl.raw.row_rules import time_rule
 from etl.raw.stored_values import can_hold, stored_values
 from etl.raw.text_values import typed_column
+from etl.readers import discovery
 from etl.readers.text import TextReader
 from etl.spark.attribute_frames import read_attributes
 from etl.text import parsed_splits
@@ -489,7 +490,7 @@ def test_labels_and_times_have_types_that_can_mean_them(
 
 
 def test_every_format_has_a_description() -> None:
-    assert set(FORMATS) == set(Format.__args__)  # type: ignore[attr-defined]
+    assert set(FORMATS) == {name for reader in discovery._READERS for name in reader.formats}
     assert all(f"`{name}`" in str(RawTable.model_fields["format"].description) for name in FORMATS)
 
 
@@ -686,7 +687,7 @@ def test_saved_blocks_keep_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     wanted = columns_to_parse(layout, config.log.names)
     block = parse_text(Path(raw.paths[0]).read_bytes(), layout, wanted, header=True)
     parsed_splits.save("x", block)
-    loaded = parsed_splits.load("x", {"genres", "codes"})
+    loaded = parsed_splits.load(parsed_splits.SavedBlock("x"), {"genres", "codes"})
     assert loaded is not None
     assert loaded.columns["genres"].to_pylist() == block.columns["genres"].to_pylist()
     assert loaded.columns["codes"].to_pylist() == block.columns["codes"].to_pylist()

@@ -45,7 +45,7 @@ class Reruns:
     def of_day(self, day: str, version: str) -> set[str]:
         """All partitions that depend on one day's raw log."""
         tables = ["quarantine", "profiles/hard", f"features/{version}"]
-        tables += ["value_counts" if self.config.workflow.engine == "arrow" else "typed"]
+        tables += ["value_counts"] + (["prepared/hard"] if self.config.workflow.engine == "sql" else [])
         return {f"{table}/dt={day}" for table in tables}
 
 
@@ -71,7 +71,7 @@ def reruns(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, reques
     )
     late, _ = raw_oracle.parse_log(config, sorted((folder / f"raw/dt={DAYS[1]}").iterdir()))
     run("late", FIRST, config, version)
-    for table in ("quarantine", "value_counts", "typed", "profiles/hard", f"features/{version}"):
+    for table in ("quarantine", "value_counts", "prepared/hard", "profiles/hard", f"features/{version}"):
         shutil.rmtree(folder / f"lake/{table}/dt={DAYS[2]}", ignore_errors=True)
     run("lost", FIRST, config, version)
     run("extended", SECOND, retrain, version)

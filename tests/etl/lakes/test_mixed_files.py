@@ -83,7 +83,8 @@ def test_lines_are_numbered_alike_whatever_the_compression(tmp_path: Path) -> No
     for kind, pack in PACKED.items():
         folder = tmp_path / f"kind{kind}"
         log = {**cases.LOG["log"], "path": "{data}/*"}
-        config = cases.write_config(tmp_path, {"log": log, "data": str(folder)})
+        split = {"by": "fraction"}
+        config = cases.write_config(tmp_path, {"log": log, "data": str(folder), "split": split})
         paths = [folder / f"50%20 a.tsv{kind}", folder / f"b.tsv{kind}", folder / f"c.tsv{kind}"]
         folder.mkdir()
         for path, data in zip(paths, (text, b"", text * 3), strict=True):

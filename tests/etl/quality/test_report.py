@@ -29,6 +29,7 @@ from etl.quality.new_values import Values
 from etl.quality.profile import Piece, profiles_of
 from etl.quality.report import DataReport, report_quality
 from etl.quality.report_rates import ColumnReport, Comparison
+from etl.raw.files import RawFiles
 from etl.synthetic.generate import generate_days, generate_settings
 from etl.workflow.feature_plan import plan
 from spark.local_workers import LocalWorkers
@@ -55,6 +56,9 @@ class Counted:
     ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
         self.days_read += [piece.raw.dt for piece in days]
         return self.passes.figures_of(days, train, day, columns)
+
+    def table_inputs(self, raw: RawFiles) -> Mapping[str, str]:
+        return self.passes.table_inputs(raw)
 
 
 def report(spark: SparkSession, config: Config, run_date: str, counted: Counted | None = None) -> DataReport:

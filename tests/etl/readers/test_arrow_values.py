@@ -121,6 +121,8 @@ def test_times_without_a_zone_are_in_the_time_zone_of_the_table() -> None:
         NOON // 1000 - hour,
         None,
     ]
+    seconds = convert(local, column_of("int"), "s", "Europe/Berlin").values
+    assert plain(seconds) == [NOON // 10**9 - 3600, None]
     with_zone = nanoseconds(LATE, zone="UTC")
     assert plain(convert(with_zone, column_of("timestamp"), None, "Europe/Berlin").values) == [LATE // 1000]
     assert plain(convert(with_zone, column_of("date"), None, "Europe/Berlin").values) == [20455]
