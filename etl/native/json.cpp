@@ -54,8 +54,8 @@ struct Object {
     // The target of the key at a place of a line. Most lines have the keys of the line before, in the same order.
     Target target_of(std::string_view key, size_t place) {
         if (place < order.size() && order[place].first == key) return order[place].second;
-        const auto found = targets.find(key);
-        const Target target = found == targets.end() ? Target{} : found->second;
+        const auto of_key = targets.find(key);
+        const Target target = of_key == targets.end() ? Target{} : of_key->second;
         if (place >= order.size()) order.resize(place + 1);
         order[place] = {key, target};
         return target;
@@ -118,8 +118,8 @@ public:
         block_ = block;
         end_ = block + length;
         for (const uint8_t* p = block; p < end_;) {
-            const void* found = std::memchr(p, '\n', end_ - p);
-            const uint8_t* line_end = found ? static_cast<const uint8_t*>(found) : end_;
+            const void* line_break = std::memchr(p, '\n', end_ - p);
+            const uint8_t* line_end = line_break ? static_cast<const uint8_t*>(line_break) : end_;
             uint32_t* lengths = lengths_.data() + batch_ * width_;
             std::memset(lengths, 0, width_ * sizeof(uint32_t));
             line_end_ = line_end;

@@ -191,8 +191,8 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
             valid = of_name.is_valid().to_numpy(zero_copy_only=False)
             if valid.any():
                 _give(scanned, text, index, np.ascontiguousarray(rows[valid]), of_name.drop_null())
-    found = [_column(scanned, index, lines) for index in of_names]
-    columns, counts = [column for column, _ in found], [of_values for _, of_values in found]
+    counted = [_column(scanned, index, lines) for index in of_names]
+    columns, counts = [column for column, _ in counted], [of_values for _, of_values in counted]
     return ScannedJson(columns, counts, is_object, broken)
 
 

@@ -178,7 +178,7 @@ def _read_header(path: str, table: RawTable, event_time: EventTime | None) -> _F
 
 def _definitions(schema: Any) -> dict[str, Any]:
     """Maps the names of all named types of a schema, with and without their namespace, to the types."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
 
     def visit(one: Any, namespace: str) -> None:
         if isinstance(one, list):
@@ -189,7 +189,7 @@ def _definitions(schema: Any) -> dict[str, Any]:
             if "name" in one and "type" in one:
                 inner = one.get("namespace", one["name"].rpartition(".")[0] or namespace)
                 short = one["name"].rpartition(".")[2]
-                found[short] = found[f"{inner}.{short}"] = one
+                by_name[short] = by_name[f"{inner}.{short}"] = one
             for field in one.get("fields", ()):
                 visit(field["type"], inner)
             for key in ("items", "values", "type"):
@@ -197,7 +197,7 @@ def _definitions(schema: Any) -> dict[str, Any]:
                     visit(one[key], inner)
 
     visit(schema, "")
-    return found
+    return by_name
 
 
 def _arrow_type(schema: Any, names: Mapping[str, Any]) -> pa.DataType:
@@ -318,9 +318,9 @@ def _block_at(source: pa.NativeFile, file: _File, position: int) -> int:
     """Returns where the first block at or after a position begins; the end of the file if there is none."""
     start = max(position, file.first_block) - _MARKER_BYTES
     while start < file.size:
-        found = source.read_at(min(_SEARCH_BYTES, file.size - start), start).find(file.marker)
-        if found >= 0:
-            return start + found + _MARKER_BYTES
+        offset = source.read_at(min(_SEARCH_BYTES, file.size - start), start).find(file.marker)
+        if offset >= 0:
+            return start + offset + _MARKER_BYTES
         start += _SEARCH_BYTES - _MARKER_BYTES + 1
     return file.size
 

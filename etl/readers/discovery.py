@@ -38,5 +38,5 @@ def _reader(form: str) -> type[TableReader]:
     extension = reader_extension(form)
     if extension is None:
         raise ValueError(f"internal error, please report: no reader reads {form}")
-    found: type[TableReader] = extension.member("Reader", TableReader)
-    return found
+    of_package: type[TableReader] = extension.member("Reader", TableReader)
+    return of_package

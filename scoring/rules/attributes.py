@@ -122,10 +122,10 @@ def files_of(table: AttributeTable) -> list[str]:
     source, inner = file_io.filesystem(path)
     if form != "delta" and source.get_file_info(inner).type == fs.FileType.Directory:
         path = f"{path.rstrip('/')}/*"
-    found = find_files(path, form)
-    if not found:
+    paths = find_files(path, form)
+    if not paths:
         raise ConfigError(f"{SECTION}: there is no file at {table.path}", "correct `path` of this attribute")
-    return list(found)
+    return list(paths)
 
 
 def _texts(values: pa.ChunkedArray, column: Column) -> pa.Array:

@@ -140,16 +140,16 @@ def with_folders(base: str, entries: Iterable[fs.FileInfo], recursive: bool) -> 
         entries: everything below the folder, at any depth.
         recursive: whether to return all these entries, or only those directly in the folder.
     """
-    found: dict[str, fs.FileInfo] = {}
+    by_path: dict[str, fs.FileInfo] = {}
     for entry in entries:
         path = entry.path.rstrip("/")
         names = path.removeprefix(f"{base}/").split("/")
         for depth in range(1, len(names)):
             folder = "/".join([base, *names[:depth]])
-            found[folder] = fs.FileInfo(folder, fs.FileType.Directory)
+            by_path[folder] = fs.FileInfo(folder, fs.FileType.Directory)
         if path != base:
-            found.setdefault(path, entry)
-    infos = list(found.values())
+            by_path.setdefault(path, entry)
+    infos = list(by_path.values())
     return infos if recursive else [info for info in infos if "/" not in info.path.removeprefix(f"{base}/")]
 
 
