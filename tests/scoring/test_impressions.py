@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import config_digest
-from conf.raw_types import FORMATS
+from conf.raw_types import FORMATS, Column
 from conf.rule_types import ListRules
 from conf.serving_types import Impressions
 from conf.types import Config, EventTime
@@ -295,9 +295,10 @@ def read_log(
     """The rows of the files `name` in a folder."""
     columns = {"user": "u", "item": "i", "position": "p"}
     changed = with_log(config, path=f"{folder}/{{date}}{name}", **{**columns, **settings})
-    changed = changed.model_copy(
-        update={"log": changed.log.model_copy(update={"event_time": event_time})} if event_time else {}
-    )
+    if event_time:
+        columns_of_log = [*changed.log.columns, Column(name=event_time.column, type="int")]
+        log = changed.log.model_copy(update={"event_time": event_time, "columns": columns_of_log})
+        changed = changed.model_copy(update={"log": log})
     impressions = changed.serving.impressions
     assert impressions is not None
     raw = find_raw(changed, impressions, "")
