@@ -18,12 +18,11 @@ from pyspark.sql import DataFrame
 from conf.errors import ConfigError
 from conf.feature_types import WorkflowConfig
 from conf.load import config_digest
-from conf.types import Config, Split
+from conf.types import Split
 from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow
 from etl.fit.workflow_version import require_weights
 from etl.latest.latest_features import missing_rows, publish_latest
-from etl.ops.choose_engine import choose_engine
 from etl.passes import earlier_clicks, passes_of
 from etl.prepare.attributes import read_attribute_table
 from etl.prepare.click_tables import ClickTables
@@ -34,12 +33,11 @@ from etl.quality.missing_rows import MissingRows, log_missing_rows
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles
 from etl.raw.impression_log import impression_inputs
-from etl.raw.layout_digest import layout_digest
 from etl.spark.attribute_frames import read_attributes
 from etl.spark.last_clicks import LastClicks
 from etl.split.time_split import no_training_row
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
-from etl.workflow.preparation_methods import preparation
 from spark.local_workers import LocalWorkers
 from spark.rows import union_all
 from spark.workers import Workers
@@ -83,7 +81,7 @@ class BuildResult:
 
 def build(
     workers: Workers,
-    config: Config,
+    plan: Plan,
     lake: Lake,
     run_date: str,
     parent_version: str | None,
@@ -94,7 +92,7 @@ def build(
 
     Args:
         workers: run the tasks of the job.
-        config: configuration of the run.
+        plan: the plan of the run.
         lake: data lake that the run reads and writes.
         run_date: the last day of the run's logs.
         parent_version: workflow version of the champion (the model that serves) before this run date; None if
@@ -106,24 +104,24 @@ def build(
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
     """
-    has_features = applied_features(workers, config, lake, parent_version, other_version)
-    checked = check_days(workers, config, lake, run_date, phase, has_features)
+    has_features = applied_features(workers, plan, lake, parent_version, other_version)
+    checked = check_days(workers, plan, lake, run_date, phase, has_features)
     with phase("workflow"):
-        workflow, mode = _workflow(workers, config, lake, checked, parent_version)
+        workflow, mode = _workflow(workers, plan, lake, checked, parent_version)
     used = [workflow]
     if other_version not in (None, workflow.version):
-        used.append(_load(workers, config, lake, other_version))
+        used.append(_load(workers, plan, lake, other_version))
     with phase("features"):
-        by_workflow = [_publish_features(workers, config, lake, one, checked) for one in used]
+        by_workflow = [_publish_features(workers, plan, lake, one, checked) for one in used]
     with phase("users and items"):
         latest = [
-            publish_latest(workers, config, lake, one, run_date, list(days.values()), checked.splits)
+            publish_latest(workers, plan, lake, one, run_date, list(days.values()), checked.splits)
             for one, days in zip(used, by_workflow, strict=True)
         ]
     missing = missing_rows(latest[0])
-    findings = log_missing_rows(config.quality, missing)
+    findings = log_missing_rows(plan.config.quality, missing)
     features = by_workflow[0]
-    split_in_rows = config.split.by != "day"
+    split_in_rows = plan.is_divided
     clicks = {(piece.dt, piece.split): piece.clicks for piece in checked.quality.compared.pieces}
     members: dict[str, tuple[Member, ...]] = {
         split: tuple(
@@ -132,10 +130,10 @@ def build(
         )
         for split, days in checked.splits.items()
     }
-    changed = changed_since_counted(config, workflow, checked.in_order)
+    changed = changed_since_counted(plan, workflow, checked.in_order)
     dataset = Dataset(run_date, workflow.version, members, mode, workflow.parent, changed)
     publish_dataset(lake, dataset, file_io.utc_now())
-    delete_unneeded_days(config, lake, checked.in_order[0].dt)
+    delete_unneeded_days(plan, lake, checked.in_order[0].dt)
     warnings = [*checked.quality.warnings, *(finding.message for finding in findings)]
     return BuildResult(
         dataset,
@@ -150,22 +148,22 @@ def build(
 
 
 def applied_features(
-    workers: Workers, config: Config, lake: Lake, parent_version: str | None, other_version: str | None
+    workers: Workers, plan: Plan, lake: Lake, parent_version: str | None, other_version: str | None
 ) -> Callable[[RawFiles], bool] | None:
     """Returns a function that says whether all features of a day that a run needs are published.
 
     Returns None if the run fits or extends a workflow, because its features are new. The arguments are those
     of `build`.
     """
-    if parent_version is None or config.workflow.mode not in ("auto", "apply"):
+    if parent_version is None or plan.config.workflow.mode not in ("auto", "apply"):
         return None
     versions = [version for version in (parent_version, other_version) if version is not None]
-    earlier = earlier_clicks(workers, config, lake)
+    earlier = earlier_clicks(workers, plan, lake)
 
     def has_features(raw: RawFiles) -> bool:
         return all(
             current_features(
-                lake.features(version).partition(raw.dt), feature_inputs(config, raw, version, earlier)
+                lake.features(version).partition(raw.dt), feature_inputs(plan, raw, version, earlier)
             )
             for version in versions
         )
@@ -175,7 +173,7 @@ def applied_features(
 
 def encode_split(
     workers: Workers,
-    config: Config,
+    plan: Plan,
     lake: Lake,
     workflow: FittedWorkflow,
     run_date: str,
@@ -192,28 +190,28 @@ def encode_split(
     Raises:
         ConfigError: the features have weights, and the configuration has none.
     """
-    require_weights(config, workflow.version, workflow.spec)
-    days = raw_days(config, run_date, lake.recorder)[split]
-    published = encoded_days(workers, config, lake, workflow, days)
-    table, label = lake.features(workflow.version), None if config.split.by == "day" else split
+    require_weights(plan, workflow.version, workflow.spec)
+    days = raw_days(plan, run_date, lake.recorder)[split]
+    published = encoded_days(workers, plan, lake, workflow, days)
+    table, label = lake.features(workflow.version), split if plan.is_divided else None
     return union_all([read(table.partition(dt), manifest, label) for dt, manifest in published.items()])
 
 
 def encoded_days(
-    workers: Workers, config: Config, lake: Lake, workflow: FittedWorkflow, days: Sequence[RawFiles]
+    workers: Workers, plan: Plan, lake: Lake, workflow: FittedWorkflow, days: Sequence[RawFiles]
 ) -> dict[str, Manifest]:
     """Returns the manifests of the published features of some days. Days that are missing are encoded first.
 
     Raises:
         DataError: see `etl.passes.DayPasses.scan_days`.
     """
-    earlier = earlier_clicks(workers, config, lake)
-    inputs = {raw.dt: feature_inputs(config, raw, workflow.version, earlier) for raw in days}
+    earlier = earlier_clicks(workers, plan, lake)
+    inputs = {raw.dt: feature_inputs(plan, raw, workflow.version, earlier) for raw in days}
     table = lake.features(workflow.version)
     current = {raw.dt: current_features(table.partition(raw.dt), inputs[raw.dt]) for raw in days}
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
-        passes = passes_of(workers, config, lake)
+        passes = passes_of(workers, plan, lake)
         if isinstance(passes, PreparedPasses):  # rows with the attributes that build_features joined
             passes.keep_tables([raw.dt for raw in missing])
         counts = passes.scan_days(missing)
@@ -223,30 +221,30 @@ def encoded_days(
 
 
 def _workflow(
-    workers: Workers, config: Config, lake: Lake, checked: CheckedDays, parent_version: str | None
+    workers: Workers, plan: Plan, lake: Lake, checked: CheckedDays, parent_version: str | None
 ) -> tuple[FittedWorkflow, str]:
     """Returns the workflow of the run, and the mode by which it was obtained.
 
     The mode `fit` fits a new workflow, `extend` adds new training days to the workflow `parent_version`, and
     `apply` uses the workflow `parent_version` unchanged.
     """
-    mode = _mode_of_run(config.workflow, parent_version)
+    mode = _mode_of_run(plan.config.workflow, parent_version)
     parent = None
     if parent_version and mode != "fit":
-        parent = _load(workers, config, lake, parent_version)
+        parent = _load(workers, plan, lake, parent_version)
     if parent and mode == "apply":
         return parent, mode
     # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
     if not any(rows for _, rows, _ in labels):
-        raise no_training_row([dt for dt, _, _ in labels], config.split)
-    require_labels(labels, only_clicks=config.train.only_positive_rows)
+        raise no_training_row([dt for dt, _, _ in labels], plan.config.split)
+    require_labels(labels, only_clicks=plan.config.train.only_positive_rows)
     passes, train = checked.passes, checked.splits["train"]
     in_frames = not isinstance(workers, LocalWorkers)
-    by_sql = choose_engine(config.workflow.engine) == "sql"
+    by_sql = plan.engine == "sql"
     workflow = fit_workflow(
         workers,
-        config,
+        plan,
         lake,
         train,
         parent,
@@ -259,9 +257,11 @@ def _workflow(
     return workflow, mode
 
 
-def _load(workers: Workers, config: Config, lake: Lake, version: str) -> FittedWorkflow:
-    loaded = load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine, workers)
-    require_weights(config, loaded.version, loaded.spec)
+def _load(workers: Workers, plan: Plan, lake: Lake, version: str) -> FittedWorkflow:
+    loaded = load_workflow(
+        lake, version, plan.config.output.broadcast_max_rows, plan.config.workflow.engine, workers
+    )
+    require_weights(plan, loaded.version, loaded.spec)
     return loaded
 
 
@@ -285,15 +285,15 @@ def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Litera
 
 
 def _publish_features(
-    workers: Workers, config: Config, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
+    workers: Workers, plan: Plan, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
 ) -> dict[str, Manifest]:
     """Publishes the feature partition of each day, unless it exists for the same log and workflow."""
     table = lake.features(workflow.version)
     current: dict[str, Manifest] = {}
     missing: dict[str, tuple[RawFiles, DayCounts, dict[str, str]]] = {}
-    earlier = earlier_clicks(workers, config, lake)
+    earlier = earlier_clicks(workers, plan, lake)
     for raw in checked.in_order:
-        inputs = feature_inputs(config, raw, workflow.version, earlier)
+        inputs = feature_inputs(plan, raw, workflow.version, earlier)
         manifest = current_features(table.partition(raw.dt), inputs)
         if manifest:
             log.info("features of %s are up to date", raw.dt)
@@ -306,17 +306,17 @@ def _publish_features(
 
 
 def feature_inputs(
-    config: Config, raw: RawFiles, workflow_version: str, earlier: ClickTables | LastClicks | None
+    plan: Plan, raw: RawFiles, workflow_version: str, earlier: ClickTables | LastClicks | None
 ) -> dict[str, str]:
     """Returns the inputs of the feature partition of a day, as its manifest names them.
 
     `earlier` reads the clicks of earlier days (etl.passes.earlier_clicks).
     """
-    inputs = {"raw": raw.digest, "layout": layout_digest(config), "workflow": workflow_version}
+    inputs = {"raw": raw.digest, "layout": plan.layout, "workflow": workflow_version}
     inputs |= {"earlier_clicks": earlier.digest_before(raw.dt)} if earlier else {}
-    inputs |= {} if config.split.by == "day" else {"shares": config_digest(config, "split")}
-    inputs |= {_DRAWN: config_digest(config, "negatives")} if config.negatives else {}
-    return inputs | impression_inputs(config, raw) | preparation(config)
+    inputs |= {"shares": config_digest(plan.config, "split")} if plan.is_divided else {}
+    inputs |= {_DRAWN: config_digest(plan.config, "negatives")} if plan.config.negatives else {}
+    return {**inputs, **impression_inputs(plan.config, raw), **plan.methods}
 
 
 def current_features(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:

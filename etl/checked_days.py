@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from conf.errors import DataError
-from conf.types import SPLITS, Config, RawTable, Split
+from conf.types import SPLITS, RawTable, Split
 from etl.passes import DayPasses, passes_of
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.quality.day_counts import DayCounts, check_day
@@ -18,7 +18,7 @@ from etl.raw.impression_log import impressions_of, rows_digest
 from etl.readers.table_heads import check_heads
 from etl.split.time_split import no_row
 from etl.split.window_days import plan_days
-from etl.workflow.feature_plan import external_tables
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
 from storage.lineage import NOT_RECORDED, LineageRecorder
@@ -30,7 +30,7 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 
 def raw_days(
-    config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED
+    plan: Plan, run_date: str, recorder: LineageRecorder = NOT_RECORDED
 ) -> dict[Split, list[RawFiles]]:
     """Returns, for each split, the raw files of its days.
 
@@ -41,28 +41,28 @@ def raw_days(
     Raises:
         DataError: a required day has no raw log.
     """
-    return _raw_days(config, run_date, recorder)[0]
+    return _raw_days(plan, run_date, recorder)[0]
 
 
 def _raw_days(
-    config: Config, run_date: str, recorder: LineageRecorder
+    plan: Plan, run_date: str, recorder: LineageRecorder
 ) -> tuple[dict[Split, list[RawFiles]], list[str]]:
     """Returns the result of `raw_days`, and the days whose files are empty."""
-    if config.split.by != "day":
-        raw = require_raw(config, config.log, run_date, recorder=recorder)
+    if plan.is_divided:
+        raw = require_raw(plan.config, plan.config.log, run_date, recorder=recorder)
         return {split: [raw] for split in SPLITS}, []
-    require_raw(config, config.log, run_date, recorder=recorder)
+    require_raw(plan.config, plan.config.log, run_date, recorder=recorder)
     empty: list[str] = []
 
     def has_log(day: str) -> bool:
-        raw = find_raw(config, config.log, day, recorder)
-        if raw is not None and has_no_text(config.log, raw):
+        raw = find_raw(plan.config, plan.config.log, day, recorder)
+        if raw is not None and has_no_text(plan.config.log, raw):
             empty.append(day)
         return raw is not None and day not in empty
 
-    days = plan_days(config.split, run_date, has_log)
+    days = plan_days(plan.config.split, run_date, has_log)
     return {
-        split: [require_raw(config, config.log, day, recorder=recorder) for day in dates]
+        split: [require_raw(plan.config, plan.config.log, day, recorder=recorder) for day in dates]
         for split, dates in days.items()
     }, empty
 
@@ -90,7 +90,7 @@ class CheckedDays:
 
 def check_days(
     workers: Workers,
-    config: Config,
+    plan: Plan,
     lake: Lake,
     run_date: str,
     phase: Phase,
@@ -102,7 +102,7 @@ def check_days(
 
     Args:
         workers: run the tasks of the job.
-        config: configuration of the run.
+        plan: the plan of the run.
         lake: data lake that the run reads and writes.
         run_date: the last day of the run's logs.
         phase: measures the time of a phase (etl.build.build).
@@ -114,24 +114,24 @@ def check_days(
         ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
             figure is above its limit.
     """
-    splits, empty_days = _raw_days(config, run_date, lake.recorder)
+    splits, empty_days = _raw_days(plan, run_date, lake.recorder)
     in_order = _in_order(splits)
-    check_tables_of_days(config, in_order)
-    passes = passes_of(workers, config, lake)
+    check_tables_of_days(plan, in_order)
+    passes = passes_of(workers, plan, lake)
     with phase("quarantine"):
         if has_features and isinstance(passes, PreparedPasses):
             passes.keep_tables([raw.dt for raw in in_order if has_features(raw)])
-        counts = quarantine_days(config, lake, in_order, passes)
+        counts = quarantine_days(plan, lake, in_order, passes)
     without_rows = [raw.dt for raw in in_order if not counts[raw.dt].rows_in]
-    splits = _without_days(config, splits, without_rows)
+    splits = _without_days(plan, splits, without_rows)
     in_order = _in_order(splits)
     counts = {raw.dt: counts[raw.dt] for raw in in_order}
     empty_days = sorted({*empty_days, *without_rows})
     if empty_days:
         log.warning("the raw logs of the train days %s hold no row: these days are left out", empty_days)
-    _warn_of_missing_days(config, in_order)
+    _warn_of_missing_days(plan, in_order)
     with phase("quality"):
-        quality = report_quality(config, lake, run_date, splits, passes)
+        quality = report_quality(plan, lake, run_date, splits, passes)
     return CheckedDays(splits, in_order, passes, counts, quality, empty_days)
 
 
@@ -142,7 +142,7 @@ def _in_order(splits: Mapping[Split, list[RawFiles]]) -> list[RawFiles]:
 
 
 def _without_days(
-    config: Config, splits: Mapping[Split, list[RawFiles]], without_rows: Sequence[str]
+    plan: Plan, splits: Mapping[Split, list[RawFiles]], without_rows: Sequence[str]
 ) -> dict[Split, list[RawFiles]]:
     """Leaves out train days without rows, like train days without a raw log.
 
@@ -154,17 +154,17 @@ def _without_days(
     train = [raw for raw in splits["train"] if raw.dt not in without_rows]
     if required:
         raise no_row(required[0].dt, required[0].paths[0])
-    if config.split.by == "day" and len(train) < config.split.min_train_days:
+    if not plan.is_divided and len(train) < plan.config.split.min_train_days:
         raise DataError(
             f"the raw logs of the train days {list(without_rows)} hold no row, and only {len(train)} train "
-            f"days are left, but split.min_train_days={config.split.min_train_days}",
+            f"days are left, but split.min_train_days={plan.config.split.min_train_days}",
             "deliver the raw logs of these days again, choose a later --run-date, or lower "
             "split.min_train_days",
         )
     return {**splits, "train": train}
 
 
-def check_tables_of_days(config: Config, days: Sequence[RawFiles]) -> None:
+def check_tables_of_days(plan: Plan, days: Sequence[RawFiles]) -> None:
     """Checks the first rows of the tables that are joined with the rows of some days.
 
     The tables are read only after the log has been parsed, which takes most of the time of a job.
@@ -174,26 +174,26 @@ def check_tables_of_days(config: Config, days: Sequence[RawFiles]) -> None:
     """
     checked: set[tuple[str, tuple[str, ...]]] = set()
     joined: list[tuple[str, RawTable, str]] = []
-    if config.keys and config.users:
-        joined.append(("users", config.users, config.keys.user))
-    if config.keys and config.items:
-        joined.append(("items", config.items, config.keys.item))
+    if plan.config.keys and plan.config.users:
+        joined.append(("users", plan.config.users, plan.config.keys.user))
+    if plan.config.keys and plan.config.items:
+        joined.append(("items", plan.config.items, plan.config.keys.item))
     for section, table, key in joined:
         for day in days:
-            raw = require_raw(config, table, day.dt, f"{section}.path")
+            raw = require_raw(plan.config, table, day.dt, f"{section}.path")
             if (section, raw.paths) not in checked:
                 check_heads(table, raw.paths, section, key)
                 checked.add((section, raw.paths))
-    for name, external in external_tables(config).items():
-        latest = None if "{date}" in external.path else find_raw(config, external, days[-1].dt)
+    for name, external in plan.external_tables.items():
+        latest = None if "{date}" in external.path else find_raw(plan.config, external, days[-1].dt)
         if latest is not None:  # only a fit reads the table, and needs it
             check_heads(external, latest.paths, name, None)
 
 
-def _warn_of_missing_days(config: Config, days: Sequence[RawFiles]) -> None:
+def _warn_of_missing_days(plan: Plan, days: Sequence[RawFiles]) -> None:
     """Logs a warning that names the days without a log of impressions, whose rows have no position."""
-    settings = config.serving.row_positions
-    missing = [raw.dt for raw in days if impressions_of(config, raw) is None] if settings else []
+    settings = plan.config.serving.row_positions
+    missing = [raw.dt for raw in days if impressions_of(plan.config, raw) is None] if settings else []
     if settings and missing:
         log.warning(
             "impressions: there is no log of %s (serving.impressions.path=%s), so %s is null in all rows of "
@@ -205,7 +205,7 @@ def _warn_of_missing_days(config: Config, days: Sequence[RawFiles]) -> None:
 
 
 def quarantine_days(
-    config: Config, lake: Lake, days: Sequence[RawFiles], passes: DayPasses
+    plan: Plan, lake: Lake, days: Sequence[RawFiles], passes: DayPasses
 ) -> dict[str, DayCounts]:
     """Publishes the quarantine of each day, and returns the row counts of each day.
 
@@ -214,13 +214,11 @@ def quarantine_days(
     """
     counts = passes.scan_days(days)
     for raw in days:
-        check_day(config, raw, counts[raw.dt], lake.quarantine.partition(raw.dt))
+        check_day(plan, raw, counts[raw.dt], lake.quarantine.partition(raw.dt))
     return counts
 
 
-def changed_since_counted(
-    config: Config, workflow: FittedWorkflow, days: Sequence[RawFiles]
-) -> tuple[str, ...]:
+def changed_since_counted(plan: Plan, workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
     """Returns the days whose raw log has changed since the workflow was fitted on it.
 
     If the rows have positions of impressions, a changed log of impressions counts as well.
@@ -230,7 +228,7 @@ def changed_since_counted(
     stay unchanged: adding the counts of the new log would count the day twice.
     """
     changed = tuple(
-        raw.dt for raw in days if workflow.counted.get(raw.dt) not in (None, rows_digest(config, raw))
+        raw.dt for raw in days if workflow.counted.get(raw.dt) not in (None, rows_digest(plan.config, raw))
     )
     if changed:
         log.warning(

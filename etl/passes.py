@@ -9,10 +9,9 @@ from typing import Literal, Protocol
 from pyspark.sql import DataFrame
 
 from conf.errors import ConfigError
-from conf.types import Config, Split
+from conf.types import Split
 from etl.fit.fit_inputs import TrainingBlocks
 from etl.native.library import is_built
-from etl.ops.choose_engine import choose_engine
 from etl.prepare.click_tables import ClickTables, click_tables
 from etl.prepare.task_passes import TaskPasses
 from etl.quality.day_counts import DayCounts
@@ -20,8 +19,9 @@ from etl.quality.profile import CountedDays
 from etl.raw.files import TEXT_FORMATS, RawFiles
 from etl.spark.frame_passes import FramePasses
 from etl.spark.last_clicks import LastClicks, clicks_before
-from etl.text.two_passes import TextPasses, preparations
+from etl.text.two_passes import TextPasses
 from etl.value_counts.requests import Counts
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
@@ -73,45 +73,45 @@ class Road:
     by: Literal["tasks", "frames"] | None = None
 
 
-def road_of(config: Config, *, on_one_machine: bool) -> Road:
+def road_of(plan: Plan, *, on_one_machine: bool) -> Road:
     """Returns how build_features reads the log of a configuration.
 
     With `workflow.engine: sql`, rows are always prepared, because frames compute features from Parquet files.
 
     Args:
-        config: the configuration. Its lake is not opened.
+        plan: the plan of a run. Its lake is not opened.
         on_one_machine: whether processes of one machine run the tasks, not Spark's workers.
 
     Raises:
         ConfigError: the sections `features` or `prepare` are wrong.
     """
-    prepared = tuple(preparations(config))
-    if not prepared and choose_engine(config.workflow.engine) == "arrow":
+    prepared = tuple(plan.preparations)
+    if not prepared and plan.engine == "arrow":
         return Road("log", ())
     return Road("prepared", prepared, "tasks" if on_one_machine else "frames")
 
 
-def passes_of(workers: Workers, config: Config, lake: Lake) -> DayPasses:
+def passes_of(workers: Workers, plan: Plan, lake: Lake) -> DayPasses:
     """Returns the passes over the days of a log.
 
     Raises:
         ConfigError: an operator of `prepare` has only a form for Spark frames, and tasks prepare the rows; or
             files are text, and the compiled scanner of text is missing.
     """
-    if config.log.format in TEXT_FORMATS and not is_built():
+    if plan.config.log.format in TEXT_FORMATS and not is_built():
         raise ConfigError("the compiled scanner of text is missing", "run `make setup`")
-    road = road_of(config, on_one_machine=isinstance(workers, LocalWorkers))
+    road = road_of(plan, on_one_machine=isinstance(workers, LocalWorkers))
     if road.kind == "log":
-        return TextPasses(workers, config, lake)
+        return TextPasses(workers, plan, lake)
     return (
-        TaskPasses(workers, config, lake)
+        TaskPasses(workers, plan, lake)
         if isinstance(workers, LocalWorkers)
-        else FramePasses(workers, config, lake)
+        else FramePasses(workers, plan, lake)
     )
 
 
-def earlier_clicks(workers: Workers, config: Config, lake: Lake) -> ClickTables | LastClicks | None:
+def earlier_clicks(workers: Workers, plan: Plan, lake: Lake) -> ClickTables | LastClicks | None:
     """Returns what reads the clicks of earlier days; None without histories, or if the log is one table."""
     if isinstance(workers, LocalWorkers):
-        return click_tables(workers, config, lake)
-    return clicks_before(workers, config, lake)
+        return click_tables(workers, plan, lake)
+    return clicks_before(workers, plan, lake)

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from conf.types import Config
 from etl.fit.block_steps import BlockStep
 from etl.fit.block_tasks import (
     KeyedFiles,
@@ -30,6 +29,7 @@ from etl.ops.training_statistics import Statistics
 from etl.raw.value_text import text_array
 from etl.statistics.mergeable import VALUE_TYPES
 from etl.value_counts.requests import Counts, DerivedColumn
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_chains import FittedChain
 from spark.workers import Workers
 from storage import file_io
@@ -48,16 +48,14 @@ class BlockStatistics:
     earlier steps compute, and statistics by key. So the work is that of CountStatistics from there on.
     """
 
-    def __init__(
-        self, workers: Workers, config: Config, tables: VersionTables, training: TrainingDays
-    ) -> None:
+    def __init__(self, workers: Workers, plan: Plan, tables: VersionTables, training: TrainingDays) -> None:
         """Creates a source of statistics that reads `training.blocks`, which must not be None.
 
         The tables that steps need are published in `tables`.
         """
         if training.blocks is None:
             raise ValueError("internal error, please report: the training rows are not given as blocks")
-        self._workers, self._config, self._tables, self._training = workers, config, tables, training
+        self._workers, self._plan, self._tables, self._training = workers, plan, tables, training
         self._blocks = training.blocks
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
@@ -157,7 +155,7 @@ class BlockStatistics:
         operator = cast(JoinExternal, step.operator)
         source, key = operator.source(step)
         day = self._training.days[-1]
-        table = self._training.read_table(self._config, source, key, "join_external", day)
+        table = self._training.read_table(self._plan.config, source, key, "join_external", day)
         if not isinstance(table, pa.Table):
             raise ValueError("internal error, please report: blocks are joined with tables")
         keys = text_array(_decoded(table[key]))

@@ -6,10 +6,8 @@ are fitted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-from conf.types import Config
 from etl.fit.block_statistics import BlockStatistics
 from etl.fit.chain_progress import ChainProgress, StatisticsSource
 from etl.fit.count_statistics import CountStatistics
@@ -20,26 +18,24 @@ from etl.fit.row_statistics import RowStatistics
 from etl.fit.version_tables import VersionTables
 from etl.ops.base import Fitted, Step
 from etl.ops.keyed import KeyedFitted
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_workflow import FittedWorkflow
-from etl.workflow.unfitted_chains import Chain
 from spark.workers import Workers
 
 
 def fit_chains(
     workers: Workers,
-    config: Config,
-    chains: Sequence[Chain],
+    plan: Plan,
     training: TrainingDays,
     parent: FittedWorkflow | None,
     tables: VersionTables,
 ) -> tuple[FittedChain, ...]:
-    """Returns the fitted chains, in the order of `chains`.
+    """Returns the fitted chains, in the order of the plan.
 
     Args:
         workers: run the tasks of the fit.
-        config: the configuration of the run.
-        chains: the chains to fit.
+        plan: the plan of the run, with the chains to fit.
         training: the training days that are read.
         parent: the workflow to extend. Its fitted steps are reused, and its vocabularies are extended. None
             for a new workflow.
@@ -51,17 +47,17 @@ def fit_chains(
     """
     counts = training.value_counts
     of_rows: StatisticsSource = (
-        RowStatistics(workers, config, tables, training)
+        RowStatistics(workers, plan, tables, training)
         if training.blocks is None
-        else BlockStatistics(workers, config, tables, training)
+        else BlockStatistics(workers, plan, tables, training)
     )
     sources: dict[SourceName, StatisticsSource] = {"rows": of_rows}
     if counts is not None:
         sources["value_counts"] = CountStatistics(workers, tables, counts)
-    rounds = plan_rounds(chains, extends=parent is not None, has_value_counts=counts is not None)
+    rounds = plan_rounds(plan.chains, extends=parent is not None, has_value_counts=counts is not None)
     if parent is None:
-        return fit_rounds(chains, rounds, sources, fit_without_statistics)
-    return fit_rounds(chains, rounds, sources, partial(_reuse, parent, tables))
+        return fit_rounds(plan.chains, rounds, sources, fit_without_statistics)
+    return fit_rounds(plan.chains, rounds, sources, partial(_reuse, parent, tables))
 
 
 def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgress, step: Step) -> None:

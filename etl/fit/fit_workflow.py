@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from conf.dates import days_since_epoch
-from conf.types import Config, Scope
+from conf.types import Scope
 from etl.fit.fit_chains import fit_chains
 from etl.fit.fit_inputs import ReadTable, TrainingBlocks, TrainingDays
 from etl.fit.version_tables import VersionTables
@@ -18,7 +18,7 @@ from etl.raw.files import RawFiles
 from etl.raw.impression_log import rows_digest
 from etl.value_counts.requests import Counts, join_days
 from etl.workflow.chain_descriptions import chain_description
-from etl.workflow.feature_plan import Plan, plan
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_features import fitted_features
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
@@ -35,7 +35,7 @@ log = logging.getLogger("nightrank.etl")
 
 def fit_workflow(
     workers: Workers,
-    config: Config,
+    plan: Plan,
     lake: Lake,
     days: Sequence[RawFiles],
     parent: FittedWorkflow | None,
@@ -65,19 +65,20 @@ def fit_workflow(
         DataError: the statistics of a column cannot be computed.
     """
     if parent:
-        require_parent_weights(config, parent)
+        require_parent_weights(plan, parent)
     counted = dict(parent.counted) if parent else {}
     new_days = [day for day in days if day.dt not in counted]
     if parent and not new_days:
         log.info("workflow %s already includes every training day", parent.version)
         return parent
-    counted |= {day.dt: rows_digest(config, day) for day in new_days}
-    planned = plan(config)
-    version = workflow_version(config, planned, parent, new_days)
+    counted |= {day.dt: rows_digest(plan.config, day) for day in new_days}
+    version = workflow_version(plan, parent, new_days)
     if workflow_exists(lake, version):
         log.info("workflow %s already exists", version)
-        return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine, workers)
-    descriptions = [chain_description(chain) for chain in planned.chains]
+        return load_workflow(
+            lake, version, plan.config.output.broadcast_max_rows, plan.config.workflow.engine, workers
+        )
+    descriptions = [chain_description(chain) for chain in plan.chains]
     if parent:
         require_same_chains(descriptions, parent)
     latest = days_since_epoch(max(counted))
@@ -89,12 +90,14 @@ def fit_workflow(
         blocks=blocks_of(new_days) if blocks_of else None,
         read_table=read_table,
     )
-    tables = VersionTables(lake, version, parent.version if parent else None, config.output.row_group_rows)
-    chains = fit_chains(workers, config, planned.chains, training, parent, tables)
+    tables = VersionTables(
+        lake, version, parent.version if parent else None, plan.config.output.row_group_rows
+    )
+    chains = fit_chains(workers, plan, training, parent, tables)
     workflow = LocalWorkflow(
         version=version,
         parent=parent.version if parent else None,
-        spec=_spec(config, version, planned, chains),
+        spec=_spec(plan, version, chains),
         chains=chains,
         descriptions=tuple(descriptions),
         counted=counted,
@@ -102,19 +105,21 @@ def fit_workflow(
         local=LocalTables({}, latest),
     )
     save_workflow(lake, workflow, tables.rows)
-    return load_workflow(lake, version, config.output.broadcast_max_rows, config.workflow.engine, workers)
+    return load_workflow(
+        lake, version, plan.config.output.broadcast_max_rows, plan.config.workflow.engine, workers
+    )
 
 
-def _spec(config: Config, version: str, planned: Plan, chains: Sequence[FittedChain]) -> FeatureSpec:
+def _spec(plan: Plan, version: str, chains: Sequence[FittedChain]) -> FeatureSpec:
     """Returns the features of the fitted chains, in the order of the configuration."""
-    scopes: dict[str, Scope] = dict.fromkeys(config.scopes.user, "user")
-    scopes |= dict.fromkeys(config.scopes.item, "item")
-    scopes |= dict.fromkeys(config.scopes.context, "context")
-    features = fitted_features(planned.chains, planned.features, chains, scopes)
+    scopes: dict[str, Scope] = dict.fromkeys(plan.config.scopes.user, "user")
+    scopes |= dict.fromkeys(plan.config.scopes.item, "item")
+    scopes |= dict.fromkeys(plan.config.scopes.context, "context")
+    features = fitted_features(plan.chains, plan.features, chains, scopes)
     keys = [
         ROW_ID,
-        *raw_keys(config.keys),
-        *([EVENT_TIME] if config.log.event_time else []),
+        *raw_keys(plan.config.keys),
+        *([EVENT_TIME] if plan.config.log.event_time else []),
     ]
-    weight = None if config.log.label.weights is None else WEIGHT
+    weight = None if plan.config.log.label.weights is None else WEIGHT
     return FeatureSpec(features, tuple(keys), version, weight=weight)

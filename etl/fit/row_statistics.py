@@ -8,7 +8,6 @@ from typing import Any, cast
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from conf.types import Config
 from etl.fit.chain_progress import ChainRequest, vocabulary_of
 from etl.fit.fit_inputs import TrainingDays
 from etl.fit.version_tables import VersionTables
@@ -24,6 +23,7 @@ from etl.statistics.id_rule import IdRule, assign_ids
 from etl.statistics.keyed_tables import keyed_tables
 from etl.statistics.step_statistics import StepInputs, day_number, measure_steps
 from etl.statistics.vocabulary import add_counts, count_values, vocabulary_facts
+from etl.workflow.feature_plan import Plan
 from spark.arrow_frames import frame_of
 from spark.workers import Workers
 
@@ -34,14 +34,12 @@ _ENTRIES = "column string, value string, id int, count bigint, last_seen int"
 class RowStatistics:
     """A StatisticsSource that reads the training rows."""
 
-    def __init__(
-        self, workers: Workers, config: Config, tables: VersionTables, training: TrainingDays
-    ) -> None:
+    def __init__(self, workers: Workers, plan: Plan, tables: VersionTables, training: TrainingDays) -> None:
         """Creates a source of statistics that reads the rows of `training`.
 
         The tables that steps need are published in `tables`.
         """
-        self._workers, self._config, self._tables, self._training = workers, config, tables, training
+        self._workers, self._plan, self._tables, self._training = workers, plan, tables, training
 
     def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
         """Computes the statistics of all requested steps, as StatisticsSource.measure describes."""
@@ -66,7 +64,7 @@ class RowStatistics:
             raise ValueError("internal error, please report: there is no frame of training rows")
         rows, steps = self._training.rows(), []
         tables = self._tables.open(
-            self._workers.spark, self._config.output.broadcast_max_rows, self._training.latest
+            self._workers.spark, self._plan.config.output.broadcast_max_rows, self._training.latest
         )
         for request in requests:
             rows, values = request.before.apply(rows, tables, f"_q{request.index}_")
@@ -86,7 +84,9 @@ class RowStatistics:
         """Publishes the external table that a join_external step reads."""
         operator = cast(JoinExternal, inputs.step.operator)
         source, key = operator.source(inputs.step)
-        table = self._training.read_table(self._config, source, key, "join_external", self._training.days[-1])
+        table = self._training.read_table(
+            self._plan.config, source, key, "join_external", self._training.days[-1]
+        )
         external = frame_of(self._workers.spark, table)
         names = (F.col(name) for name in operator.columns)
         return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 
 from conf.errors import ConfigError
 from conf.load import config_digest
-from conf.types import Config
 from etl.ops import operator_digests
 from etl.ops.join_external import JoinExternal
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.impression_log import rows_digest
-from etl.raw.layout_digest import layout_digest
 from etl.workflow.chain_descriptions import canonical_groups
 from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
-from etl.workflow.preparation_methods import preparation
 from storage.feature_spec import FeatureSpec
 from storage.manifest import digest_of
 
@@ -23,39 +20,39 @@ from storage.manifest import digest_of
 FORMAT = 2
 
 
-def workflow_version(
-    config: Config, planned: Plan, parent: FittedWorkflow | None, days: Sequence[RawFiles]
-) -> str:
+def workflow_version(plan: Plan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
     """Returns the digest of everything that the fitted workflow depends on."""
     # The settings of the split select training rows only if the log is split inside one partition.
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
-    sections += [] if config.split.by == "day" else ["split"]
+    sections += ["split"] if plan.is_divided else []
     external = {
-        table.path: require_raw(config, table, days[-1].dt, "join_external.path", days[-1].recorder).digest
-        for chain in planned.chains
+        table.path: require_raw(
+            plan.config, table, days[-1].dt, "join_external.path", days[-1].recorder
+        ).digest
+        for chain in plan.chains
         for step in chain.steps
         if isinstance(step.operator, JoinExternal) and not parent
         for table in [step.operator.source(step)[0]]
     }
-    extensions = operator_digests(step.operator.name for chain in planned.chains for step in chain.steps)
-    canonical = config.model_copy(update={"features": canonical_groups(config.features)})
+    extensions = operator_digests(step.operator.name for chain in plan.chains for step in chain.steps)
+    canonical = plan.config.model_copy(update={"features": canonical_groups(plan.config.features)})
     return digest_of(
         {
             "format": FORMAT,
             "config": config_digest(canonical, *sections),
-            "layout": layout_digest(config),
+            "layout": plan.layout,
             "parent": parent.version if parent else "",
-            "days": {day.dt: rows_digest(config, day) for day in days},
+            "days": {day.dt: rows_digest(plan.config, day) for day in days},
             "external": external,
-            **preparation(config),
+            **plan.methods,
             **({"extensions": extensions} if extensions else {}),
         }
     )
 
 
-def require_weights(config: Config, version: str, spec: FeatureSpec) -> None:
+def require_weights(plan: Plan, version: str, spec: FeatureSpec) -> None:
     """Raises ConfigError if the rows of a workflow have weights, and the configuration has none."""
-    if spec.weight is not None and config.log.label.weights is None:
+    if spec.weight is not None and plan.config.log.label.weights is None:
         raise ConfigError(
             f"the rows of workflow {version} have weights, but the configuration has no log.label.weights",
             "restore log.label.weights, or set workflow.mode=fit to fit a new workflow (the next model then "
@@ -63,10 +60,10 @@ def require_weights(config: Config, version: str, spec: FeatureSpec) -> None:
         )
 
 
-def require_parent_weights(config: Config, parent: FittedWorkflow) -> None:
+def require_parent_weights(plan: Plan, parent: FittedWorkflow) -> None:
     """Raises ConfigError if only one of the parent and of the configuration has weights."""
-    require_weights(config, parent.version, parent.spec)
-    if parent.spec.weight is None and config.log.label.weights is not None:
+    require_weights(plan, parent.version, parent.spec)
+    if parent.spec.weight is None and plan.config.log.label.weights is not None:
         raise ConfigError(
             f"the rows of workflow {parent.version} have no weights, but log.label.weights is set, so the "
             "workflow cannot be extended",

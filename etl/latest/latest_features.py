@@ -24,9 +24,9 @@ from etl.prepare.attributes import (
 from etl.quality.missing_rows import MissingRows, Section, require_rows
 from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
 from etl.raw.files import RawFiles, require_raw
-from etl.raw.layout_digest import layout_digest
 from etl.raw.number_text import integers
 from etl.spark.attribute_frames import read_attributes
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.arrow_frames import frame_of
 from spark.local_workers import LocalWorkers
@@ -70,7 +70,7 @@ class _Side:
 
 def publish_latest(
     workers: Workers,
-    config: Config,
+    plan: Plan,
     lake: Lake,
     workflow: FittedWorkflow,
     run_date: str,
@@ -91,7 +91,7 @@ def publish_latest(
 
     Args:
         workers: run the tasks.
-        config, lake: configuration and data lake of the run.
+        plan, lake: plan and data lake of the run.
         workflow: computes the features.
         run_date: the date of the published partitions.
         features: manifests of the feature partitions of all days of the run.
@@ -104,24 +104,26 @@ def publish_latest(
     Raises:
         DataError: too many users or items have no row (section `quality`). Then nothing is published.
     """
-    if config.keys is None:
+    if plan.config.keys is None:
         return {}
     digest = combined_digest((manifest.digest for manifest in features), lake.recorder)
     inputs = {"workflow": workflow.version, "features": digest}
-    histories = histories_of(workers, config, lake, splits)
+    histories = histories_of(workers, plan, lake, splits)
     table = lake.features(workflow.version)
     days = [PublishedRows(table.partition(day.partition), day) for day in features]
     sides = [
-        _side(config, lake, workflow, run_date, section, inputs, histories) for section in ("users", "items")
+        _side(plan, lake, workflow, run_date, section, inputs, histories) for section in ("users", "items")
     ]
     keyed: dict[str, KeyedAttributes] = {}
     for side in sides:
         if side.attributes and side.current is None:
-            of_log = latest_published_rows(workers, days, side.key, [], workflow.spec, config.workflow.engine)
-            keyed[side.section] = attributes_of(workers, config, run_date, side.section, of_log)
+            of_log = latest_published_rows(
+                workers, days, side.key, [], workflow.spec, plan.config.workflow.engine
+            )
+            keyed[side.section] = attributes_of(workers, plan, run_date, side.section, of_log)
     try:
         missing = {section: attributes.count_missing() for section, attributes in keyed.items()}
-        _require_rows(config, lake, run_date, sides, missing)
+        _require_rows(plan, lake, run_date, sides, missing)
         published: dict[str, Manifest] = {}
         for side in sides:
             if side.current is not None:
@@ -135,20 +137,20 @@ def publish_latest(
                 facts = missing[side.section].to_facts()
             else:
                 rows = latest_published_rows(
-                    workers, days, side.key, others, workflow.spec, config.workflow.engine
+                    workers, days, side.key, others, workflow.spec, plan.config.workflow.engine
                 )
             if histories and side.of_history:
-                rows = with_histories(rows, workflow, histories, config, side.of_history)
+                rows = with_histories(rows, workflow, histories, plan, side.of_history)
                 rows = select(rows, [side.key, *side.columns])
             published[side.section] = publish_rows(
                 rows,
                 side.partition,
                 inputs=side.inputs,
-                row_group_rows=config.output.row_group_rows,
+                row_group_rows=plan.config.output.row_group_rows,
                 facts=facts,
                 rules=latest_rules(side.key, side.columns, workflow.spec),
                 sort_by=side.key,
-                grace_hours=config.output.grace_hours,
+                grace_hours=plan.config.output.grace_hours,
             )
         return published
     finally:
@@ -163,7 +165,7 @@ def missing_rows(published: Mapping[str, Manifest]) -> list[MissingRows]:
 
 
 def _side(
-    config: Config,
+    plan: Plan,
     lake: Lake,
     workflow: FittedWorkflow,
     run_date: str,
@@ -176,13 +178,13 @@ def _side(
     scope = "user" if is_users else "item"
     table = lake.users(workflow.version) if is_users else lake.items(workflow.version)
     columns = [feature.name for feature in workflow.spec.features if feature.scope == scope]
-    of_history = features_of_history(config, workflow, columns) if histories and is_users else []
+    of_history = features_of_history(plan, workflow, columns) if histories and is_users else []
     side_inputs = dict(inputs)
-    attributes = config.users if is_users else config.items
+    attributes = plan.config.users if is_users else plan.config.items
     if attributes:
-        raw = require_raw(config, attributes, run_date, f"{section}.path", lake.recorder)
-        side_inputs |= {"attributes": raw.digest, "layout": layout_digest(config)}
-        side_inputs["missing"] = missing_mode(config, section)
+        raw = require_raw(plan.config, attributes, run_date, f"{section}.path", lake.recorder)
+        side_inputs |= {"attributes": raw.digest, "layout": plan.layout}
+        side_inputs["missing"] = missing_mode(plan.config, section)
     if histories and of_history:
         side_inputs["history"] = histories.digest
     partition = table.partition(run_date)
@@ -199,7 +201,7 @@ def _side(
 
 
 def _require_rows(
-    config: Config,
+    plan: Plan,
     lake: Lake,
     run_date: str,
     sides: Sequence[_Side],
@@ -211,12 +213,12 @@ def _require_rows(
     }
     paths: dict[str, str] = {
         side.section: require_raw(
-            config, side.attributes, run_date, f"{side.section}.path", lake.recorder
+            plan.config, side.attributes, run_date, f"{side.section}.path", lake.recorder
         ).paths[0]
         for side in sides
         if side.attributes
     }
-    require_rows(config.quality, [*missing_rows(published), *counted.values()], paths)
+    require_rows(plan.config.quality, [*missing_rows(published), *counted.values()], paths)
 
 
 def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_out"]:
@@ -224,9 +226,9 @@ def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_ou
     return config.items.missing if section == "items" and config.items else "serve"
 
 
-def features_of_history(config: Config, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
+def features_of_history(plan: Plan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
     """Returns those of the features `columns` that are computed from the history."""
-    name = config.history.column if config.history else None
+    name = plan.config.history.column if plan.config.history else None
     computed = {output for chain in workflow.chains if name in chain.inputs for output in chain.outputs}
     return [column for column in columns if column in computed]
 
@@ -251,7 +253,7 @@ def with_histories(
     rows: Rows,
     workflow: FittedWorkflow,
     histories: LatestHistories,
-    config: Config,
+    plan: Plan,
     names: Sequence[str],
 ) -> Rows:
     """Adds the features `names`, computed from the latest histories, to `rows`, which have the user_key.
@@ -259,7 +261,7 @@ def with_histories(
     A user without a click has an empty history. The result is a table if `rows` and the histories are tables,
     and otherwise a frame.
     """
-    column = config.history.column if config.history else ""
+    column = plan.config.history.column if plan.config.history else ""
     if isinstance(rows, pa.Table) and (histories.rows is None or isinstance(histories.rows, pa.Table)):
         latest = pa.table({USER_KEY: rows[USER_KEY], column: _histories_of(rows, histories.rows, column)})
         encoded = encode_rows(workflow, latest, names, USER_KEY)
@@ -329,7 +331,7 @@ class KeyedAttributes:
 
 
 def attributes_of(
-    workers: Workers, config: Config, run_date: str, section: Section, of_log: Rows | None = None
+    workers: Workers, plan: Plan, run_date: str, section: Section, of_log: Rows | None = None
 ) -> KeyedAttributes:
     """Returns the rows of the table of attributes (section `users` or `items`) with keys.
 
@@ -337,28 +339,28 @@ def attributes_of(
     The other arguments are those of `keyed_attributes`.
     """
     if isinstance(workers, LocalWorkers) and (of_log is None or isinstance(of_log, pa.Table)):
-        return keyed_table(config, run_date, section, of_log)
-    return keyed_attributes(workers.spark, config, run_date, section, of_log)
+        return keyed_table(plan, run_date, section, of_log)
+    return keyed_attributes(workers.spark, plan, run_date, section, of_log)
 
 
 def keyed_table(
-    config: Config, run_date: str, section: Section, of_log: pa.Table | None = None
+    plan: Plan, run_date: str, section: Section, of_log: pa.Table | None = None
 ) -> KeyedAttributes:
     """Does the work of `keyed_attributes` in this process. The results are tables with the same rows."""
-    key, name, table = _keyed_by(config, section)
-    raw_rows = read_attribute_table(config, table, name, section, run_date, name)
+    key, name, table = _keyed_by(plan, section)
+    raw_rows = read_attribute_table(plan.config, table, name, section, run_date, name)
     rows = raw_rows.append_column(key, _texts(raw_rows[name]))
     if section == "users":
-        rows = _table_without(rows, erased_of_table(config, table, run_date))
+        rows = _table_without(rows, erased_of_table(plan.config, table, run_date))
     if of_log is None:
         return KeyedAttributes(section, rows)
     keys = of_log.select([key])
     if section == "users":
-        keys = _table_without(keys, erased_of_day(config, run_date))
+        keys = _table_without(keys, erased_of_day(plan.config, run_date))
     positions = attribute_rows(keys[key], rows[key], key)
     has_row = pc.if_else(positions.is_valid(), True, pa.scalar(None, pa.bool_()))
     compared = keys.append_column(_HAS_ROW, has_row)
-    if missing_mode(config, section) == "serve":
+    if missing_mode(plan.config, section) == "serve":
         missing = keys[key].filter(positions.is_null()).combine_chunks()
         columns = {
             field.name: pa.nulls(len(missing), field.type)
@@ -389,19 +391,19 @@ def _table_without(rows: pa.Table, erased: ErasedUsers | None) -> pa.Table:
     return rows if erased is None else rows.filter(pa.array(~erased.are_in(plain_array(rows[USER_KEY]))))
 
 
-def _keyed_by(config: Config, section: Section) -> tuple[str, str, JoinedTable]:
+def _keyed_by(plan: Plan, section: Section) -> tuple[str, str, JoinedTable]:
     """Returns the key of a section (user_key or item_key), the raw column of the key, and the table."""
-    table = config.users if section == "users" else config.items
-    if table is None or config.keys is None:
+    table = plan.config.users if section == "users" else plan.config.items
+    if table is None or plan.config.keys is None:
         raise ValueError(f"internal error, please report: the section {section} is not set")
     if section == "users":
-        return USER_KEY, config.keys.user, table
-    return ITEM_KEY, config.keys.item, table
+        return USER_KEY, plan.config.keys.user, table
+    return ITEM_KEY, plan.config.keys.item, table
 
 
 def keyed_attributes(
     spark: SparkSession,
-    config: Config,
+    plan: Plan,
     run_date: str,
     section: Section,
     of_log: Rows | None = None,
@@ -412,23 +414,23 @@ def keyed_attributes(
     `serve`.
 
     Args:
-        spark, config: session and configuration of the run. The section and `keys` must be set.
+        spark, plan: session and plan of the run. The section and `keys` must be set.
         run_date: the date that replaces `{date}` in the table's path.
         section: whose attributes to read.
         of_log: rows with the distinct user_key or item_key of the log. None: only rows of the table count.
     """
-    key, name, table = _keyed_by(config, section)
-    raw_rows = read_attributes(spark, config, table, name, section, run_date, name)
+    key, name, table = _keyed_by(plan, section)
+    raw_rows = read_attributes(spark, plan.config, table, name, section, run_date, name)
     rows = raw_rows.withColumn(key, F.col(name).cast("string"))
     if section == "users":
-        rows = _without(rows, erased_of_table(config, table, run_date))
+        rows = _without(rows, erased_of_table(plan.config, table, run_date))
     if of_log is None:
         return KeyedAttributes(section, rows)
     keys = frame_of(spark, of_log).select(key)
     if section == "users":
-        keys = _without(keys, erased_of_day(config, run_date))
+        keys = _without(keys, erased_of_day(plan.config, run_date))
     compared = keys.join(rows.select(key, F.lit(True).alias(_HAS_ROW)), key, "left")
-    if missing_mode(config, section) == "serve":
+    if missing_mode(plan.config, section) == "serve":
         nulls = (
             (F.col(key) if field.name == name else F.lit(None)).cast(field.dataType).alias(field.name)
             for field in raw_rows.schema

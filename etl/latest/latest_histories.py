@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.types import SPLITS, Config, History, Split, SplitConfig
+from conf.types import SPLITS, History, Split, SplitConfig
 from etl.prepare.click_tables import click_tables, clicks_of_log, clicks_of_parts
 from etl.prepare.good_rows import good_rows_of
 from etl.prepare.histories import as_history as as_history_table
@@ -28,7 +28,7 @@ from etl.spark.histories import as_history, last_clicks
 from etl.spark.last_clicks import clicks_before
 from etl.spark.log_frames import ordered_rows
 from etl.split.time_split import SPLIT, assign_split, last_ranks, no_good_row
-from etl.workflow.preparation_methods import preparation
+from etl.workflow.feature_plan import Plan
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
@@ -53,7 +53,7 @@ class LatestHistories:
 
 def histories_of(
     workers: Workers,
-    config: Config,
+    plan: Plan,
     lake: Lake,
     splits: Mapping[Split, Sequence[RawFiles]],
     *,
@@ -64,13 +64,13 @@ def histories_of(
     See `latest_histories` for the rules and the other arguments.
     """
     if isinstance(workers, LocalWorkers):
-        return latest_histories_table(workers, config, lake, splits, before=before)
-    return latest_histories(workers, config, lake, splits, before=before)
+        return latest_histories_table(workers, plan, lake, splits, before=before)
+    return latest_histories(workers, plan, lake, splits, before=before)
 
 
 def latest_histories(
     workers: Workers,
-    config: Config,
+    plan: Plan,
     lake: Lake,
     splits: Mapping[Split, Sequence[RawFiles]],
     *,
@@ -85,52 +85,52 @@ def latest_histories(
         splits: maps each split to the raw files of its days.
         before: if set, the clicks of this split and of later splits are left out in any case.
     """
-    history = config.history
+    history = plan.config.history
     if history is None:
         return None
-    known = _known_splits(config, before)
-    earlier = clicks_before(workers, config, lake)
+    known = _known_splits(plan, before)
+    earlier = clicks_before(workers, plan, lake)
     if earlier is not None:
         day_after = _day_after(splits, known)
         clicks, digest = earlier.before(day_after), earlier.digest_before(day_after)
     else:
-        rows = assign_split(ordered_rows(workers, config, splits["train"][0]), config.split)
+        rows = assign_split(ordered_rows(workers, plan, splits["train"][0]), plan.config.split)
         clicks, digest = last_clicks(rows.where(F.col(SPLIT).isin(*known)), history.length), ""
     return LatestHistories(
-        None if clicks is None else as_history(clicks, history), _digest(config, known, digest)
+        None if clicks is None else as_history(clicks, history), _digest(plan, known, digest)
     )
 
 
 def latest_histories_table(
     workers: Workers,
-    config: Config,
+    plan: Plan,
     lake: Lake,
     splits: Mapping[Split, Sequence[RawFiles]],
     *,
     before: Split | None = None,
 ) -> LatestHistories | None:
     """Returns the same as `latest_histories`, which has the same arguments, as a table."""
-    history = config.history
+    history = plan.config.history
     if history is None:
         return None
-    known = _known_splits(config, before)
-    earlier = click_tables(workers, config, lake)
+    known = _known_splits(plan, before)
+    earlier = click_tables(workers, plan, lake)
     clicks: pa.Table | None
     if earlier is not None:
         day_after = _day_after(splits, known)
         clicks, digest = earlier.before(day_after), earlier.digest_before(day_after)
     else:
-        of_splits = _clicks_of_splits(workers, config, splits["train"][0], len(known), history)
+        of_splits = _clicks_of_splits(workers, plan, splits["train"][0], len(known), history)
         clicks, digest = lists_of_clicks(of_splits), ""
     return LatestHistories(
-        None if clicks is None else as_history_table(clicks, history), _digest(config, known, digest)
+        None if clicks is None else as_history_table(clicks, history), _digest(plan, known, digest)
     )
 
 
-def _known_splits(config: Config, before: Split | None) -> list[Split]:
+def _known_splits(plan: Plan, before: Split | None) -> list[Split]:
     """Returns the splits whose clicks are in the histories. Each is before those that are left out."""
     known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
-    if config.measure.against == "test_split" and "test" in known:
+    if plan.config.measure.against == "test_split" and "test" in known:
         known.remove("test")
     return known
 
@@ -141,32 +141,30 @@ def _day_after(splits: Mapping[Split, Sequence[RawFiles]], known: Sequence[Split
     return (date.fromisoformat(last) + timedelta(days=1)).isoformat()
 
 
-def _digest(config: Config, known: Sequence[Split], digest_of_clicks: str) -> str:
-    return digest_of([preparation(config), known, digest_of_clicks])
+def _digest(plan: Plan, known: Sequence[Split], digest_of_clicks: str) -> str:
+    return digest_of([plan.methods, known, digest_of_clicks])
 
 
-def _clicks_of_splits(
-    workers: Workers, config: Config, raw: RawFiles, splits: int, history: History
-) -> pa.Table:
+def _clicks_of_splits(workers: Workers, plan: Plan, raw: RawFiles, splits: int, history: History) -> pa.Table:
     """Returns the last clicks of each user (recent_clicks) in the first splits of a log that is one table.
 
     Args:
-        workers, config, raw: the workers, the configuration, and the files of the log.
+        workers, plan, raw: the workers, the plan of the run, and the files of the log.
         splits: the number of splits whose rows are used.
         history: the settings.
     """
-    by, timed = config.split.by, config.log.event_time is not None
+    by, timed = plan.config.split.by, plan.config.log.event_time is not None
     if by == "leave_last_out":
         # Only clicks decide on the split of a click, and only the last ones of a user can be left out.
         left_out = len(SPLITS) - splits
-        parts = clicks_of_log(workers, config, raw)
+        parts = clicks_of_log(workers, plan, raw)
         clicks = clicks_of_parts(parts, history.length + left_out, timed=timed)
         return recent_clicks(_without_last(clicks, left_out), history.length)
     if by == "fraction":
         parts = good_rows_of(
-            workers, config, raw, [USER_KEY, ITEM_KEY, LABEL, ROW_ID, *([EVENT_TIME] if timed else [])]
+            workers, plan, raw, [USER_KEY, ITEM_KEY, LABEL, ROW_ID, *([EVENT_TIME] if timed else [])]
         )
-        return _clicks_before_cut(parts, config.split, splits, history.length, timed=timed)
+        return _clicks_before_cut(parts, plan.config.split, splits, history.length, timed=timed)
     if by == "day":
         raise ValueError("internal error, please report: rows of one day are all in the same split")
     assert_never(by)

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.types import Config, History
+from conf.types import History
 from etl.prepare.good_rows import good_rows_of
 from etl.prepare.histories import ITEMS, TIMES, lists_of_clicks, merge_days, recent_clicks
 from etl.raw.click_days import click_days
 from etl.raw.files import RawFiles
+from etl.workflow.feature_plan import Plan
 from spark.workers import Workers
 from storage import file_io
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
@@ -80,13 +81,13 @@ class ClickTables:
     raw log of a published day is not read again.
 
     Attributes:
-        config, history: the configuration and its section `history`.
+        plan, history: the plan of the run, and the section `history`.
         lake: the lake.
         rows_of: returns the good rows of a day in any number of tables, in any order: user_key, item_key,
             label, row_id and, if the log has them, event_time. Rows with label 0 may be missing.
     """
 
-    config: Config
+    plan: Plan
     history: History
     lake: Lake
     rows_of: Callable[[RawFiles], Iterator[pa.Table]]
@@ -114,7 +115,7 @@ class ClickTables:
             return None
         table = self.lake.last_clicks
         paths = (data_files(table.partition(manifest.partition), manifest) for manifest in manifests)
-        columns = (USER_KEY, ITEMS, *((TIMES,) if self.config.log.event_time else ()))
+        columns = (USER_KEY, ITEMS, *((TIMES,) if self.plan.config.log.event_time else ()))
         return ClickFiles(tuple(tuple(files) for files in paths), columns, self.history.length)
 
     def digest_before(self, day: str) -> str:
@@ -122,35 +123,35 @@ class ClickTables:
         return combined_digest((manifest.digest for manifest in self._days(day)), self.lake.recorder)
 
     def _days(self, day: str) -> list[Manifest]:
-        return click_days(self.config, self.history, self.lake, day, self._publish)
+        return click_days(self.plan.config, self.history, self.lake, day, self._publish)
 
     def _publish(self, raw: RawFiles, partition: Partition, inputs: dict[str, str]) -> Manifest:
-        timed = self.config.log.event_time is not None
+        timed = self.plan.config.log.event_time is not None
         clicks = clicks_of_parts(self.rows_of(raw), self.history.length, timed=timed)
-        files = _write(lists_of_clicks(clicks), partition, self.config.output.row_group_rows)
+        files = _write(lists_of_clicks(clicks), partition, self.plan.config.output.row_group_rows)
         return publish_files(
             partition,
             dict.fromkeys(files),
             inputs=inputs,
             rules=Rules([USER_KEY]),
-            grace_hours=self.config.output.grace_hours,
+            grace_hours=self.plan.config.output.grace_hours,
         )
 
 
-def click_tables(workers: Workers, config: Config, lake: Lake) -> ClickTables | None:
+def click_tables(workers: Workers, plan: Plan, lake: Lake) -> ClickTables | None:
     """Returns what reads the clicks of earlier days, as etl.spark.prepared_rows.clicks_before does in Spark.
 
     Returns None if there are no histories, or if the log is one table.
     """
-    if config.history is None or config.split.by != "day":
+    if plan.config.history is None or plan.is_divided:
         return None
-    return ClickTables(config, config.history, lake, partial(clicks_of_log, workers, config))
+    return ClickTables(plan, plan.config.history, lake, partial(clicks_of_log, workers, plan))
 
 
-def clicks_of_log(workers: Workers, config: Config, raw: RawFiles) -> Iterator[pa.Table]:
+def clicks_of_log(workers: Workers, plan: Plan, raw: RawFiles) -> Iterator[pa.Table]:
     """Yields the clicks among the good rows of a day's log, with the columns of `ClickTables.rows_of`."""
-    times = [EVENT_TIME] if config.log.event_time else []
-    return good_rows_of(workers, config, raw, [USER_KEY, ITEM_KEY, LABEL, ROW_ID, *times], only_clicks=True)
+    times = [EVENT_TIME] if plan.config.log.event_time else []
+    return good_rows_of(workers, plan, raw, [USER_KEY, ITEM_KEY, LABEL, ROW_ID, *times], only_clicks=True)
 
 
 def clicks_of_parts(parts: Iterator[pa.Table], length: int, *, timed: bool) -> pa.Table:

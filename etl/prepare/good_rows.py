@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.types import Config
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.parse_block import plain, read_split
 from etl.text.row_source import columns_to_parse
+from etl.workflow.feature_plan import Plan
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 
@@ -30,7 +30,7 @@ _TYPES = {
 
 
 def good_rows_of(
-    workers: Workers, config: Config, raw: RawFiles, columns: Sequence[str], *, only_clicks: bool = False
+    workers: Workers, plan: Plan, raw: RawFiles, columns: Sequence[str], *, only_clicks: bool = False
 ) -> Iterator[pa.Table]:
     """Yields the good rows of a day's log, in the order of the log, about one block of a file at a time.
 
@@ -38,7 +38,7 @@ def good_rows_of(
 
     Args:
         workers: processes of this machine, because the rows come to this process.
-        config, raw: the configuration, and the files of the day.
+        plan, raw: the plan of the run, and the files of the day.
         columns: names of the columns to return, any of user_key, item_key, group_key (string), label
             (float32), event_time (int64, µs) and row_id (int64: the index of the row's line in the day).
         only_clicks: whether to return only the rows with label 1.
@@ -47,12 +47,12 @@ def good_rows_of(
         DataError, ConfigError: a file is damaged or lacks a column.
         ValueError: the workers are those of Spark.
     """
-    layout = layout_of_days(config, [raw])
+    layout = layout_of_days(plan, [raw])
     splits = tuple(layout.reader.splits())
     schema = pa.schema(
         [(_TASK, pa.int32()), (_LINES, pa.int64()), *((name, _TYPES[name]) for name in columns)]
     )
-    times = (config.log.event_time.column,) if config.log.event_time else ()
+    times = (plan.config.log.event_time.column,) if plan.config.log.event_time else ()
     task = partial(_rows_of, splits, layout, columns_to_parse(layout, times), schema, only_clicks)
     rows = workers.run(len(splits), task, schema)
     if not isinstance(rows, pa.Table):

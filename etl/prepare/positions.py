@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.ops.row_groups import groups_of, integers_of, with_column
+from etl.workflow.feature_plan import Plan
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 
 if TYPE_CHECKING:
-    from conf.types import Config
     from etl.raw.files import RawFiles
     from spark.workers import Workers
 
@@ -24,14 +24,14 @@ POSITION = "position"
 _KEYS = (USER_KEY, ITEM_KEY)
 
 
-def impressions_table(workers: Workers, config: Config, raw: RawFiles) -> pa.Table | None:
+def impressions_table(workers: Workers, plan: Plan, raw: RawFiles) -> pa.Table | None:
     """Returns the valid impressions of the day of a click log: user_key, item_key, position and event_time.
 
     Logs a warning if too many impressions are invalid.
 
     Args:
         workers: processes of this machine, which read a file in each task.
-        config: the configuration of the run.
+        plan: the plan of the run.
         raw: the files of the day's click log.
 
     Returns:
@@ -45,11 +45,11 @@ def impressions_table(workers: Workers, config: Config, raw: RawFiles) -> pa.Tab
     from etl.raw.impression_log import impressions_of
     from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
 
-    settings = config.serving.row_positions
-    files = impressions_of(config, raw)
+    settings = plan.config.serving.row_positions
+    files = impressions_of(plan.config, raw)
     if settings is None or settings.row_column is None or files is None:
         return None
-    logged = read_impressions(workers, config, files)
+    logged = read_impressions(workers, plan.config, files)
     if not isinstance(logged, pa.Table):
         raise ValueError("internal error, please report: workers of Spark have no tables")
     error = pc.min(logged.column(ERROR)).as_py()

@@ -21,7 +21,7 @@ import pyarrow as pa
 from conf.dates import days_since_epoch
 from conf.lazy_pyspark import F
 from conf.load import config_digest
-from conf.types import SPLITS, Config, Split
+from conf.types import SPLITS, Split
 from etl.fit.fit_inputs import TrainingBlocks
 from etl.prepare.prepared_files import PreparedRows
 from etl.quality.column_summary import Summary
@@ -32,7 +32,6 @@ from etl.quality.profile import Piece
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.impression_log import impression_inputs
-from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
 from etl.split.time_split import DAY, no_good_row, no_row
 from etl.text.encoded_days import EncodeDay, EncodePart, encode_days, labelled_file
@@ -47,11 +46,10 @@ from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for, write_counts
 from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
-from etl.workflow.feature_plan import Plan, plan
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
-from etl.workflow.preparation_methods import preparation
 from spark.workers import Workers
-from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, WEIGHT, raw_keys
+from storage.feature_spec import LABEL, ROW_ID
 from storage.manifest import (
     Manifest,
     current_manifest,
@@ -78,17 +76,16 @@ class PreparedPasses(ABC):
     """The passes over the days of one run of build_features."""
 
     def __init__(
-        self, workers: Workers, config: Config, lake: Lake, digest_before: Callable[[str], str] | None
+        self, workers: Workers, plan: Plan, lake: Lake, digest_before: Callable[[str], str] | None
     ) -> None:
         """Creates the passes.
 
         Args:
-            workers, config, lake: run the tasks; the configuration; the lake.
+            workers, plan, lake: run the tasks; the plan of the run; the lake.
             digest_before: returns a digest of the clicks before a day that histories use; None if there are
                 no histories, or if the log is one table.
         """
-        self._workers, self._config, self._lake = workers, config, lake
-        self._plan: Plan = plan(config)
+        self._workers, self._plan, self._lake = workers, plan, lake
         self._digest_before = digest_before
         self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # by date and digest of the raw log
         self._kept: set[str] = set()  # the days of `keep_tables`
@@ -137,8 +134,8 @@ class PreparedPasses(ABC):
         """
         partition = self._lake.value_counts.partition(raw.dt)
         day, manifest = days_since_epoch(raw.dt), require_manifest(partition, self._count_inputs(raw))
-        label = split if self._is_divided else None
-        none = dict.fromkeys((LABEL_CELLS, *self._counted_columns()), 0)
+        label = split if self._plan.is_divided else None
+        none = dict.fromkeys((LABEL_CELLS, *self._plan.counted_columns), 0)
         files = tuple((path, day) for path in data_files(partition, manifest, label))
         return Counts(files, day, manifest.facts["values"].get(label or "", none))
 
@@ -171,7 +168,7 @@ class PreparedPasses(ABC):
     def training_rows(self, days: Sequence[RawFiles]) -> DataFrame:
         """Returns the training rows of scanned days as a frame of Spark, with the column `_day`."""
         self._prepare([raw for raw in days if not self._is_prepared(raw)])
-        label: Split | None = "train" if self._is_divided else None
+        label: Split | None = "train" if self._plan.is_divided else None
         return reduce(
             lambda rows, more: rows.unionByName(more), [self._frame_of(raw.dt, label) for raw in days]
         )
@@ -202,23 +199,12 @@ class PreparedPasses(ABC):
             parts = [EncodePart(file_split, split=split) for split, file_split in self._files(dt, prepared)]
             of_days[dt] = EncodeDay(parts, prepared.rows, counts, inputs)
         table = self._lake.features(workflow.version)
-        return encode_days(self._workers, self._config, table, workflow, PreparedRows(), of_days, rules)
+        return encode_days(self._workers, self._plan, table, workflow, PreparedRows(), of_days, rules)
 
     # Inputs and names
 
-    @property
-    def _is_divided(self) -> bool:
-        """Returns whether a day has rows of several splits."""
-        return self._config.split.by != "day"
-
     def _prepared(self, dt: str) -> Partition:
-        return self._lake.prepared(self._config.name).partition(dt)
-
-    def _counted_columns(self) -> list[str]:
-        """Returns the columns whose values are counted: inputs of features that are no lists."""
-        inputs = {name for chain in self._plan.chains for name in chain.inputs}
-        kinds = self._plan.columns
-        return [name for name in kinds if name in inputs and kinds[name] in ("int", "float", "string")]
+        return self._lake.prepared(self._plan.config.name).partition(dt)
 
     def _columns(self) -> tuple[str, ...]:
         """Returns the columns of prepared files."""
@@ -226,27 +212,18 @@ class PreparedPasses(ABC):
         read |= {
             name for chain in self._plan.chains for step in chain.steps for name in step.operator.reads()
         }
-        fixed = [ROW_ID, *self._fixed_columns()]
+        fixed = [ROW_ID, *self._plan.fixed_columns]
         return (*fixed, *(name for name in self._plan.columns if name in read and name not in fixed))
-
-    def _fixed_columns(self) -> list[str]:
-        """Returns the columns that the rules of the log compute: keys, time, label, weight."""
-        config = self._config
-        times = [EVENT_TIME] if config.log.event_time else []
-        weights = [WEIGHT] if config.log.label.weights is not None else []
-        return [*raw_keys(config.keys), *times, LABEL, *weights]
 
     def _log_columns(self) -> tuple[str, ...]:
         """Returns the columns of the good rows that are stored for the preparation."""
-        config = self._config
-        needed = {*self._columns(), *(config.keys.columns if config.keys else ())}
-        everything = bool(self._plan.changers)  # operators may read any column
-        raw = [name for name in config.log.names if everything or name in needed]
-        fixed = self._fixed_columns()
-        return (*fixed, *(name for name in raw if name not in fixed))
+        keys = self._plan.config.keys
+        needed = {*self._columns(), *(keys.columns if keys else ())}
+        # Operators may read any column.
+        return self._plan.raw_columns(needed, everything=bool(self._plan.changers))
 
     def _log_inputs(self, raw: RawFiles) -> dict[str, str]:
-        return {"raw": raw.digest, "layout": layout_digest(self._config)}
+        return {"raw": raw.digest, "layout": self._plan.layout}
 
     def _prepared_inputs(self, raw: RawFiles) -> dict[str, str]:
         """Returns the inputs of the prepared rows of a day, as its manifest names them."""
@@ -272,13 +249,13 @@ class PreparedPasses(ABC):
         return {name: digest for name, digest in self._prepared_inputs(raw).items() if name in _TABLES}
 
     def _find_inputs(self, raw: RawFiles) -> dict[str, str]:
-        config = self._config
+        config = self._plan.config
         columns = digest_of([_PREPARED_FORMAT, *self._columns()])
-        inputs = {**self._log_inputs(raw), "columns": columns, **preparation(config)}
+        inputs = {**self._log_inputs(raw), "columns": columns, **self._plan.methods}
         inputs |= impression_inputs(config, raw)
         if config.negatives:
             inputs["drawn"] = config_digest(config, "negatives")
-        if self._is_divided:
+        if self._plan.is_divided:
             inputs["shares"] = config_digest(config, "split")
         for section, table in (("users", config.users), ("items", config.items)):
             if table:
@@ -292,7 +269,7 @@ class PreparedPasses(ABC):
 
     def _with_counted(self, prepared: dict[str, str]) -> dict[str, str]:
         """Returns the inputs of the value counts of a day from those of its prepared rows."""
-        return {**prepared, "counted": digest_of([_COUNTS_FORMAT, *self._counted_columns()])}
+        return {**prepared, "counted": digest_of([_COUNTS_FORMAT, *self._plan.counted_columns])}
 
     def _has_quarantine(self, raw: RawFiles) -> bool:
         """Returns whether the quarantine of a day is that of this log and of this layout.
@@ -311,7 +288,7 @@ class PreparedPasses(ABC):
 
     def _files(self, dt: str, manifest: Manifest) -> Iterator[tuple[Split | None, FileSplit]]:
         """Yields the files of the prepared rows of a day, with the split of their rows."""
-        for split in SPLITS if self._is_divided else (None,):
+        for split in SPLITS if self._plan.is_divided else (None,):
             for path in data_files(self._prepared(dt), manifest, split):
                 yield split, FileSplit(path, 0, None)
 
@@ -363,7 +340,7 @@ class PreparedPasses(ABC):
         of_days: list[dict[int, FileSplit]] = []
         for index, (raw, parts) in enumerate(zip(days, splits, strict=True)):
             of_days.append(dict(enumerate(parts, start=len(scans))))
-            bounds = bounds_of_day(self._config, raw.dt)
+            bounds = bounds_of_day(self._plan.config, raw.dt)
             scans += [
                 ScanTask(part, "", day=bounds, spill=store(index, task)) for task, part in of_days[-1].items()
             ]
@@ -376,17 +353,17 @@ class PreparedPasses(ABC):
                 quarantine = self._lake.quarantine.partition(raw.dt)
                 if not self._has_quarantine(raw):
                     inputs = self._log_inputs(raw)
-                    publish_quarantine(self._config, quarantine, scanned_days[-1], scanned, inputs)
+                    publish_quarantine(self._plan, quarantine, scanned_days[-1], scanned, inputs)
                 counts = DayCounts.from_manifest(read_manifest(quarantine))
-                check_day(self._config, raw, counts, quarantine, warn=False)
-                if self._is_divided and not counts.good:
+                check_day(self._plan, raw, counts, quarantine, warn=False)
+                if self._plan.is_divided and not counts.good:
                     raise no_good_row() if counts.rows_in else no_row(raw.dt, raw.paths[0])
             return scanned_days
         finally:
             release(scanned)
 
     def _parsed_columns(self) -> tuple[str, ...]:
-        return tuple(name for name in self._log_columns() if name in self._config.log.names)
+        return tuple(name for name in self._log_columns() if name in self._plan.config.log.names)
 
     # Counting
 
@@ -406,12 +383,12 @@ class PreparedPasses(ABC):
                 tasks.append(_CountTask(file_split.path, partition.file(name), buckets))
                 of_tasks.append((raw.dt, split))
             if not manifest.files:  # a partition has at least one file
-                split = SPLITS[0] if self._is_divided else None
+                split = SPLITS[0] if self._plan.is_divided else None
                 name = labelled_file(attempts[raw.dt], split, f"part-{len(tasks):05d}.parquet")
                 tasks.append(_CountTask(None, partition.file(name), buckets))
                 of_tasks.append((raw.dt, split))
         counted = self._workers.collect(
-            len(tasks), partial(_count_file, tuple(tasks), tuple(self._counted_columns()))
+            len(tasks), partial(_count_file, tuple(tasks), tuple(self._plan.counted_columns))
         )
         results = [json.loads(text) for text in counted]
         for raw in days:
@@ -431,7 +408,7 @@ class PreparedPasses(ABC):
                 inputs=self._count_inputs(raw),
                 expected_rows=sum(sum(of_split.values()) for of_split in values.values()),
                 facts={"values": values},
-                grace_hours=self._config.output.grace_hours,
+                grace_hours=self._plan.config.output.grace_hours,
             )
 
 

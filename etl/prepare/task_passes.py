@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from conf.errors import InfrastructureError
 from conf.raw_types import RawTable
-from conf.types import Config
 from etl.prepare.attributes import plain_array, read_attribute_table
 from etl.prepare.click_tables import click_tables
 from etl.prepare.negatives import merge_items
@@ -40,6 +39,7 @@ from etl.text.publish_value_counts import file_name
 from etl.text.scanned_day import ScannedDay
 from etl.text.spilled_rows import Spill, delete_spilled_of, spilled_lines
 from etl.value_counts.count_file_format import buckets_for
+from etl.workflow.feature_plan import Plan
 from spark.local_workers import LocalWorkers
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, WEIGHT, raw_keys
 from storage.paths import Lake
@@ -61,14 +61,14 @@ _ARROW_TYPES = {
 class TaskPasses(PreparedPasses):
     """The passes over days whose rows are prepared by tasks of this machine."""
 
-    def __init__(self, workers: LocalWorkers, config: Config, lake: Lake) -> None:
+    def __init__(self, workers: LocalWorkers, plan: Plan, lake: Lake) -> None:
         """Creates the passes.
 
         Raises:
             ConfigError: an operator of `prepare` has only a form for Spark frames.
         """
-        clicks = click_tables(workers, config, lake)
-        super().__init__(workers, config, lake, clicks.digest_before if clicks else None)
+        clicks = click_tables(workers, plan, lake)
+        super().__init__(workers, plan, lake, clicks.digest_before if clicks else None)
         self._local, self._clicks = workers, clicks
         require_table_forms(self._plan.changers)
         self._saved: dict[tuple[str, ...], str] = {}  # maps a table of attributes to the file with its rows
@@ -81,11 +81,11 @@ class TaskPasses(PreparedPasses):
             delete_spilled_of(self._local.folder, run_id)
 
     def _prepare_in_buckets(self, days: Sequence[RawFiles], run_id: str) -> None:
-        layout = layout_of_days(self._config, days)
+        layout = layout_of_days(self._plan, days)
         preparation = self._preparation(layout)
         splits = self._splits_of(days, layout)
         buckets = [self._buckets(parts, len(days)) for parts in splits]
-        columns, by = self._log_columns(), USER_KEY if self._config.keys else None
+        columns, by = self._log_columns(), USER_KEY if self._plan.config.keys else None
 
         def store(day: int, task: int) -> Spill:
             return Spill(f"{run_id}-{task}", columns, by, buckets[day])
@@ -102,7 +102,7 @@ class TaskPasses(PreparedPasses):
             for bucket in range(buckets[index]):
                 file = partition.file(f"{attempts[-1]}/part-{bucket:05d}.parquet")
                 tasks.append(BucketTask(index, day.raw.dt, spills, bucket, file))
-            if self._is_cut_by_position:
+            if self._plan.division == "position":
                 cuts[index] = self._position_cuts(day, spills, buckets[index])
         inputs = self._day_inputs(days, tasks, preparation, cuts)
         written = prepare_buckets(self._workers, tasks, preparation, inputs)
@@ -134,13 +134,8 @@ class TaskPasses(PreparedPasses):
             {labelled_file(attempt, file.split, file_name(file.path)): file.split for file in files},
             inputs=self._prepared_inputs(raw),
             expected_rows=sum(file.rows for file in files),
-            grace_hours=self._config.output.grace_hours,
+            grace_hours=self._plan.config.output.grace_hours,
         )
-
-    @property
-    def _is_cut_by_position(self) -> bool:
-        """Returns whether the position of a row in the log decides in which split it is."""
-        return self._config.split.by == "fraction" and self._config.log.event_time is None
 
     def _position_cuts(self, day: ScannedDay, spills: Sequence[tuple[str, int]], buckets: int) -> Cuts | None:
         """Returns the row_ids of the last train row and of the last validation row."""
@@ -150,11 +145,11 @@ class TaskPasses(PreparedPasses):
             name, first_row = spills[index]
             return spilled_lines(self._local.folder, name, buckets) + first_row
 
-        return position_cuts(good, row_ids, self._config.split)
+        return position_cuts(good, row_ids, self._plan.config.split)
 
     def _buckets(self, file_splits: Sequence[FileSplit], days: int) -> int:
         """Returns the number of tasks that prepare a day. Without keys, one task has all rows of the day."""
-        config = self._config
+        config = self._plan.config
         user = config.keys.user if config.keys else None
         if user is None or not keep_users_together(self._plan.changers, user):
             return 1
@@ -163,7 +158,7 @@ class TaskPasses(PreparedPasses):
         return min(_MAX_BUCKETS, buckets_for(size, max(most, 1)))
 
     def _preparation(self, layout: FileLayout) -> Preparation:
-        config = self._config
+        config = self._plan.config
         types = {name: pa.string() for name in raw_keys(config.keys)}
         types |= {ROW_ID: pa.int64(), LABEL: pa.float32()}
         types |= {EVENT_TIME: pa.int64()} if config.log.event_time else {}
@@ -173,7 +168,7 @@ class TaskPasses(PreparedPasses):
         tables = {"users": config.users, "items": config.items}
         keys = {"users": config.keys.user, "items": config.keys.item} if config.keys else {}
         return Preparation(
-            split=config.split if self._is_divided else None,
+            split=config.split if self._plan.is_divided else None,
             history=config.history,
             negatives=config.negatives,
             item_column=config.keys.item if config.keys else "",
@@ -198,7 +193,7 @@ class TaskPasses(PreparedPasses):
         """
         inputs = []
         for raw in days:
-            shown = impressions_table(self._workers, self._config, raw)
+            shown = impressions_table(self._workers, self._plan, raw)
             inputs.append(
                 DayInputs(
                     earlier=self._clicks.files_before(raw.dt) if self._clicks else None,
@@ -232,12 +227,12 @@ class TaskPasses(PreparedPasses):
         for day in np.unique(days).tolist():
             of_day = counted.filter(pa.array(days == day))
             times, counts = of_day["time"].to_numpy(), of_day["count"].to_numpy()
-            cuts[day] = time_cuts(times, counts, self._config.split)
+            cuts[day] = time_cuts(times, counts, self._plan.config.split)
         return cuts
 
     def _attributes(self, raw: RawFiles, section: str, key: str) -> str:
         """Returns the path of a file with the rows of a table of attributes. Each table is read once."""
-        config = self._config
+        config = self._plan.config
         table: RawTable | None = config.users if section == "users" else config.items
         if table is None:
             raise ValueError(f"internal error, please report: the section {section} is not set")

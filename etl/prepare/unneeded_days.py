@@ -6,31 +6,31 @@ import logging
 from datetime import date, timedelta
 
 from conf.errors import DataError
-from conf.types import Config
 from etl.raw.files import find_raw
+from etl.workflow.feature_plan import Plan
 from storage.paths import Lake
 from storage.remove import is_younger, remove, written_dates
 
 log = logging.getLogger("nightrank.etl")
 
 
-def delete_unneeded_days(config: Config, lake: Lake, first_day: str) -> None:
+def delete_unneeded_days(plan: Plan, lake: Lake, first_day: str) -> None:
     """Deletes the days of the table `prepared`, and of `typed` of older lakes, that no run needs any more.
 
     A day is deleted if it is before `first_day`, the first day of the run (with the section `history`, the
     first day whose clicks the run reads), and was published more than `output.grace_hours` ago. A day whose
     raw log does not exist any more is deleted at once. A later run that needs a deleted day parses it again.
     """
-    grace_hours = config.output.grace_hours
-    if config.split.by == "day" and config.history:
-        first = date.fromisoformat(first_day) - timedelta(days=config.history.days or 0)
+    grace_hours = plan.config.output.grace_hours
+    if not plan.is_divided and plan.config.history:
+        first = date.fromisoformat(first_day) - timedelta(days=plan.config.history.days or 0)
         first_day = first.isoformat()
     unrecorded = Lake(lake.root)  # the manifests that are read here are no inputs of the run
-    for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(config.name))):
+    for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):
         for dt in written_dates(table):
             partition = table.partition(dt)
             try:
-                if find_raw(config, config.log, dt) is None:
+                if find_raw(plan.config, plan.config.log, dt) is None:
                     log.info("%s rows of %s are deleted, because its raw log does not exist", kind, dt)
                     remove(partition, 0)
                 elif dt < first_day and not is_younger(partition, grace_hours):

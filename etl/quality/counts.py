@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.types import Config
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import Plan
 
 Kind = Literal["string", "int", "float"]
 
@@ -30,15 +29,15 @@ class Column:
         return self.kind != "string"
 
 
-def feature_columns(config: Config) -> list[Column]:
+def feature_columns(plan: Plan) -> list[Column]:
     """Returns the raw columns that features read, in the order of the configured features.
 
     If a dense feature reads a numeric column, its values are compared as numbers. The values of all other
     columns are compared as text.
     """
-    types = plan(config).columns
+    types = plan.columns
     columns: dict[str, Column] = {}
-    for group in config.features:
+    for group in plan.config.features:
         for name in group.columns:
             kind = types[name]
             if kind in ("int", "float", "string"):  # lists, which `prepare` may add, have no profile

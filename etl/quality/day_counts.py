@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 from conf.counted import counted
 from conf.errors import DataError
 from conf.raw_types import EventTime, Log
-from conf.types import Config
 from etl.raw.files import RawFiles
 from etl.raw.misdated import Misdated, describe
 from etl.raw.rejected_lines import RejectedLine, description, remedy, values_of
-from etl.workflow.feature_plan import reasons_left_out
+from etl.workflow.feature_plan import Plan
 from storage import file_io
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Partition
@@ -86,14 +85,14 @@ def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[Rejec
 
 
 def check_day(
-    config: Config, raw: RawFiles, counts: DayCounts, quarantine: Partition, *, warn: bool = True
+    plan: Plan, raw: RawFiles, counts: DayCounts, quarantine: Partition, *, warn: bool = True
 ) -> None:
     """Checks that not too many rows of a day are quarantined, or have times outside of the day.
 
     A day without rows passes: whether a run can do without it depends on its split (etl.checked_days).
 
     Args:
-        config: the configuration, which has the limits in its section `quality`.
+        plan: the plan of the run; the section `quality` has the limits.
         raw: the raw files of the day.
         counts: the day's counts.
         quarantine: the published quarantine of the day. The error message shows some of its rows.
@@ -107,43 +106,43 @@ def check_day(
         return
     bad = counts.bad
     share = bad / counts.rows_in
-    if share > config.quality.max_bad_share:
-        left_out = reasons_left_out(config)
+    if share > plan.config.quality.max_bad_share:
+        left_out = plan.reasons_left_out
         reasons = {reason: count for reason, count in counts.dropped.items() if reason not in left_out}
         most = max(reasons, key=lambda reason: reasons[reason])
         rejected = _quarantined(quarantine, most, raw)
-        values = values_of(config.log, rejected)
+        values = values_of(plan.config.log, rejected)
         shown = f"; values of these rows: {', '.join(values)}" if len(values) > 1 else ""
-        example = f"{rejected[0].file}: {description(config.log, rejected[0])}{shown}"
+        example = f"{rejected[0].file}: {description(plan.config.log, rejected[0])}{shown}"
         raise DataError(
             f"{bad:,} of {counted(counts.rows_in, 'row')} of {raw.dt} do not parse ({share:.1%}; "
-            f"quality.max_bad_share={config.quality.max_bad_share:.1%}); number of rows by "
+            f"quality.max_bad_share={plan.config.quality.max_bad_share:.1%}); number of rows by "
             f"reason: {reasons}; the first with the reason {most}: {example}",
-            f"for the reason {most}: {remedy(config.log, 'log', rejected[0])}. All rejected rows are in "
+            f"for the reason {most}: {remedy(plan.config.log, 'log', rejected[0])}. All rejected rows are in "
             f"{quarantine.path}; if the run does not need them, raise quality.max_bad_share",
         )
     if bad and warn:
         log.info("%s: %d of %d rows quarantined (%.2f%%)", raw.dt, bad, counts.rows_in, 100 * share)
-    _check_times(config, raw, counts, warn)
+    _check_times(plan, raw, counts, warn)
 
 
-def _check_times(config: Config, raw: RawFiles, counts: DayCounts, warn: bool) -> None:
+def _check_times(plan: Plan, raw: RawFiles, counts: DayCounts, warn: bool) -> None:
     """Warns or raises DataError if too many used rows of a day have an event_time outside of the day."""
-    event_time, misdated, quality = config.log.event_time, counts.misdated, config.quality
+    event_time, misdated, quality = plan.config.log.event_time, counts.misdated, plan.config.quality
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
         return
     share = misdated.rows / counts.good
-    example = describe(event_time, misdated.earliest, config.log)
+    example = describe(event_time, misdated.earliest, plan.config.log)
     if misdated.latest != misdated.earliest:
-        example += f", and {describe(event_time, misdated.latest, config.log)}"
+        example += f", and {describe(event_time, misdated.latest, plan.config.log)}"
     if share > quality.max_misdated_share:
         raise DataError(
             f"{raw.dt}: {misdated.rows} of {counts.good} rows have an event_time outside of this day in "
-            f"{config.log.time_zone} ({share:.1%}; "
+            f"{plan.config.log.time_zone} ({share:.1%}; "
             f"quality.max_misdated_share={quality.max_misdated_share:.1%}); for example, "
             f"{example}; first file of the day: {raw.paths[0]}",
-            f"{_wrong_day_remedy(config.log, event_time)}. Otherwise deliver the raw log of {raw.dt} again, "
-            "or raise quality.max_misdated_share if these times are right",
+            f"{_wrong_day_remedy(plan.config.log, event_time)}. Otherwise deliver the raw log of {raw.dt} "
+            "again, or raise quality.max_misdated_share if these times are right",
         )
     if warn and quality.misdated_share_warn is not None and share > quality.misdated_share_warn:
         log.warning(
@@ -152,7 +151,7 @@ def _check_times(config: Config, raw: RawFiles, counts: DayCounts, warn: bool) -
             raw.dt,
             misdated.rows,
             counts.good,
-            config.log.time_zone,
+            plan.config.log.time_zone,
             100 * share,
             quality.misdated_share_warn,
             example,

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from conf.load import config_digest
-from conf.types import Config, Split
+from conf.types import Split
 from etl.quality.column_summary import Summary
 from etl.quality.counts import LABEL_CELLS, Column, feature_columns
 from etl.quality.new_values import Values
 from etl.quality.report_rates import Number
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.impression_log import impression_inputs
-from etl.raw.layout_digest import layout_digest
-from etl.workflow.preparation_methods import preparation
+from etl.workflow.feature_plan import Plan
 from storage.manifest import Manifest, current_manifest, digest_of
 from storage.paths import Lake, Partition
 from storage.publish import publish_facts
@@ -108,7 +107,7 @@ class Profile:
 
 
 def profiles_of(
-    config: Config,
+    plan: Plan,
     lake: Lake,
     pieces: Sequence[Piece],
     counted: CountedDays,
@@ -127,9 +126,9 @@ def profiles_of(
         The profiles, and the comparison of the last test day with the train days (CountedDays.figures_of).
         The comparison is None if no profile was missing.
     """
-    columns = feature_columns(config)
+    columns = feature_columns(plan)
     targets = [
-        _Target(piece, _partition(config, lake, piece), _inputs(config, piece, columns, counted))
+        _Target(piece, _partition(plan, lake, piece), _inputs(plan, piece, columns, counted))
         for piece in pieces
     ]
     manifests = {target.partition: current_manifest(target.partition, target.inputs) for target in targets}
@@ -163,27 +162,27 @@ class _Target:
     inputs: Mapping[str, str]
 
 
-def _partition(config: Config, lake: Lake, piece: Piece) -> Partition:
-    return lake.profiles(config.name, piece.split if piece.cut else None).partition(piece.raw.dt)
+def _partition(plan: Plan, lake: Lake, piece: Piece) -> Partition:
+    return lake.profiles(plan.config.name, piece.split if piece.cut else None).partition(piece.raw.dt)
 
 
-def _inputs(config: Config, piece: Piece, columns: Sequence[Column], counted: CountedDays) -> dict[str, str]:
+def _inputs(plan: Plan, piece: Piece, columns: Sequence[Column], counted: CountedDays) -> dict[str, str]:
     """Returns, by name, the digest of each input of a profile."""
     kinds = [[column.name, column.kind] for column in columns]
-    split = config_digest(config, "split") if piece.cut else ""
+    split = config_digest(plan.config, "split") if piece.cut else ""
     inputs = {
         "raw": piece.raw.digest,
-        "layout": layout_digest(config),
-        "profile": digest_of([FORMAT, kinds, config_digest(config, "negatives"), split, True]),
-        **impression_inputs(config, piece.raw),
-        **preparation(config),
+        "layout": plan.layout,
+        "profile": digest_of([FORMAT, kinds, config_digest(plan.config, "negatives"), split, True]),
+        **impression_inputs(plan.config, piece.raw),
+        **plan.methods,
     }
     if counted is not None:
         return inputs | counted.table_inputs(piece.raw)
-    for section, table in (("users", config.users), ("items", config.items)):
+    for section, table in (("users", plan.config.users), ("items", plan.config.items)):
         if table:
             inputs[section] = require_raw(
-                config, table, piece.raw.dt, f"{section}.path", piece.raw.recorder
+                plan.config, table, piece.raw.dt, f"{section}.path", piece.raw.recorder
             ).digest
     return inputs
 

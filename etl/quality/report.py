@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conf.types import SPLITS, Config, Split
+from conf.types import SPLITS, Split
 from etl.quality.checks import Finding, check_limits, require_no_stop
 from etl.quality.counts import feature_columns
 from etl.quality.new_values import Values
@@ -27,6 +27,7 @@ from etl.quality.profile import (
 )
 from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
 from etl.raw.files import RawFiles
+from etl.workflow.feature_plan import Plan
 from metrics.psi import bin_names, bin_numbers, drift_of
 from storage.manifest import combined_digest, is_published, read_manifest
 from storage.paths import Lake
@@ -54,7 +55,7 @@ class DataReport:
 
 
 def report_quality(
-    config: Config,
+    plan: Plan,
     lake: Lake,
     run_date: str,
     splits: Mapping[Split, list[RawFiles]],
@@ -75,11 +76,11 @@ def report_quality(
         DataError: a figure is above its limit `quality.<check>_stop`, or a profile or the report cannot be
             published (see `storage.publish`).
     """
-    cut = config.split.by != "day"
+    cut = plan.is_divided
     pieces = [Piece(raw, split, cut) for split in SPLITS for raw in splits[split]]
     ordered = sorted(pieces, key=lambda piece: (piece.raw.dt, SPLITS.index(piece.split)))
-    profiles, new_values = profiles_of(config, lake, ordered, counted)
-    partition = lake.quality(config.name).partition(run_date)
+    profiles, new_values = profiles_of(plan, lake, ordered, counted)
+    partition = lake.quality(plan.config.name).partition(run_date)
     inputs = {
         "profiles": combined_digest((f"{p.piece.split} {p.manifest.digest}" for p in profiles), lake.recorder)
     }
@@ -87,9 +88,9 @@ def report_quality(
     if known is not None and dict(known.inputs) == inputs:
         compared = Comparison.from_facts(known.facts)
     else:
-        compared = _compare(config, profiles, counted, new_values)
-    draws, drawn_columns = config.negatives is not None, config.drawn_columns
-    findings = check_limits(config.quality, config.split, compared, draws, drawn_columns)
+        compared = _compare(plan, profiles, counted, new_values)
+    draws, drawn_columns = plan.config.negatives is not None, plan.config.drawn_columns
+    findings = check_limits(plan.config.quality, plan.config.split, compared, draws, drawn_columns)
     facts: dict[str, Any] = {**compared.to_facts(), "findings": [finding.to_facts() for finding in findings]}
     if known is None or dict(known.inputs) != inputs or known.facts != json.loads(json.dumps(facts)):
         publish_facts(partition, inputs=inputs, facts=facts)
@@ -102,7 +103,7 @@ def report_quality(
 
 
 def _compare(
-    config: Config,
+    plan: Plan,
     profiles: list[Profile],
     counted: CountedDays,
     values: Mapping[str, Values] | None,
@@ -115,7 +116,7 @@ def _compare(
     today = [profile for profile in profiles if profile.piece.split == "test"][-1]
     if values is None:
         days = compared_days([profile.piece for profile in profiles])
-        _, values = counted.figures_of([], *days, feature_columns(config))
+        _, values = counted.figures_of([], *days, feature_columns(plan))
     columns = (
         _column_report(name, column, [profile.columns[name] for profile in train], values.get(name, Values()))
         for name, column in today.columns.items()

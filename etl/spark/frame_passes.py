@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.types import Config, Split
+from conf.types import Split
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.quality.day_counts import DayCounts
 from etl.raw.files import RawFiles
@@ -25,6 +25,7 @@ from etl.split.time_split import SPLIT
 from etl.text.file_layout import layout_of_days
 from etl.text.scanned_day import ScannedDay
 from etl.text.stored_rows import LINE, TASK, RowsFile
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.arrow_frames import spark_types
 from spark.workers import Workers
@@ -40,9 +41,9 @@ log = logging.getLogger("nightrank.etl")
 class FramePasses(PreparedPasses):
     """The passes over days whose rows Spark prepares."""
 
-    def __init__(self, workers: Workers, config: Config, lake: Lake) -> None:
-        self._earlier: LastClicks | None = clicks_before(workers, config, lake)
-        super().__init__(workers, config, lake, self._earlier.digest_before if self._earlier else None)
+    def __init__(self, workers: Workers, plan: Plan, lake: Lake) -> None:
+        self._earlier: LastClicks | None = clicks_before(workers, plan, lake)
+        super().__init__(workers, plan, lake, self._earlier.digest_before if self._earlier else None)
 
     def encode_days(
         self,
@@ -70,26 +71,26 @@ class FramePasses(PreparedPasses):
         rules: Rules,
     ) -> Manifest:
         splits: tuple[Split, ...] = ("train", "validation", "test")
-        if self._is_divided:
+        if self._plan.is_divided:
             parts = [self._frame_of(dt, split).withColumn(SPLIT, F.lit(split)) for split in splits]
             rows = parts[0].unionByName(parts[1]).unionByName(parts[2])
         else:
             rows = self._frame_of(dt, None)
         return publish(
-            workflow.apply(rows, keep=[SPLIT] if self._is_divided else []),
+            workflow.apply(rows, keep=[SPLIT] if self._plan.is_divided else []),
             partition,
             inputs=inputs,
-            row_group_rows=self._config.output.row_group_rows,
+            row_group_rows=self._plan.config.output.row_group_rows,
             rows_in=counts.rows_in,
             dropped=counts.dropped,
             rules=rules,
-            split_column=SPLIT if self._is_divided else None,
-            grace_hours=self._config.output.grace_hours,
+            split_column=SPLIT if self._plan.is_divided else None,
+            grace_hours=self._plan.config.output.grace_hours,
             **self._expected_rows(counts.good),
         )
 
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
-        layout = layout_of_days(self._config, days)
+        layout = layout_of_days(self._plan, days)
         columns = self._log_columns()
         folders = [self._prepared(raw.dt).file(f"{new_attempt(self._prepared(raw.dt))}-rows") for raw in days]
 
@@ -106,8 +107,8 @@ class FramePasses(PreparedPasses):
                     file_io.filesystem(folder)[0].delete_file(file.path)
 
     def _publish_prepared(self, day: ScannedDay) -> None:
-        raw, config = day.raw, self._config
-        rows = prepare_frame(self._workers, config, self._stored_rows(day), raw, self._earlier)
+        raw, config = day.raw, self._plan.config
+        rows = prepare_frame(self._workers, self._plan, self._stored_rows(day), raw, self._earlier)
         kept = [name for name in (*self._columns(), SPLIT) if name in rows.columns]
         good = sum(summary.good for _, summary in day.split_summaries())
         manifest = publish(
@@ -115,7 +116,7 @@ class FramePasses(PreparedPasses):
             self._prepared(raw.dt),
             inputs=self._prepared_inputs(raw),
             row_group_rows=config.output.row_group_rows,
-            split_column=SPLIT if self._is_divided else None,
+            split_column=SPLIT if self._plan.is_divided else None,
             grace_hours=config.output.grace_hours,
             **self._expected_rows(good),
         )
@@ -137,10 +138,10 @@ class FramePasses(PreparedPasses):
         )
 
     def _stored_types(self) -> dict[str, pa.DataType]:
-        types = column_types(self._config, self._log_columns())
+        types = column_types(self._plan, self._log_columns())
         return {name: types[name] for name in self._log_columns()}
 
     def _expected_rows(self, good: int) -> dict[str, Any]:
         """Returns the number of rows to publish as an argument of `publish`, if it is known."""
-        adds = self._config.negatives is not None or not self._plan.keeps_rows
-        return {} if adds or self._is_divided else {"expected_rows": good}
+        adds = self._plan.config.negatives is not None or not self._plan.keeps_rows
+        return {} if adds or self._plan.is_divided else {"expected_rows": good}

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.types import Config, History
+from conf.types import History
 from etl.raw.click_days import click_days
 from etl.raw.files import RawFiles
 from etl.spark.histories import ARRAY, CLICKS, last_clicks, merge_days
 from etl.spark.log_frames import ordered_rows
+from etl.workflow.feature_plan import Plan
 from spark.workers import Workers
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, combined_digest
@@ -32,7 +33,7 @@ class LastClicks:
     """
 
     workers: Workers
-    config: Config
+    plan: Plan
     history: History
     lake: Lake
 
@@ -53,27 +54,27 @@ class LastClicks:
         return combined_digest((manifest.digest for manifest in self._days(day)), self.lake.recorder)
 
     def _days(self, day: str) -> list[Manifest]:
-        return click_days(self.config, self.history, self.lake, day, self._publish)
+        return click_days(self.plan.config, self.history, self.lake, day, self._publish)
 
     def _publish(self, raw: RawFiles, partition: Partition, inputs: dict[str, str]) -> Manifest:
-        clicks = last_clicks(ordered_rows(self.workers, self.config, raw), self.history.length)
-        times = [F.col(f"{CLICKS}.time").alias("times")] if self.config.log.event_time else []
+        clicks = last_clicks(ordered_rows(self.workers, self.plan, raw), self.history.length)
+        times = [F.col(f"{CLICKS}.time").alias("times")] if self.plan.config.log.event_time else []
         return publish(
             clicks.select(USER_KEY, F.col(f"{CLICKS}.item").alias("items"), *times),
             partition,
             inputs=inputs,
-            row_group_rows=self.config.output.row_group_rows,
+            row_group_rows=self.plan.config.output.row_group_rows,
             rules=Rules([USER_KEY]),
             sort_by=[USER_KEY],
-            grace_hours=self.config.output.grace_hours,
+            grace_hours=self.plan.config.output.grace_hours,
         )
 
 
-def clicks_before(workers: Workers, config: Config, lake: Lake) -> LastClicks | None:
+def clicks_before(workers: Workers, plan: Plan, lake: Lake) -> LastClicks | None:
     """Returns what reads the clicks of earlier days; None without histories, or if the log is one table."""
-    if config.history is None or config.split.by != "day":
+    if plan.config.history is None or plan.is_divided:
         return None
-    return LastClicks(workers, config, config.history, lake)
+    return LastClicks(workers, plan, plan.config.history, lake)
 
 
 def _as_clicks(rows: DataFrame) -> DataFrame:

@@ -8,13 +8,13 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from conf.types import Config
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.raw.text_values import ARROW_TYPES
 from etl.text.file_layout import FileLayout, layout_of_days
 from etl.text.parse_block import read_split
 from etl.text.row_source import columns_to_parse
+from etl.workflow.feature_plan import Plan
 from etl.workflow.row_values import decoded
 from spark.arrow_frames import frame_of
 from spark.workers import Workers
@@ -30,21 +30,21 @@ _FIXED = {
 }
 
 
-def ordered_rows(workers: Workers, config: Config, raw: RawFiles, columns: Sequence[str] = ()) -> DataFrame:
+def ordered_rows(workers: Workers, plan: Plan, raw: RawFiles, columns: Sequence[str] = ()) -> DataFrame:
     """Returns the good rows of a day's log as a lazy frame.
 
     The columns are row_id, label, keys, event_time and weight if the configuration has them, and `columns`.
     Here row_ids are only ordered as the lines of the log: they are not the indices of the lines.
 
     Args:
-        workers, config, raw: the workers, the configuration, and the files of the day.
+        workers, plan, raw: the workers, the plan of the run, and the files of the day.
         columns: raw columns to read as well.
 
     Raises:
         DataError, ConfigError: a file is damaged or lacks a column.
     """
-    layout = layout_of_days(config, [raw])
-    types = column_types(config, columns)
+    layout = layout_of_days(plan, [raw])
+    types = column_types(plan, columns)
     schema = pa.schema([(ROW_ID, pa.int64()), *types.items()])
     splits = tuple(layout.reader.splits())
     parsed = columns_to_parse(layout, columns)
@@ -52,13 +52,13 @@ def ordered_rows(workers: Workers, config: Config, raw: RawFiles, columns: Seque
     return frame_of(workers.spark, workers.run(len(splits), task, schema))
 
 
-def column_types(config: Config, columns: Sequence[str]) -> Mapping[str, pa.DataType]:
+def column_types(plan: Plan, columns: Sequence[str]) -> Mapping[str, pa.DataType]:
     """Returns the types of the columns of good rows: what the rules of the log compute, and raw columns."""
-    times = [EVENT_TIME] if config.log.event_time else []
-    weights = [WEIGHT] if config.log.label.weights is not None else []
-    fixed = [*raw_keys(config.keys), *times, LABEL, *weights]
+    times = [EVENT_TIME] if plan.config.log.event_time else []
+    weights = [WEIGHT] if plan.config.log.label.weights is not None else []
+    fixed = [*raw_keys(plan.config.keys), *times, LABEL, *weights]
     types = {name: _FIXED[name] for name in fixed}
-    return types | {name: ARROW_TYPES[config.log.types[name]] for name in columns if name not in types}
+    return types | {name: ARROW_TYPES[plan.config.log.types[name]] for name in columns if name not in types}
 
 
 def _rows_of(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from conf.types import Config
 from etl.raw.erased_rows import erased_of_table, is_erased
 from etl.raw.files import RawFiles
 from etl.spark.attribute_frames import read_attributes
@@ -18,19 +17,19 @@ from etl.spark.last_clicks import LastClicks
 from etl.spark.shown_positions import add_positions
 from etl.split.negatives import add_negatives
 from etl.split.time_split import DAY, assign_split
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import Plan
 from spark.workers import Workers
 
 
 def prepare_frame(
-    workers: Workers, config: Config, rows: DataFrame, raw: RawFiles, earlier: LastClicks | None
+    workers: Workers, plan: Plan, rows: DataFrame, raw: RawFiles, earlier: LastClicks | None
 ) -> DataFrame:
     """Returns the prepared rows of one day, with keys, label, raw columns, attributes and the day (`_day`).
 
     If one partition contains all splits (`split.by` is not `day`), the rows also have a column `split`.
 
     Args:
-        workers, config: the workers and the configuration of the run.
+        workers, plan: the workers and the plan of the run.
         rows: the good rows of the day, with row_id, label, keys, event_time, weight and raw columns.
         raw: the files of the day.
         earlier: reads the clicks of earlier days; None if histories need none.
@@ -39,26 +38,28 @@ def prepare_frame(
         DataError: see the called functions.
     """
     spark = workers.spark
-    if config.split.by != "day":
-        rows = assign_split(rows, config.split)
-    if config.history:
-        rows = add_history(rows, config.history, earlier.before(raw.dt) if earlier else None)
-    if config.negatives and config.keys:
-        weighted = config.log.label.weights is not None
-        rows = add_negatives(rows, config.negatives, config.keys.item, weighted)
-    rows = add_positions(workers, config, rows, raw)
-    if config.keys:
+    if plan.is_divided:
+        rows = assign_split(rows, plan.config.split)
+    if plan.config.history:
+        rows = add_history(rows, plan.config.history, earlier.before(raw.dt) if earlier else None)
+    if plan.config.negatives and plan.config.keys:
+        weighted = plan.config.log.label.weights is not None
+        rows = add_negatives(rows, plan.config.negatives, plan.config.keys.item, weighted)
+    rows = add_positions(workers, plan, rows, raw)
+    if plan.config.keys:
         for section, table, key in (
-            ("users", config.users, config.keys.user),
-            ("items", config.items, config.keys.item),
+            ("users", plan.config.users, plan.config.keys.user),
+            ("items", plan.config.items, plan.config.keys.item),
         ):
             if table:
-                attributes = read_attributes(spark, config, table, key, section, raw.dt, key, raw.recorder)
-                erased = erased_of_table(config, table, raw.dt) if section == "users" else None
+                attributes = read_attributes(
+                    spark, plan.config, table, key, section, raw.dt, key, raw.recorder
+                )
+                erased = erased_of_table(plan.config, table, raw.dt) if section == "users" else None
                 if erased is not None:
                     attributes = attributes.where(~is_erased(F.col(key).cast("string"), erased))
                 rows = rows.join(attributes, key, "left")
     rows = rows.withColumn(DAY, F.lit(raw.dt))
-    for changer in plan(config).changers:
+    for changer in plan.changers:
         rows = changer.apply(rows)
     return rows

@@ -16,10 +16,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.serving_types import Impressions
-from conf.types import Config
 from etl.raw.files import RawFiles
 from etl.raw.impression_log import impressions_of
 from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
+from etl.workflow.feature_plan import Plan
 from spark.arrow_frames import frame_of
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
@@ -27,26 +27,26 @@ from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 _POSITION, _IS_ROW = "position", "_is_row"
 
 
-def add_positions(workers: Workers, config: Config, rows: DataFrame, raw: RawFiles) -> DataFrame:
+def add_positions(workers: Workers, plan: Plan, rows: DataFrame, raw: RawFiles) -> DataFrame:
     """Adds the column `serving.impressions.row_column` (bigint), unless it is not configured.
 
     Logs a warning if too many impressions are invalid. They give no position.
 
     Args:
-        workers, config: the workers and the configuration of the run.
+        workers, plan: the workers and the plan of the run.
         rows: rows of one day, with user_key, item_key and, if the log has it, event_time.
         raw: the files of the day's click log.
 
     Raises:
         DataError: a file of the day's impressions cannot be read.
     """
-    settings = config.serving.row_positions
+    settings = plan.config.serving.row_positions
     if settings is None or settings.row_column is None:
         return rows
-    files = impressions_of(config, raw)
+    files = impressions_of(plan.config, raw)
     if files is None:
         return rows.withColumn(settings.row_column, F.lit(None).cast("bigint"))
-    logged = frame_of(workers.spark, read_impressions(workers, config, files))
+    logged = frame_of(workers.spark, read_impressions(workers, plan.config, files))
     _check(logged, settings, raw.dt)
     # Spark reads the files again for the join. If one cannot be read any more, the job must stop.
     readable = F.when(F.col(ERROR).isNotNull(), F.raise_error(F.col(ERROR)).cast("boolean"))

@@ -6,13 +6,15 @@ A negative is a row of a user with an item for which the user has no row in the 
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
-
+from conf.lazy_pyspark import F, Window
 from conf.types import SPLITS, Negatives
 from etl.split.time_split import SPLIT
 from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 # Part of the digest of prepared rows. Change it when the code would draw other negatives for the same log.
 DRAW = "from the split of the row and before"

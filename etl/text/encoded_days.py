@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from conf.types import Config, Split
+from conf.types import Split
 from etl.quality.day_counts import DayCounts
 from etl.raw.file_splits import FileSplit
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.parsed_splits import SavedBlock
 from etl.text.publish_value_counts import file_name
 from etl.text.row_source import RowSource
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
 from storage.manifest import Manifest
@@ -50,7 +51,7 @@ class EncodeDay:
 
 def encode_days(
     workers: Workers,
-    config: Config,
+    plan: Plan,
     table: Table,
     workflow: FittedWorkflow,
     source: RowSource,
@@ -60,7 +61,7 @@ def encode_days(
     """Writes the feature partitions of days in one pass, and publishes them.
 
     Args:
-        workers, config: run the tasks; the configuration of the run.
+        workers, plan: run the tasks; the plan of the run.
         table: the table of features of the workflow.
         workflow: computes the features.
         source: reads the file splits of the parts.
@@ -91,7 +92,9 @@ def encode_days(
                 )
             )
         tasks_of_day[dt] = range(start, len(tasks))
-    encoding = Encoding(source, workflow.chains, workflow.spec, workflow.local, config.output.row_group_rows)
+    encoding = Encoding(
+        source, workflow.chains, workflow.spec, workflow.local, plan.config.output.row_group_rows
+    )
     written = encode_splits(workers, tasks, encoding)
     return {
         dt: publish_files(
@@ -105,7 +108,7 @@ def encode_days(
             rows_in=day.counts.rows_in,
             dropped=day.counts.dropped,
             rules=rules,
-            grace_hours=config.output.grace_hours,
+            grace_hours=plan.config.output.grace_hours,
         )
         for dt, day in days.items()
     }

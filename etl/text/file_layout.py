@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from conf.raw_types import RawTable
-from conf.types import Column, Config, EventTime, Keys, Label
+from conf.types import Column, EventTime, Keys, Label
 from etl.ops.base import Type
 from etl.ops.frames import RowFilter
 from etl.raw.erased_rows import erased_of_day
 from etl.raw.files import RawFiles
 from etl.readers.base import TableReader
 from etl.readers.discovery import open_table
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import Plan
 from storage.erased_users import ErasedUsers
 
 
@@ -54,27 +54,27 @@ class FileLayout:
         return self.table.types
 
 
-def layout_of_days(config: Config, days: Sequence[RawFiles]) -> FileLayout:
+def layout_of_days(plan: Plan, days: Sequence[RawFiles]) -> FileLayout:
     """Returns the layout of the files of some days, without the rows of erased users.
 
     Raises:
         DataError: see `file_layout`.
     """
-    layout = file_layout(config, tuple(path for raw in days for path in raw.paths))
-    erased = {raw: users for raw in days if (users := erased_of_day(config, raw.dt)) is not None}
+    layout = file_layout(plan, tuple(path for raw in days for path in raw.paths))
+    erased = {raw: users for raw in days if (users := erased_of_day(plan.config, raw.dt)) is not None}
     return replace(layout, erased={path: users for raw, users in erased.items() for path in raw.paths})
 
 
-def file_layout(config: Config, paths: tuple[str, ...]) -> FileLayout:
+def file_layout(plan: Plan, paths: tuple[str, ...]) -> FileLayout:
     """Returns the layout of a log's files.
 
     Raises:
         DataError, ConfigError: see etl.readers.base.TableReader.open.
         ConfigError: an operator that drops rows has no form for blocks of rows.
     """
-    log = config.log
-    filters = plan(config).filters
+    log = plan.config.log
+    filters = plan.filters
     for row_filter in filters:
         row_filter.inputs(log.types)  # raises an error if the operator has no form for blocks
     reader = open_table(log, paths, log.event_time)
-    return FileLayout(reader, log.label, config.keys, log.event_time, filters)
+    return FileLayout(reader, log.label, plan.config.keys, log.event_time, filters)

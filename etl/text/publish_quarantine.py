@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.types import Config
 from etl.raw.misdated import MISDATED, Misdated, bounds_of_day
 from etl.text.scanned_day import ScannedDay
-from etl.workflow.feature_plan import reasons_left_out
+from etl.workflow.feature_plan import Plan
 from storage.feature_spec import ROW_ID
 from storage.paths import Partition
 from storage.publish import publish, publish_files
@@ -34,7 +33,7 @@ _SCHEMA = pa.schema(
 
 
 def publish_quarantine(
-    config: Config,
+    plan: Plan,
     partition: Partition,
     day: ScannedDay,
     scanned: pa.Table | DataFrame,
@@ -43,7 +42,7 @@ def publish_quarantine(
     """Publishes the lines of a day that cannot be parsed, with their line numbers.
 
     Args:
-        config: the configuration of the run.
+        plan: the plan of the run.
         partition: the day's partition of the quarantine table.
         day: the day to publish.
         scanned: the result of `scan_splits`.
@@ -55,8 +54,8 @@ def publish_quarantine(
     misdated = Misdated()
     for _, summary in day.split_summaries():
         misdated += summary.misdated
-    counted = bounds_of_day(config, day.raw.dt) is not None
-    filtered = reasons_left_out(config)
+    counted = bounds_of_day(plan.config, day.raw.dt) is not None
+    filtered = plan.reasons_left_out
     bad = sum(count for reason, count in dropped.items() if reason not in filtered)
     shared: dict[str, Any] = {
         "inputs": inputs,
@@ -64,15 +63,15 @@ def publish_quarantine(
         "rows_in": sum(summary.good for _, summary in day.split_summaries()) + sum(dropped.values()),
         "dropped": dict(sorted(dropped.items())),
         "facts": {MISDATED: misdated.to_facts()} if counted else {},
-        "grace_hours": config.output.grace_hours,
+        "grace_hours": plan.config.output.grace_hours,
     }
     if not bad or isinstance(scanned, pa.Table):
         rows = _numbered(day, scanned, filtered) if isinstance(scanned, pa.Table) else _SCHEMA.empty_table()
-        files = write_table(rows, partition, config.output.row_group_rows)
+        files = write_table(rows, partition, plan.config.output.row_group_rows)
         publish_files(partition, dict.fromkeys(files), **shared)
     else:
         rows_of_day = _numbered_frame(day, scanned, filtered)
-        group_rows = config.output.row_group_rows
+        group_rows = plan.config.output.row_group_rows
         publish(rows_of_day, partition, row_group_rows=group_rows, sort_by=[ROW_ID], **shared)
 
 

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conf.errors import DataError
-from conf.types import SPLITS, Config
+from conf.types import SPLITS
 from etl.text.cut_counts import CountedRows
 from etl.text.scanned_day import ScannedDay
+from etl.workflow.feature_plan import Plan
 from storage.paths import Partition
 from storage.publish import publish_files
 
 
 def publish_counts(
-    config: Config,
+    plan: Plan,
     partition: Partition,
     day: ScannedDay,
     attempt: str,
@@ -26,7 +27,7 @@ def publish_counts(
     If the day is divided into splits, each file has the label of its split.
 
     Args:
-        config: the configuration of the run.
+        plan: the plan of the run.
         partition: the day's partition of the table of value counts.
         day: the day to publish.
         attempt: folder of the files below the partition (storage.publish.new_attempt).
@@ -69,7 +70,7 @@ def publish_counts(
         inputs=inputs,
         expected_rows=rows,
         facts=facts,
-        grace_hours=config.output.grace_hours,
+        grace_hours=plan.config.output.grace_hours,
     )
 
 

@@ -15,10 +15,9 @@ from pyspark.sql import DataFrame
 
 from conf.dates import days_since_epoch
 from conf.load import config_digest
-from conf.types import Config, Split
+from conf.types import Split
 from etl.fit.block_frames import frame_of_blocks
 from etl.fit.fit_inputs import TrainingBlocks
-from etl.ops.base import LISTS
 from etl.quality.column_summary import Summary
 from etl.quality.counts import LABEL_CELLS, Column
 from etl.quality.day_counts import DayCounts, check_day
@@ -26,7 +25,6 @@ from etl.quality.new_values import Values
 from etl.quality.profile import Piece
 from etl.raw.file_splits import FileSplit, share_threads
 from etl.raw.files import RawFiles
-from etl.raw.layout_digest import layout_digest
 from etl.raw.misdated import bounds_of_day
 from etl.split.time_split import CUT, no_good_row, no_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
@@ -43,7 +41,7 @@ from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for
 from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
-from etl.workflow.feature_plan import Plan, plan
+from etl.workflow.feature_plan import Plan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
@@ -78,33 +76,11 @@ class _ScannedSplit:
     parts: tuple[tuple[Split, int, int], ...] | None = None
 
 
-def preparations(config: Config) -> list[str]:
-    """Returns what rows get, or how they change, before values are counted and features computed.
-
-    Attributes, negatives, histories and positions are added to rows, and operators may change rows. A split
-    by the times of rows, or by the rows of each user, also needs all rows of a day, or of a user. The result
-    is empty if the rows of the log need no preparation.
-    """
-    split = config.split.by
-    applies = {
-        "histories": config.history is not None,
-        "negatives": config.negatives is not None,
-        "positions": config.serving.row_column is not None,
-        "table of users": config.users is not None,
-        "table of items": config.items is not None,
-        **{f"`{changer.name}`": True for changer in plan(config).changers},
-        "split of the rows of each user": split == "leave_last_out",
-        "split by event time": split == "fraction" and config.log.event_time is not None,
-    }
-    return [name for name, needed in applies.items() if needed]
-
-
 class TextPasses:
     """The two passes over the days of one run of build_features."""
 
-    def __init__(self, workers: Workers, config: Config, lake: Lake) -> None:
-        self._workers, self._config, self._lake = workers, config, lake
-        self._plan: Plan = plan(config)
+    def __init__(self, workers: Workers, plan: Plan, lake: Lake) -> None:
+        self._workers, self._plan, self._lake = workers, plan, lake
         self._splits: dict[str, list[_ScannedSplit]] = {}
         self._scratch: dict[FileSplit, Sequence[CountedBlock]] = {}  # of each split that this run has scanned
 
@@ -148,10 +124,10 @@ class TextPasses:
         day = days_since_epoch(raw.dt)
         manifest = require_manifest(partition, self._inputs(raw)[1])
         values = manifest.facts["values"]
-        if not self._is_cut:
+        if not self._plan.is_divided:
             return Counts(tuple((path, day) for path in data_files(partition, manifest)), day, values)
         files = tuple((path, day) for path in data_files(partition, manifest, split))
-        none = dict.fromkeys((LABEL_CELLS, *self._counted_columns()), 0)
+        none = dict.fromkeys((LABEL_CELLS, *self._plan.counted_columns), 0)
         return Counts(files, day, values.get(split, none))
 
     def figures_of(
@@ -209,7 +185,7 @@ class TextPasses:
         """
         return encode_days(
             self._workers,
-            self._config,
+            self._plan,
             self._lake.features(workflow.version),
             workflow,
             LogRows(self._layout([raw for raw, _, _ in days.values()])),
@@ -240,21 +216,15 @@ class TextPasses:
             first_row += scanned.lines
         return parts
 
-    def _counted_columns(self) -> list[str]:
-        """Returns the raw columns whose values are counted. They are inputs of features, and no lists."""
-        inputs = {name for chain in self._plan.chains for name in chain.inputs}
-        types = self._config.log.types
-        return [name for name, kind in types.items() if name in inputs and kind not in LISTS]
-
     def _layout(self, days: Sequence[RawFiles]) -> FileLayout:
-        return layout_of_days(self._config, days)
+        return layout_of_days(self._plan, days)
 
     def _inputs(self, raw: RawFiles) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the inputs for two manifests of a day: of its quarantine, and of its value counts."""
-        shared = {"raw": raw.digest, "layout": layout_digest(self._config)}
-        counted = {**shared, "columns": digest_of([_COUNTS_FORMAT, *self._counted_columns()])}
-        if self._is_cut:
-            counted["split"] = digest_of([CUT, config_digest(self._config, "split")])
+        shared = {"raw": raw.digest, "layout": self._plan.layout}
+        counted = {**shared, "columns": digest_of([_COUNTS_FORMAT, *self._plan.counted_columns])}
+        if self._plan.is_divided:
+            counted["split"] = digest_of([CUT, config_digest(self._plan.config, "split")])
         return shared, counted
 
     def _scan(self, days: Sequence[RawFiles]) -> None:
@@ -275,23 +245,23 @@ class TextPasses:
             buckets = buckets_for(sum(file_split.bytes for file_split in file_splits), BUCKET_BYTES)
             for index, file_split in enumerate(file_splits):
                 path = partition.file(f"{attempts[raw.dt]}/part-{index:05d}.parquet")
-                bounds = bounds_of_day(self._config, raw.dt)
+                bounds = bounds_of_day(self._plan.config, raw.dt)
                 tasks.append(ScanTask(file_split, path, buckets, f"{run_id}-{len(tasks)}", bounds))
-        scanned = scan_splits(self._workers, tasks, layout, self._counted_columns())
+        scanned = scan_splits(self._workers, tasks, layout, self._plan.counted_columns)
         try:
             summaries = collect_summaries(scanned)
             self._scratch |= {tasks[index].file_split: one.blocks for index, one in summaries.items()}
             scanned_days = [ScannedDay(raw, splits_of_day[raw.dt], summaries) for raw in days]
             for day in scanned_days:
                 partition = self._lake.quarantine.partition(day.raw.dt)
-                publish_quarantine(self._config, partition, day, scanned, self._inputs(day.raw)[0])
+                publish_quarantine(self._plan, partition, day, scanned, self._inputs(day.raw)[0])
             # When an executor is lost, Spark evaluates `scanned` again and writes files of counts under new
             # names. It never changes the files that the summaries refer to.
             for day in scanned_days:
                 partition = self._lake.value_counts.partition(day.raw.dt)
                 attempt = attempts[day.raw.dt]
-                parts = self._count_splits(day, tasks, layout) if self._is_cut else None
-                publish_counts(self._config, partition, day, attempt, self._inputs(day.raw)[1], parts)
+                parts = self._count_splits(day, tasks, layout) if self._plan.is_divided else None
+                publish_counts(self._plan, partition, day, attempt, self._inputs(day.raw)[1], parts)
         finally:
             release(scanned)
 
@@ -305,7 +275,7 @@ class TextPasses:
         """
         quarantine = self._lake.quarantine.partition(day.raw.dt)
         counts = DayCounts.from_manifest(read_manifest(quarantine))
-        check_day(self._config, day.raw, counts, quarantine, warn=False)
+        check_day(self._plan, day.raw, counts, quarantine, warn=False)
         if not counts.good:
             raise no_good_row() if counts.rows_in else no_row(day.raw.dt, day.raw.paths[0])
         places = [
@@ -313,7 +283,7 @@ class TextPasses:
             for task in day.splits
             for index, block in enumerate(day.summaries[task].blocks)
         ]
-        divided = rows_of_splits([block.good for _, _, block in places], self._config.split)
+        divided = rows_of_splits([block.good for _, _, block in places], self._plan.config.split)
         first_lines = [
             sum(earlier.lines for earlier in day.summaries[task].blocks[:index]) for task, index, _ in places
         ]
@@ -330,7 +300,7 @@ class TextPasses:
             for place, (task, index, block) in enumerate(places)
             if len(divided[place]) > 1
         }
-        counted = count_parts(self._workers, list(cut.values()), layout, self._counted_columns())
+        counted = count_parts(self._workers, list(cut.values()), layout, self._plan.counted_columns)
         of_cut = dict(zip(cut, counted, strict=True))
         parts: dict[int, list[CountedRows]] = {task: [] for task in day.splits}
         for place, (task, _, block) in enumerate(places):
@@ -339,11 +309,6 @@ class TextPasses:
                 CountedRows(part.split, first, end, block.values, block.file) for part in divided[place]
             ]
         return list(parts.values())
-
-    @property
-    def _is_cut(self) -> bool:
-        """Returns whether each day is divided into splits."""
-        return self._config.split.by != "day"
 
 
 def _by_path(file_splits: Sequence[FileSplit]) -> dict[str, list[FileSplit]]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from conf.errors import ConfigError
 from conf.types import AllItems, Config, ModelConfig, Popular
 from etl.ops.drop_low_cardinality import DropLowCardinality
-from etl.workflow.feature_plan import Plan, plan
+from etl.workflow.feature_plan import Plan, plan_of
 from etl.workflow.id_features import features_with_oov_id
 from reporting.monitoring.lineage_events import check_openlineage
 from scoring.candidates.package_sources import read_package_sources
@@ -31,7 +31,7 @@ def check_config(config: Config) -> None:
     Raises:
         ConfigError: a key breaks its rule; the error names the key.
     """
-    feature_plan = plan(config)
+    feature_plan = plan_of(config)
     for location, model in _models(config):
         with _located(location):
             read_settings(model)
@@ -55,7 +55,7 @@ def check_training(config: Config) -> None:
     Raises:
         ConfigError: a model cannot be trained; the error names the key.
     """
-    feature_plan = plan(config)
+    feature_plan = plan_of(config)
     features = _features(config, feature_plan)
     if config.train.negatives:
         require_no_pair_features(features.pairs)
@@ -87,7 +87,7 @@ def check_lists(config: Config) -> None:
     """
     if not config.keys:
         return
-    feature_plan = plan(config)
+    feature_plan = plan_of(config)
     require_no_pairs(_features(config, feature_plan).pairs)
     values = config.score.context
     chains = [chain for chain in feature_plan.chains if set(chain.outputs) & set(config.scopes.context)]

@@ -8,7 +8,7 @@ from conf.raw_types import RawTable
 from conf.types import Config
 from etl.raw.files import require_raw
 from etl.readers.table_heads import check_heads
-from etl.workflow.feature_plan import external_tables
+from etl.workflow.feature_plan import plan_of
 from scoring.delivery.sinks import check_access
 from scoring.rules.attributes import SECTION, files_of, typed_table
 from scoring.rules.request import attribute_table
@@ -74,7 +74,7 @@ def _tables(config: Config) -> dict[str, tuple[RawTable, str | None]]:
         )
     for index, table in enumerate(candidates.filters):
         tables[f"candidates.filters.{index}.path"] = table, table.item
-    return tables | {name: (table, None) for name, table in external_tables(config).items()}
+    return tables | {name: (table, None) for name, table in plan_of(config).external_tables.items()}
 
 
 def _is_static(path: str) -> bool:

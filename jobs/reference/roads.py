@@ -7,6 +7,7 @@ from pathlib import Path
 from conf.load import load_config
 from conf.types import Config
 from etl.passes import Road, road_of
+from etl.workflow.feature_plan import plan_of
 from scoring.candidates.candidate_tables import frames_needed
 from scoring.delivery.sinks import read_settings
 from training.launch.slots import cores_of_driver
@@ -105,7 +106,7 @@ def roads_page() -> str:
     rows = []
     for path in sorted(DATASETS.glob("*.yaml")):
         config = load_config(str(path))
-        here, cluster = (road_of(config, on_one_machine=one) for one in (True, False))
+        here, cluster = (road_of(plan_of(config), on_one_machine=one) for one in (True, False))
         prepared = ", ".join(here.prepared) or "nothing"
         ways = f"{_way(here)}; {'a JVM starts' if starts_jvm(config) else 'no JVM'} | {_way(cluster)}"
         of_run = "a JVM starts" if run_starts_jvm(config) else "no JVM"

@@ -10,6 +10,7 @@ from collections import Counter
 from etl.build import build
 from etl.checked_days import raw_days
 from etl.quality.day_counts import misdated_rows
+from etl.workflow.feature_plan import plan_of
 from jobs.checks import check_training
 from jobs.stages.workflows_of_run import workflows_of_run
 from spark.choose_workers import choose_workers
@@ -21,12 +22,11 @@ def run(context: RunContext) -> JobSummary:
     """Reads the raw log up to the run date, and publishes the tables that training and scoring read."""
     if context.config.workflow.mode == "retrain":  # the features are for a training
         check_training(context.config)
-    raw_days(
-        context.config, context.run_date, context.recorder
-    )  # reject a bad window before a session starts
+    plan = plan_of(context.config)
+    raw_days(plan, context.run_date, context.recorder)  # reject a bad window before a session starts
     parent, other = workflows_of_run(context)
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
-    built = build(workers, context.config, context.lake, context.run_date, parent, context.phase, other)
+    built = build(workers, plan, context.lake, context.run_date, parent, context.phase, other)
     dropped: Counter[str] = Counter()
     for counts in built.counts.values():
         dropped.update(counts.dropped)

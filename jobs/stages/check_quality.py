@@ -11,6 +11,7 @@ from collections import Counter
 from etl.build import applied_features
 from etl.checked_days import check_days, raw_days
 from etl.quality.day_counts import misdated_rows
+from etl.workflow.feature_plan import plan_of
 from jobs.stages.workflows_of_run import workflows_of_run
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
@@ -19,13 +20,12 @@ from storage.run_context import RunContext
 
 def run(context: RunContext) -> JobSummary:
     """Checks the raw log of the window of days that ends on the run date."""
-    raw_days(
-        context.config, context.run_date, context.recorder
-    )  # reject a bad window before a session starts
+    plan = plan_of(context.config)
+    raw_days(plan, context.run_date, context.recorder)  # reject a bad window before a session starts
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
-    config, lake, run_date = context.config, context.lake, context.run_date
-    has_features = applied_features(workers, config, lake, *workflows_of_run(context))
-    inspection = check_days(workers, config, lake, run_date, context.phase, has_features)
+    lake, run_date = context.lake, context.run_date
+    has_features = applied_features(workers, plan, lake, *workflows_of_run(context))
+    inspection = check_days(workers, plan, lake, run_date, context.phase, has_features)
     dropped: Counter[str] = Counter()
     for counts in inspection.counts.values():
         dropped.update(counts.dropped)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.id_features import id_feature_of
 from scoring.evaluation.list_relevance import Relevance
 from scoring.evaluation.measured_lists import CLICKS, ITEMS, NO_ITEMS, ItemCounts, MeasuredLists
@@ -32,7 +32,7 @@ def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Row
     keys, lake = context.config.keys, context.lake
     if keys is None:
         raise ValueError("internal error, please report: the section keys is not set")
-    feature_plan, spec = plan(context.config), read_spec(lake, version)
+    feature_plan, spec = plan_of(context.config), read_spec(lake, version)
     known = {feature.name for feature in spec.categorical}
     sides = []
     for column, key, table in (

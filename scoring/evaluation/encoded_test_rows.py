@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from etl.build import encode_split
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_workflow
 from scoring.inputs.feature_rows import read_split
 from spark.choose_workers import choose_workers
@@ -28,4 +29,4 @@ def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: s
         context.lake, workflow_version, config.output.broadcast_max_rows, engine, workers
     )
     read = partial(read_in_pieces, context)
-    return encode_split(workers, config, context.lake, workflow, context.run_date, "test", read)
+    return encode_split(workers, plan_of(config), context.lake, workflow, context.run_date, "test", read)

@@ -25,6 +25,7 @@ from etl.latest.latest_histories import histories_of
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
 from etl.quality.missing_rows import Section
 from etl.raw.files import require_raw
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.arrow_frames import frame_of
 from spark.choose_workers import workers_of
@@ -81,14 +82,14 @@ def rows_before_test(
     with_history = side == "user" and context.config.history is not None
     if attributes is None and not with_history and spec.workflow_version == dataset.workflow_version:
         return _latest_published(context, _published_rows(context, dataset, known), key, names, spec)
-    workers = workers_of(context)
+    workers, plan = workers_of(context), plan_of(context.config)
     workflow = load_workflow(
         context.lake,
         spec.workflow_version,
         context.config.output.broadcast_max_rows,
         workers=workers,
     )
-    of_history = features_of_history(context.config, workflow, names) if with_history else []
+    of_history = features_of_history(plan, workflow, names) if with_history else []
     columns = [name for name in names if name not in of_history]
     rows: Rows
     if attributes is not None:
@@ -96,7 +97,7 @@ def rows_before_test(
         of_log = None
         if missing_mode(context.config, section) == "serve":
             of_log = _latest_published(context, _published_rows(context, dataset, known), key, [], spec)
-        keyed = attributes_of(workers, context.config, context.run_date, section, of_log)
+        keyed = attributes_of(workers, plan, context.run_date, section, of_log)
         rows = encode_rows(workflow, keyed.rows, columns, key)
     elif spec.workflow_version == dataset.workflow_version:
         published = _published_rows(context, dataset, known)
@@ -105,11 +106,11 @@ def rows_before_test(
         rows = _latest_of_workflow(context, dataset, known, workflow, key, columns)
     if not of_history:
         return rows
-    raw_files = raw_days(context.config, context.run_date, context.recorder)
-    histories = histories_of(workers, context.config, context.lake, raw_files, before=before)
+    raw_files = raw_days(plan, context.run_date, context.recorder)
+    histories = histories_of(workers, plan, context.lake, raw_files, before=before)
     if histories is None:
         raise ValueError("internal error, please report: there are features of a history, but no history")
-    return select(with_histories(rows, workflow, histories, context.config, of_history), [key, *names])
+    return select(with_histories(rows, workflow, histories, plan, of_history), [key, *names])
 
 
 def _published_rows(context: RunContext, dataset: Dataset, splits: Sequence[Split]) -> list[PublishedRows]:
@@ -148,13 +149,14 @@ def _latest_of_workflow(
     are computed again, and published.
     """
     config, version = context.config, workflow.version
+    plan = plan_of(config)
     members = [(split, member.dt) for split in splits for member in dataset.splits.get(split, ())]
     days_of_log = [
         require_raw(config, config.log, dt, recorder=context.recorder)
         for dt in dict.fromkeys(dt for _, dt in members)
     ]
-    encoded = encoded_days(workers_of(context), config, context.lake, workflow, days_of_log)
-    table, divided = context.lake.features(version), config.split.by != "day"
+    encoded = encoded_days(workers_of(context), plan, context.lake, workflow, days_of_log)
+    table, divided = context.lake.features(version), plan.is_divided
     of_days = [
         PublishedRows(table.partition(dt), encoded[dt], split if divided else None) for split, dt in members
     ]

@@ -6,6 +6,7 @@ from etl.build import current_features, feature_inputs
 from etl.passes import earlier_clicks
 from etl.raw.files import RawFiles, require_raw
 from etl.read_day import read_clicks
+from etl.workflow.feature_plan import plan_of
 from scoring.candidates.clicks import CLICK_COLUMNS
 from spark.choose_workers import workers_of
 from spark.rows import Rows, read_rows
@@ -28,7 +29,7 @@ def rows_of_day(context: RunContext, day: str) -> Rows:
     published = _published_features(context, raw)
     if published is not None:
         return read_rows(context, *published, columns=CLICK_COLUMNS)
-    return read_clicks(workers_of(context), context.config, raw)
+    return read_clicks(workers_of(context), plan_of(context.config), raw)
 
 
 def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, Manifest] | None:
@@ -36,11 +37,11 @@ def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, 
 
     Returns None if there are none, or if they were computed from another log or by other settings.
     """
-    config, lake = context.config, context.lake
-    if config.split.by != "day" or not is_published(lake.datasets.partition(raw.dt)):
+    plan, lake = plan_of(context.config), context.lake
+    if plan.is_divided or not is_published(lake.datasets.partition(raw.dt)):
         return None
     version = read_dataset(lake, raw.dt).workflow_version
     partition = lake.features(version).partition(raw.dt)
-    earlier = earlier_clicks(workers_of(context), config, lake)
-    manifest = current_features(partition, feature_inputs(config, raw, version, earlier))
+    earlier = earlier_clicks(workers_of(context), plan, lake)
+    manifest = current_features(partition, feature_inputs(plan, raw, version, earlier))
     return None if manifest is None else (partition, manifest)

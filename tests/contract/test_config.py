@@ -13,7 +13,7 @@ from conf.errors import ConfigError
 from conf.load import config_digest, load_config
 from conf.types import expand_range
 from etl.raw.layout_digest import layout_digest
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,13 +47,13 @@ def _write(folder: Path, values: Any, name: str = "small.yaml") -> str:
 def test_every_dataset_of_ours_loads(path: Path) -> None:
     config = load_config(str(path))
     assert config.name == path.stem
-    assert plan(config).features
+    assert plan_of(config).features
 
 
 def test_ranges_are_expanded_in_order(tmp_path: Path) -> None:
     config = load_config(_write(tmp_path, SMALL))
     assert config.log.names == ["label", "I1", "I2", "I3", "user", "item"]
-    assert plan(config).features == ("I1", "I2", "I3")
+    assert plan_of(config).features == ("I1", "I2", "I3")
     assert expand_range("a{9..11}b") == ["a9b", "a10b", "a11b"]
     assert expand_range("plain") == ["plain"]
 
@@ -458,7 +458,7 @@ def test_the_event_time_may_be_named_so(tmp_path: Path) -> None:
     column = {"name": "event_time", "type": "int"}
     log = {**SMALL["log"], "columns": [*SMALL["log"]["columns"], column]}
     config = load_config(_write(tmp_path, {**SMALL, "log": {**log, "event_time": {"column": "event_time"}}}))
-    assert plan(config).features == ("I1", "I2", "I3")
+    assert plan_of(config).features == ("I1", "I2", "I3")
 
 
 @pytest.mark.parametrize("kind", ["float", "string"])
@@ -501,7 +501,7 @@ def test_features_named_like_our_columns_are_refused(tmp_path: Path, name: str) 
     ops = [{"rename": {"names": {"I1": name}}}]
     config = load_config(_write(tmp_path, {**SMALL, "features": [{**SMALL["features"][0], "ops": ops}]}))
     with pytest.raises(ConfigError, match=rf"features would add columns named \['{re.escape(name)}'\]"):
-        plan(config)
+        plan_of(config)
 
 
 @pytest.mark.parametrize("where, column", [("log.label", "label"), ("keys", "C1"), ("log.event_time", "I1")])

@@ -13,7 +13,7 @@ from conf.load import load_config
 from conf.types import Config
 from etl import passes
 from etl.passes import FramePasses, TaskPasses, TextPasses, passes_of, road_of
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 from jobs.reference.roads import DATASETS, roads_page, run_starts_jvm, starts_jvm
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
@@ -42,7 +42,9 @@ def test_a_shipped_configuration_starts_no_jvm_on_one_machine(path: Path, tmp_pa
     config = load_config(str(path))
     assert not starts_jvm(config)
     assert not run_starts_jvm(config)
-    chosen = passes_of(LocalWorkers(1, no_session, str(tmp_path)), config, Lake(str(tmp_path / "lake")))
+    chosen = passes_of(
+        LocalWorkers(1, no_session, str(tmp_path)), plan_of(config), Lake(str(tmp_path / "lake"))
+    )
     assert isinstance(chosen, TextPasses | TaskPasses)
     assert f"| `{path.name}` |" in roads_page()
 
@@ -76,7 +78,7 @@ def test_a_shipped_configuration_starts_no_jvm_on_one_machine(path: Path, tmp_pa
     ],
 )
 def test_what_is_prepared(name: str, overrides: tuple[str, ...], prepared: tuple[str, ...]) -> None:
-    road = road_of(shipped(name, *overrides), on_one_machine=True)
+    road = road_of(plan_of(shipped(name, *overrides)), on_one_machine=True)
     assert (road.kind, road.prepared) == ("prepared" if prepared else "log", prepared)
 
 
@@ -92,19 +94,19 @@ def test_what_is_prepared(name: str, overrides: tuple[str, ...], prepared: tuple
 def test_who_prepares_rows(
     name: str, overrides: tuple[str, ...], one_machine: bool, kind: str, by: str | None
 ) -> None:
-    road = road_of(shipped(name, *overrides), on_one_machine=one_machine)
+    road = road_of(plan_of(shipped(name, *overrides)), on_one_machine=one_machine)
     assert (road.kind, road.by) == (kind, by)
 
 
 def test_clusters_take_the_same_roads(spark: SparkSession, tmp_path: Path) -> None:
     for path in SHIPPED:
-        chosen = passes_of(SparkWorkers(spark), load_config(str(path)), Lake(str(tmp_path / "lake")))
+        chosen = passes_of(SparkWorkers(spark), plan_of(load_config(str(path))), Lake(str(tmp_path / "lake")))
         assert isinstance(chosen, TextPasses | FramePasses)
 
 
 def test_the_engine_arrow_is_a_choice_of_sparks_workers() -> None:
     config = shipped("generated", "workflow.engine=arrow")
-    assert road_of(config, on_one_machine=False).kind == "log"
+    assert road_of(plan_of(config), on_one_machine=False).kind == "log"
     assert starts_jvm(config)
 
 
@@ -112,21 +114,21 @@ def test_without_the_scanner_text_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(passes, "is_built", lambda: False)
     workers, lake = LocalWorkers(1, no_session, str(tmp_path)), Lake(str(tmp_path / "lake"))
     with pytest.raises(ConfigError, match="scanner of text is missing") as caught:
-        passes_of(workers, shipped("generated"), lake)
+        passes_of(workers, plan_of(shipped("generated")), lake)
     assert "make setup" in caught.value.remedy
-    passes_of(workers, shipped("shop_parquet"), lake)
+    passes_of(workers, plan_of(shipped("shop_parquet")), lake)
 
 
 def test_an_operator_with_only_a_form_for_frames_is_refused_on_one_machine(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = shipped("generated_named", "prepare=[{difference_lag: {by: [user_id], columns: [event_time]}}]")
-    changer = type(plan(config).changers[0])
+    changer = type(plan_of(config).changers[0])
     monkeypatch.delattr(changer, "apply_table")
     lake = Lake(str(tmp_path / "lake"))
     with pytest.raises(ConfigError, match="difference_lag changes rows only in Spark"):
-        passes_of(LocalWorkers(1, no_session, str(tmp_path)), config, lake)
-    assert isinstance(passes_of(SparkWorkers(spark), config, lake), FramePasses)
+        passes_of(LocalWorkers(1, no_session, str(tmp_path)), plan_of(config), lake)
+    assert isinstance(passes_of(SparkWorkers(spark), plan_of(config), lake), FramePasses)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from etl.build import feature_inputs
 from etl.checked_days import changed_since_counted
 from etl.fit.workflow_version import workflow_version
 from etl.raw.files import RawFiles, require_raw
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_workflow
 from jobs.stages.build_features import run as build_features
 from jobs.stages.erase_user import run as erase_user
@@ -106,7 +106,9 @@ def current_days(job: RunContext) -> set[str]:
     """The days whose features the next run would not build again."""
     version = read_dataset(job.lake, RUN_DATE).workflow_version
     table = job.lake.features(version)
-    inputs = {day: feature_inputs(job.config, raw_of(job.config, day), version, None) for day in DAYS}
+    inputs = {
+        day: feature_inputs(plan_of(job.config), raw_of(job.config, day), version, None) for day in DAYS
+    }
     return {day for day in DAYS if current_manifest(table.partition(day), inputs[day]) is not None}
 
 
@@ -161,12 +163,12 @@ def test_a_log_that_arrives_late_rebuilds_its_day(
     workflow = load_workflow(late.lake, version, config.output.broadcast_max_rows)
     train = [raw_of(config, day) for day in workflow.counted]
     assert [raw.dt for raw in train] == DAYS[:1]
-    assert workflow_version(config, plan(config), None, train) == version
-    assert changed_since_counted(config, workflow, train) == ()
+    assert workflow_version(plan_of(config), None, train) == version
+    assert changed_since_counted(plan_of(config), workflow, train) == ()
     write_impressions(Path(config.data), DAYS[0], ROWS[DAYS[0]][:-1])
     assert current_days(late) == set(DAYS[1:])
-    assert workflow_version(config, plan(config), None, train) != version
-    assert changed_since_counted(config, workflow, train) == (DAYS[0],)
+    assert workflow_version(plan_of(config), None, train) != version
+    assert changed_since_counted(plan_of(config), workflow, train) == (DAYS[0],)
 
 
 def test_an_erasure_leaves_out_users_and_rebuilds_no_day(job: RunContext, tmp_path: Path) -> None:

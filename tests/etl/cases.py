@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from conf.load import load_config
 from conf.types import Config
 from etl.build import BuildResult, build
+from etl.workflow.feature_plan import plan_of
 from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
 from storage.feature_spec import FeatureSpec
@@ -169,7 +170,7 @@ def run_build(
 ) -> BuildResult:
     """Builds the features of a run date without timing its phases."""
     chosen = workers if isinstance(workers, Workers) else SparkWorkers(workers)
-    return build(chosen, config, Lake(config.lake), run_date, parent, lambda _: nullcontext())
+    return build(chosen, plan_of(config), Lake(config.lake), run_date, parent, lambda _: nullcontext())
 
 
 def read_rows(partition: Partition, split: str | None = None) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from etl.spark.prepared_frame import prepare_frame
 from etl.text.file_layout import layout_of_days
 from etl.text.parse_block import read_split
 from etl.text.row_source import columns_to_parse
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.row_values import decoded
 from spark.arrow_frames import spark_types
 from spark.spark_workers import SparkWorkers
@@ -32,8 +33,8 @@ def rows_of_log(config: Config, raw: RawFiles, split_bytes: int | None = None) -
     The other columns are the raw columns and what the rules compute; they are null in rejected rows, which alone
     have a `_line`. `split_bytes` is the size of the parts in which files are read.
     """
-    layout = layout_of_days(config, [raw])
-    types = column_types(config, config.log.names)
+    layout = layout_of_days(plan_of(config), [raw])
+    types = column_types(plan_of(config), config.log.names)
     schema = pa.schema([(ROW_ID, pa.int64()), *_SOURCE.items(), *types.items()])
     parts = [schema.empty_table()]
     row_id, line, path = 0, 0, ""
@@ -83,4 +84,6 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
     """Returns the rows of a day that Spark prepares from the good rows of its log."""
     workers = SparkWorkers(spark)
     rows = good_rows(read_log(spark, config, raw))
-    return prepare_frame(workers, config, rows, raw, clicks_before(workers, config, Lake(config.lake)))
+    return prepare_frame(
+        workers, plan_of(config), rows, raw, clicks_before(workers, plan_of(config), Lake(config.lake))
+    )

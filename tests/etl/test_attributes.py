@@ -14,6 +14,7 @@ from conf.errors import DataError
 from etl.latest.latest_features import keyed_attributes
 from etl.ops.join_external import JoinExternal
 from etl.spark.attribute_frames import read_attributes
+from etl.workflow.feature_plan import plan_of
 from storage.erased_users import add_erased, list_or_new
 from storage.paths import Lake
 from tests.etl import cases
@@ -145,7 +146,7 @@ def test_attributes_of_erased_users_are_left_out(
     lake = Lake(config.lake)
     add_erased(lake, list_or_new(lake), ["2"], DAY)
     for day, others in ((DAY, []), ("2026-01-02", next_day)):
-        rows = keyed_attributes(spark, config, day, "users").rows.collect()
+        rows = keyed_attributes(spark, plan_of(config), day, "users").rows.collect()
         assert sorted(row["user_key"] for row in rows) == sorted(["1", "22", *others])
 
 
@@ -167,7 +168,7 @@ def test_an_erased_user_is_served_again_only_if_the_log_has_later_rows(
         (DAY, {"1": (1, 20), "007": (7, None), "9": (9, None)}),
         ("2026-01-02", {"1": (1, 20), "2": (2, age), "007": (7, None), "9": (9, None)}),
     ):
-        keyed = keyed_attributes(spark, config, day, "users", of_log)
+        keyed = keyed_attributes(spark, plan_of(config), day, "users", of_log)
         rows = keyed.rows.collect()
         assert len(rows) == len(expected)
         assert {row["user_key"]: (row["who"], row["age"]) for row in rows} == expected

@@ -35,6 +35,7 @@ from etl.ops.value_count import ValueCount
 from etl.raw.files import RawFiles
 from etl.split.time_split import DAY
 from etl.text.two_passes import TextPasses
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain, RowPlace, compute_features
 from etl.workflow.fitted_workflow import FittedWorkflow
 from jobs.stages.generate_clicks import run as generate_clicks
@@ -139,7 +140,7 @@ def fit_blocks(
     raw = [RawFiles(day, (), 1, f"digest of {day}") for day in sorted({row[DAY] for row in rows})]
     workflow = fit_workflow(
         workers or InThisProcess(),
-        config,
+        plan_of(config),
         lake,
         raw,
         parent,
@@ -435,7 +436,7 @@ def test_a_vocabulary_of_three_million_values_is_mapped(
     raw = [RawFiles(DAYS[0], (), 1, "digest")]
     workflow = fit_workflow(
         InThisProcess(),
-        config,
+        plan_of(config),
         lake,
         raw,
         None,

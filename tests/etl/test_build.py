@@ -19,6 +19,7 @@ from conf.types import Config
 from etl import build
 from etl.build import BuildResult, encode_split
 from etl.ops.tables import VOCABULARY, workflow_table
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_workflow
 from spark.spark_workers import SparkWorkers
 from storage.dataset import read_dataset, read_spec, split_files
@@ -125,7 +126,7 @@ def test_both_engines_give_the_same_rows_of_a_day_that_is_not_encoded(
         workflow = load_workflow(builds.lake, version, engine=engine)
         assert workflow.engine == engine
         workers, read = SparkWorkers(spark), partial(rows_of, spark)
-        return encode_split(workers, config, builds.lake, workflow, SECOND, "test", read).toPandas()
+        return encode_split(workers, plan_of(config), builds.lake, workflow, SECOND, "test", read).toPandas()
 
     cases.assert_features_equal(encoded(), expected, builds.first.workflow.spec)
     published = read_manifest(partition)
@@ -142,7 +143,9 @@ def test_features_of_another_workflow_are_published_beside_those_of_the_dataset(
     config, lake = builds.config.model_copy(update={"lake": str(copied)}), Lake(str(copied))
     first, second = builds.first.workflow, builds.second.workflow
     workers = SparkWorkers(spark)
-    built = build.build(workers, config, lake, SECOND, second.version, lambda _: nullcontext(), first.version)
+    built = build.build(
+        workers, plan_of(config), lake, SECOND, second.version, lambda _: nullcontext(), first.version
+    )
     assert read_dataset(lake, SECOND).workflow_version == built.workflow.version == second.version
     expected = oracle.encode(config, builds.first_fit, builds.good[DAYS[3]])
     partition = lake.features(first.version).partition(DAYS[3])
@@ -169,7 +172,9 @@ def test_a_day_whose_log_has_changed_is_scanned_and_encoded_again(
     (tmp_path / f"raw/dt={FIRST}/late.tsv").write_text("\n".join(cases.make_lines(FIRST, 9, 7)) + "\n")
     workflow = load_workflow(Lake(config.lake), built.workflow.version)
     read = partial(rows_of, spark)
-    rows = encode_split(SparkWorkers(spark), config, Lake(config.lake), workflow, FIRST, "test", read)
+    rows = encode_split(
+        SparkWorkers(spark), plan_of(config), Lake(config.lake), workflow, FIRST, "test", read
+    )
     assert rows.count() == before.rows + 9 == read_manifest(partition).rows
 
 

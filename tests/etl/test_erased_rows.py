@@ -15,6 +15,7 @@ from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
 from etl.text.file_layout import layout_of_days
 from etl.text.row_source import columns_to_parse
+from etl.workflow.feature_plan import plan_of
 from spark.spark_workers import SparkWorkers
 from storage.erased_users import ErasedList, ErasedUsers, add_erased, digest_of_user, list_or_new, read_erased
 from storage.format_versions import ERASED_USERS
@@ -69,7 +70,7 @@ def log(tmp_path: Path) -> tuple[Config, list[str]]:
 
 def _reasons_of_text(config: Config, day: str, lines: int) -> list[str | None]:
     raw = require_raw(config, config.log, day)
-    layout = layout_of_days(config, [raw])
+    layout = layout_of_days(plan_of(config), [raw])
     [file_split] = split_files(raw.paths)
     [block] = read_blocks(file_split)
     names = columns_to_parse(layout, [])
@@ -98,7 +99,7 @@ def test_clusters_read_the_log_without_the_rows_of_erased_users(
     )
     lake = Lake(config.lake)
     days = [require_raw(config, config.log, day) for day in (DAY, NEXT_DAY)]
-    passes = passes_of(SparkWorkers(spark), config, lake)
+    passes = passes_of(SparkWorkers(spark), plan_of(config), lake)
     counts = passes.scan_days(days)[DAY]
     assert (counts.rows_in, counts.good, counts.bad, counts.dropped[ERASED]) == (9, 2, 3, 4)
     quarantine = cases.read_rows(lake.quarantine.partition(DAY))

@@ -26,7 +26,7 @@ from etl.fit.workflow_version import require_weights, workflow_version
 from etl.ops.groupby import Groupby
 from etl.raw.layout_digest import layout_digest
 from etl.raw.row_rules import RowRule, row_rules
-from etl.workflow.feature_plan import plan, reasons_left_out
+from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from storage import feature_spec
 from storage.feature_spec import Feature, FeatureSpec
@@ -205,7 +205,7 @@ def test_events_without_weights_drop_no_row(spark: SparkSession, tmp_path: Path)
     built = cases.run_build(LocalWorkers(2, lambda: spark), config, DAYS[3])
     assert built.workflow.spec.weight is None
     assert "weight" not in feature_spec.dumps(built.workflow.spec)
-    assert reasons_left_out(config) == ["erased_user"]
+    assert list(plan_of(config).reasons_left_out) == ["erased_user"]
     for day in DAYS:
         good = [row[0] for row in written[day] if row[0] and row[1] and row[3] != "much"]
         table = features_of(config, built, day)
@@ -302,9 +302,9 @@ def test_only_with_weights_no_other_column_may_be_named_weight(tmp_path: Path) -
     }
     renamed = shop(tmp_path, features=[feature], scopes={})
     with pytest.raises(ConfigError, match="an operator would add a column 'weight'"):
-        plan(renamed)
+        plan_of(renamed)
     log = {**SHOP["log"], "columns": columns, "label": {"column": "event", "positive": ["cart"]}}
-    assert plan(
+    assert plan_of(
         cases.write_config(tmp_path, SHOP, {"log": log, "features": [feature], "scopes": {}})
     ).features
 
@@ -346,7 +346,7 @@ def test_weights_may_be_applied_and_extended_only_as_they_were_fitted(
     )
     assert again.workflow.spec.weight == "weight"
     assert again.workflow.parent == versions["weighted"].version
-    require_weights(plain, "v", versions["plain"].spec)
+    require_weights(plan_of(plain), "v", versions["plain"].spec)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_digests_of_logs_without_events_are_those_of_the_last_release(
     """So their stored days and workflows remain valid."""
     config = load_config(str(ROOT / f"conf/datasets/{name}.yaml"), ["lake=/l", "data=/d"])
     assert layout_digest(config) == layout
-    assert workflow_version(config, plan(config), None, []) == version
+    assert workflow_version(plan_of(config), None, []) == version
 
 
 def test_the_layout_depends_on_events_but_not_on_the_order_of_weights(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from etl.build import BuildResult
 from etl.spark.last_clicks import LastClicks
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.preparation_methods import preparation
 from jobs.stages.erase_user import run
 from spark.spark_workers import SparkWorkers
@@ -160,11 +161,14 @@ def test_clicks_of_other_settings_are_left_out_if_they_cannot_be_computed_again(
     config = cases.write_config(tmp_path, SETTINGS)
     lake = Lake(config.lake)
     assert config.history is not None
-    before = LastClicks(SparkWorkers(spark), config, config.history, lake).digest_before(DAYS[1])
+    before = LastClicks(SparkWorkers(spark), plan_of(config), config.history, lake).digest_before(DAYS[1])
     shutil.rmtree(tmp_path / f"raw/dt={DAYS[0]}")
-    assert LastClicks(SparkWorkers(spark), config, config.history, lake).digest_before(DAYS[1]) == before
+    assert (
+        LastClicks(SparkWorkers(spark), plan_of(config), config.history, lake).digest_before(DAYS[1])
+        == before
+    )
     longer = config.history.model_copy(update={"length": LENGTH + 1})
-    assert LastClicks(SparkWorkers(spark), config, longer, lake).before(DAYS[1]) is None
+    assert LastClicks(SparkWorkers(spark), plan_of(config), longer, lake).before(DAYS[1]) is None
     assert f"the clicks of {DAYS[0]}" in caplog.text
 
 

@@ -23,6 +23,7 @@ from etl.raw.file_splits import split_files
 from etl.text.file_layout import file_layout
 from etl.text.parse_block import plain, read_split
 from etl.text.row_source import columns_to_parse
+from etl.workflow.feature_plan import plan_of
 from tests.etl import cases, raw_oracle
 
 pytestmark = pytest.mark.slow
@@ -131,7 +132,7 @@ def _plain(row: Sequence[Any]) -> tuple[Any, ...]:
 
 def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows, Reasons]:
     """Rows and reasons of the two passes, without Spark."""
-    layout = file_layout(config, tuple(str(path) for path in paths))
+    layout = file_layout(plan_of(config), tuple(str(path) for path in paths))
     rows: Rows = {}
     reasons: Reasons = {}
     for path in paths:
@@ -203,7 +204,7 @@ def test_quotes_are_ordinary_characters_of_tsv(tmp_path: Path) -> None:
 def test_a_hostile_header_is_bad_data_by_name(tmp_path: Path, data: bytes, message: str) -> None:
     paths = _write(tmp_path, [data])
     with pytest.raises(DataError, match=rf"0\.txt.*{message}"):
-        file_layout(_config(tmp_path, "csv"), (str(paths[0]),))
+        file_layout(plan_of(_config(tmp_path, "csv")), (str(paths[0]),))
 
 
 @pytest.mark.parametrize("separator", [other for other in SEPARATORS if other != ","])
@@ -212,7 +213,7 @@ def test_a_header_with_another_separator_names_it(tmp_path: Path, header: list[s
     """Also if no name is one of the configuration, and with quotes around names."""
     paths = _write(tmp_path, [f"{separator.join(header)}\n".encode()])
     with pytest.raises(DataError) as caught:
-        file_layout(_config(tmp_path, "csv"), (str(paths[0]),))
+        file_layout(plan_of(_config(tmp_path, "csv")), (str(paths[0]),))
     assert f"set `separator: {json.dumps(separator)}`" in caught.value.remedy
     assert yaml.safe_load(f"separator: {json.dumps(separator)}") == {"separator": separator}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 from tests.etl.cases import write_config
 
 AGE = {"name": "age", "type": "int"}
@@ -41,7 +41,7 @@ def test_contradictory_columns_are_refused_by_name(
     tmp_path: Path, changes: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        plan(write_config(tmp_path, changes))
+        plan_of(write_config(tmp_path, changes))
 
 
 def test_operators_of_single_columns_give_one_chain_per_column(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_operators_of_single_columns_give_one_chain_per_column(tmp_path: Path) -
         },
         {"columns": ["C1", "C2"], "kind": "categorical", "ops": [{"hashed_cross": {"buckets": 9}}]},
     ]
-    planned = plan(write_config(tmp_path, {"features": features, "scopes": {}}))
+    planned = plan_of(write_config(tmp_path, {"features": features, "scopes": {}}))
     assert [chain.inputs for chain in planned.chains] == [
         ("I1",),
         ("I2",),

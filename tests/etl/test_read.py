@@ -22,6 +22,7 @@ from conf.types import Config
 from etl.raw.files import require_raw
 from etl.text.file_layout import file_layout
 from etl.text.parse_block import plain
+from etl.workflow.feature_plan import plan_of
 from tests.etl import cases, raw_oracle
 from tests.etl.log_rows import bad_rows, good_rows, read_log
 from tests.etl.text_blocks import parse_text
@@ -143,7 +144,10 @@ def test_csv_without_optional_columns_has_nulls(spark: SparkSession, tmp_path: P
         return
     # The scan pass, which reads text without Spark.
     parsed = parse_text(
-        paths[0].read_bytes(), file_layout(config, tuple(map(str, paths))), config.log.names, header=True
+        paths[0].read_bytes(),
+        file_layout(plan_of(config), tuple(map(str, paths))),
+        config.log.names,
+        header=True,
     )
     assert {name: plain(parsed.columns[name]).to_pylist() for name in config.log.names} == {
         "clicked": [3.0],

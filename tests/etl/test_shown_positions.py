@@ -21,7 +21,7 @@ from etl.raw.files import require_raw
 from etl.raw.impression_log import rows_digest
 from etl.spark.shown_positions import join_positions
 from etl.text.two_passes import preparations
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.preparation_methods import preparation
 from tests.etl import cases
 from tests.etl.log_rows import prepared_rows
@@ -219,19 +219,19 @@ def test_other_configurations_keep_their_digests(tmp_path: Path, spark: SparkSes
     write_log(tmp_path, DAY, 1)
     config = cases.write_config(tmp_path, SETTINGS, WITHOUT_COLUMN)
     raw = require_raw(config, config.log, DAY)
-    before = workflow_version(config, plan(config), None, [raw])
+    before = workflow_version(plan_of(config), None, [raw])
     compared = {key: value for key, value in IMPRESSIONS.items() if key not in ("row_column", "time")}
     only_measured = cases.write_config(
         tmp_path, SETTINGS, WITHOUT_COLUMN, {"serving": {"impressions": compared}}
     )
     assert preparation(only_measured) == {}
     assert rows_digest(only_measured, raw) == raw.digest
-    assert set(feature_inputs(only_measured, raw, "v", None)) == {"raw", "layout", "workflow"}
-    assert workflow_version(only_measured, plan(only_measured), None, [raw]) == before
+    assert set(feature_inputs(plan_of(only_measured), raw, "v", None)) == {"raw", "layout", "workflow"}
+    assert workflow_version(plan_of(only_measured), None, [raw]) == before
     joined = cases.write_config(tmp_path, SETTINGS)
     assert set(preparation(joined)) == {"shown_positions"}
-    assert not preparations(only_measured)
-    assert preparations(joined)
+    assert not preparations(plan_of(only_measured))
+    assert preparations(plan_of(joined))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -270,4 +270,4 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize("change, problem", REFUSED)
 def test_what_cannot_work_is_refused(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        plan(cases.write_config(tmp_path, SETTINGS, change))
+        plan_of(cases.write_config(tmp_path, SETTINGS, change))

@@ -39,6 +39,7 @@ from etl.text import parsed_splits
 from etl.text.file_layout import file_layout
 from etl.text.parse_block import plain
 from etl.text.scan_pass import columns_to_parse
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.raw_values import column_types, raw_values
 from spark.local_workers import LocalWorkers
 from storage.feature_spec import FLOAT32_MAX
@@ -586,7 +587,7 @@ def write_log(folder: Path, form: str) -> None:
 
 
 def of_the_passes(config: Config, raw: RawFiles) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
-    layout = file_layout(config, raw.paths)
+    layout = file_layout(plan_of(config), raw.paths)
     [path] = raw.paths
     block = parse_text(
         Path(path).read_bytes(),
@@ -631,7 +632,7 @@ def test_both_roads_read_the_same_rows_of_every_type(spark: SparkSession, tmp_pa
 
 def test_values_of_every_type_are_what_operators_see(tmp_path: Path) -> None:
     config = typed_log(tmp_path, "tsv")
-    layout = file_layout(config, ("a.tsv",))
+    layout = file_layout(plan_of(config), ("a.tsv",))
     text = "yes\t2026-03-29 03:00:00\t2.1.1970\t0.1\tn\tb|a\t1 2\tu\ti\n"
     block = parse_text(text.encode(), layout, columns_to_parse(layout, config.log.names), header=False)
     values = {name: plain(array).to_pylist()[0] for name, array in block.columns.items()}
@@ -683,7 +684,7 @@ def test_saved_blocks_keep_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     config = typed_log(tmp_path)
     write_log(tmp_path, "csv")
     raw = require_raw(config, config.log, DAYS[0])
-    layout = file_layout(config, raw.paths)
+    layout = file_layout(plan_of(config), raw.paths)
     wanted = columns_to_parse(layout, config.log.names)
     block = parse_text(Path(raw.paths[0]).read_bytes(), layout, wanted, header=True)
     parsed_splits.save("x", block)
@@ -1070,7 +1071,7 @@ def test_frames_of_callers_may_have_times_and_dates() -> None:
             "naive": pa.array([EPOCH], pa.timestamp("us")),
         }
     )
-    assert column_types(rows, ["at", "born"], {}) == {"at": "int", "born": "int"}
+    assert column_types(plan_of(rows), ["at", "born"], {}) == {"at": "int", "born": "int"}
     values = raw_values(rows, {"at": "int", "born": "int"})
     assert values["at"].to_pylist() == [1_767_265_200_000_000]
     assert values["born"].to_pylist() == [2]

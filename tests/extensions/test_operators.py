@@ -18,7 +18,7 @@ from conf.errors import ConfigError, raised_in
 from conf.types import Config
 from etl.fit.workflow_version import workflow_version
 from etl.raw.files import RawFiles, require_raw
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.local_workflow import load_local
 from etl.workflow.preparation_methods import preparation
@@ -168,7 +168,7 @@ def test_versions_depend_on_the_code_of_used_packages_only(shop: Path, tmp_path:
         for number, groups in enumerate((GROUPS, PLAIN)):
             config = make_config(tmp_path / str(number), groups)
             computed += [
-                workflow_version(config, plan(config), None, []),
+                workflow_version(plan_of(config), None, []),
                 nightrank.Workflow(groups).fit(FRAME).version,
             ]
         return computed
@@ -186,7 +186,7 @@ def test_versions_depend_on_the_code_of_used_packages_only(shop: Path, tmp_path:
 
 def test_the_versions_of_workflows_without_extensions_stay(tmp_path: Path) -> None:
     config = make_config(tmp_path, PLAIN)
-    assert workflow_version(config, plan(config), None, []) == PLAIN_VERSION
+    assert workflow_version(plan_of(config), None, []) == PLAIN_VERSION
     assert nightrank.Workflow(PLAIN).fit(FRAME).version == PLAIN_FRAME_VERSION
 
 
@@ -227,7 +227,7 @@ OLD_FILTER = (
 def test_an_operator_of_prepare_changes_what_partitions_depend_on(site: Path, tmp_path: Path) -> None:
     write_package(site, "rows", {"operators": {"even_rows": "even_rows"}}, {"even_rows": FILTER})
     config = make_config(tmp_path, PLAIN, prepare=[{"even_rows": {"column": "I1"}}])
-    assert [row_filter.reason for row_filter in plan(config).filters] == ["odd"]
+    assert [row_filter.reason for row_filter in plan_of(config).filters] == ["odd"]
     first = preparation(config)
     (site / "even_rows.py").write_text(f"{FILTER}\n")
     assert preparation(config) != first

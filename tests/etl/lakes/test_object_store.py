@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from etl.build import BuildResult
 from etl.prepare.unneeded_days import delete_unneeded_days
+from etl.workflow.feature_plan import plan_of
 from jobs.stages.erase_user import run as erase_user
 from storage import delta_log, file_io
 from storage.dataset import read_dataset
@@ -137,10 +138,10 @@ def test_prepared_rows_are_deleted_if_their_log_does_not_exist(run: Run) -> None
     prepared = lake.prepared(run.config.name)
     days = DAYS if run.config.workflow.engine == "sql" else []
     assert written_dates(prepared) == days
-    delete_unneeded_days(run.config, lake, DAYS[0])
+    delete_unneeded_days(plan_of(run.config), lake, DAYS[0])
     assert written_dates(prepared) == days
     elsewhere = run.config.model_copy(update={"data": f"{run.config.data}-of-nobody"})
-    delete_unneeded_days(elsewhere, lake, DAYS[0])
+    delete_unneeded_days(plan_of(elsewhere), lake, DAYS[0])
     assert written_dates(prepared) == []
     assert not any("prepared" in path for path in lakes.objects(run.config.lake))
 

@@ -17,6 +17,7 @@ from etl.ops.base import Type
 from etl.raw.files import RawFiles
 from etl.spark.attribute_frames import read_attributes
 from etl.split.time_split import DAY
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.spark_workers import SparkWorkers
 from storage.paths import Lake
@@ -111,7 +112,7 @@ def fit_rows(
     raw = [RawFiles(day, (), 1, f"digest of {day}") for day in frames]
     return fit_workflow(
         SparkWorkers(spark),
-        config,
+        plan_of(config),
         Lake(config.lake),
         raw,
         parent,

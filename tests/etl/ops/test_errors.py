@@ -15,7 +15,7 @@ from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from etl.ops import Statistics, frame_operator_from_config, operator_from_config
 from etl.ops.hash_bucket import HashBucket
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
 
 NAN, INF = float("nan"), float("inf")
@@ -230,7 +230,7 @@ def test_groups_that_make_no_sense_are_refused(
 ) -> None:
     config = make_config(tmp_path, [{"columns": columns, "kind": kind, "ops": ops}])
     with pytest.raises(ConfigError) as refused:
-        plan(config)
+        plan_of(config)
     assert message in str(refused.value)
 
 
@@ -266,23 +266,23 @@ def test_one_name_for_two_things_is_refused(tmp_path: Path, groups: list[tuple],
         tmp_path, [dict(zip(("columns", "kind", "ops"), group, strict=True)) for group in groups]
     )
     with pytest.raises(ConfigError) as refused:
-        plan(config)
+        plan_of(config)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("side", ["user", "item", "context"])
 def test_scopes_of_unknown_features_are_refused(tmp_path: Path, side: str) -> None:
     group = {"columns": ["I1"], "kind": DENSE, "ops": ["fill", {"rename": {"suffix": "_a"}}]}
-    plan(make_config(tmp_path, [group], scopes={side: ["I1_a"]}))
+    plan_of(make_config(tmp_path, [group], scopes={side: ["I1_a"]}))
     with pytest.raises(ConfigError, match=r"the section `scopes` lists \['I1'\], which are not features"):
-        plan(make_config(tmp_path, [group], scopes={side: ["I1"]}))
+        plan_of(make_config(tmp_path, [group], scopes={side: ["I1"]}))
 
 
 def test_errors_of_a_file_end_a_job_as_configuration_errors(tmp_path: Path) -> None:
     config = make_config(tmp_path, [{"columns": ["I1"], "kind": DENSE, "ops": [{"clip": {}}]}])
     (tmp_path / "config.yaml").write_text(config.model_dump_json(), encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
-        plan(load_config(str(tmp_path / "config.yaml")))
+        plan_of(load_config(str(tmp_path / "config.yaml")))
     assert refused.value.exit_code == 2
 
 

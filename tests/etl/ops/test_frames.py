@@ -18,7 +18,7 @@ from conf.types import Config
 from etl.ops import RowChanger, RowFilter, frame_operator_from_config
 from etl.raw.files import require_raw
 from etl.split.time_split import DAY, SPLIT
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 from storage.feature_spec import FLOAT32_MAX
 from tests.etl.log_rows import prepared_rows, read_log
 from tests.etl.ops import formulas
@@ -237,13 +237,13 @@ def test_prepared_rows_are_filtered_with_a_reason_then_changed_in_order(
 def test_what_cannot_prepare_rows_is_refused(tmp_path: Path, prepare: list[Any], message: str) -> None:
     group = {"columns": ["I1"], "kind": "dense", "ops": ["fill"]}
     with pytest.raises(ConfigError) as refused:
-        plan(make_config(tmp_path, [group], prepare=prepare))
+        plan_of(make_config(tmp_path, [group], prepare=prepare))
     assert message in str(refused.value)
 
 
 def test_groups_that_lose_a_key_are_refused(tmp_path: Path) -> None:
     group = {"columns": ["I1_sum"], "kind": "dense", "ops": ["fill"]}
     prepare = [{"groupby": {"by": ["K"], "aggregates": {"I1": ["sum"]}}}]
-    plan(make_config(tmp_path, [group], prepare=prepare))
+    plan_of(make_config(tmp_path, [group], prepare=prepare))
     with pytest.raises(ConfigError, match=r"drops the key columns \['C1'\]"):
-        plan(make_config(tmp_path, [group], prepare=prepare, keys={"user": "K", "item": "C1"}))
+        plan_of(make_config(tmp_path, [group], prepare=prepare, keys={"user": "K", "item": "C1"}))

@@ -29,6 +29,7 @@ from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable
 from etl.statistics.quantiles import measure_quantiles, quantile_position
 from etl.value_counts.count_file_format import write_counts
 from etl.value_counts.requests import Counts
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.spark_workers import SparkWorkers
 from storage.paths import Lake
@@ -94,7 +95,7 @@ def _fit_counts(spark: SparkSession, folder: Path) -> FittedWorkflow:
     counts = {day: _counts(folder, _of_day(day)) for day in DAYS}
     return fit_workflow(
         SparkWorkers(spark),
-        config,
+        plan_of(config),
         Lake(config.lake),
         days,
         None,

@@ -25,6 +25,7 @@ from etl.checked_days import raw_days
 from etl.latest.latest_histories import histories_of
 from etl.prepare.good_rows import good_rows_of
 from etl.raw.files import require_raw
+from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import data_files, is_published, read_manifest
@@ -286,8 +287,8 @@ def test_latest_histories_are_the_oracles(workers: LocalWorkers, tmp_path: Path,
     ):
         change = {**HISTORIES[name], "measure": {"against": against}, "score": {"k": 3}}
         config = random_logs.write_config(tmp_path, name, change)
-        days = raw_days(config, RUN_DATE)
-        found = histories_of(workers, config, Lake(config.lake), days, before=before)  # type: ignore[arg-type]
+        days = raw_days(plan_of(config), RUN_DATE)
+        found = histories_of(workers, plan_of(config), Lake(config.lake), days, before=before)  # type: ignore[arg-type]
         assert found is not None
         assert isinstance(found.rows, pa.Table)
         histories = {row["user_key"]: row["history"] for row in found.rows.to_pylist()}
@@ -305,7 +306,7 @@ def test_good_rows_are_the_oracles(workers: LocalWorkers, tmp_path: Path, name: 
     expected = oracle.read_log(config, RUN_DATE, erased).good
     for only_clicks in (False, True):
         names = [name for name in fixed_columns(config) if name != "weight"]
-        found = pa.concat_tables(good_rows_of(workers, config, raw, names, only_clicks=only_clicks))
+        found = pa.concat_tables(good_rows_of(workers, plan_of(config), raw, names, only_clicks=only_clicks))
         kept = [row for row in expected if row["label"] == 1 or not only_clicks]
         assert exact(found.to_pylist(), names) == exact(kept, names)
         assert len(kept) > 10

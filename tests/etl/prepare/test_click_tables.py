@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from etl.prepare.click_tables import ClickTables, click_tables
 from etl.prepare.good_rows import good_rows_of
 from etl.raw.files import RawFiles, require_raw
 from etl.spark.last_clicks import LastClicks
+from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from storage.erased_users import add_erased, list_or_new
@@ -71,14 +73,14 @@ def config_of(folder: Path, *changes: Mapping[str, Any], log: pd.DataFrame | Non
 
 
 def without_spark(config: Config, lake: Lake, workers: LocalWorkers) -> ClickTables:
-    tables = click_tables(workers, config, lake)
+    tables = click_tables(workers, plan_of(config), lake)
     assert tables is not None
     return tables
 
 
 def with_spark(config: Config, lake: Lake, spark: SparkSession) -> LastClicks:
     assert config.history is not None
-    return LastClicks(SparkWorkers(spark), config, config.history, lake)
+    return LastClicks(SparkWorkers(spark), plan_of(config), config.history, lake)
 
 
 def published(lake: Lake, day: str) -> tuple[Manifest, pd.DataFrame]:
@@ -148,7 +150,7 @@ def test_a_day_is_read_once_and_again_only_if_it_changes(tmp_path: Path, workers
         return original(raw)
 
     assert config.history is not None
-    tables = ClickTables(config, config.history, lake, rows_of)
+    tables = ClickTables(plan_of(config), config.history, lake, rows_of)
     tables.digest_before(DAYS[2])
     tables.before(DAYS[3])
     assert read == DAYS[:3]
@@ -171,7 +173,7 @@ def test_days_without_a_raw_log_keep_their_clicks(
     assert clicks_of(tables.before(DAYS[1])) == before
     assert config.history is not None
     longer = config.history.model_copy(update={"length": LENGTH + 1})
-    assert ClickTables(config, longer, lake, tables.rows_of).before(DAYS[1]) is None
+    assert ClickTables(plan_of(config), longer, lake, tables.rows_of).before(DAYS[1]) is None
     assert f"the clicks of {DAYS[0]}" in caplog.text
     assert tables.before(DAYS[0]) is None
 
@@ -194,7 +196,7 @@ def test_clicks_may_come_in_parts_of_any_order(
     config = config_of(tmp_path, {} if timed else UNTIMED)
     raw = require_raw(config, config.log, DAYS[0])
     names = ["user_key", "item_key", "label", "row_id", *(["event_time"] if timed else [])]
-    rows = pa.concat_tables(good_rows_of(workers, config, raw, names))
+    rows = pa.concat_tables(good_rows_of(workers, plan_of(config), raw, names))
     users = np.array(rows["user_key"].to_pylist())
     orders = [rows.take(pa.array(np.random.default_rng(seed).permutation(len(rows)))) for seed in (1, 2)]
     by_user = [rows.filter(pa.array(users == user)) for user in sorted(set(users))]
@@ -204,7 +206,7 @@ def test_clicks_may_come_in_parts_of_any_order(
     found = []
     for number, parts in enumerate((by_user, anywhere, [orders[1]])):
         lake = Lake(str(tmp_path / f"lake {number}"))
-        tables = ClickTables(config, config.history, lake, partial(in_parts, parts))
+        tables = ClickTables(plan_of(config), config.history, lake, partial(in_parts, parts))
         tables.digest_before(DAYS[1])
         found.append(published(lake, DAYS[0])[1])
     expected = Lake(str(tmp_path / "expected"))
@@ -222,15 +224,17 @@ def test_good_rows_have_the_row_ids_of_the_day(
     add_erased(lake, list_or_new(lake), ["u2"], DAYS[0])
     raw = require_raw(config, config.log, DAYS[0])
     names = ["row_id", "user_key", "item_key", "group_key", "label", "event_time"]
-    rows = pa.concat_tables(good_rows_of(workers, config, raw, names)).to_pandas()
+    rows = pa.concat_tables(good_rows_of(workers, plan_of(config), raw, names)).to_pandas()
     expected = good_rows(read_log(spark, config, raw)).select(names).orderBy("row_id").toPandas()
     assert 0 < len(rows) < 40
     assert "u2" not in set(rows.user_key)
     pd.testing.assert_frame_equal(rows, expected)
-    clicks = pa.concat_tables(good_rows_of(workers, config, raw, ["item_key", "row_id"], only_clicks=True))
+    clicks = pa.concat_tables(
+        good_rows_of(workers, plan_of(config), raw, ["item_key", "row_id"], only_clicks=True)
+    )
     positives = expected[expected.label == 1].reset_index(drop=True)
     pd.testing.assert_frame_equal(clicks.to_pandas(), positives[["item_key", "row_id"]])
-    items = pa.concat_tables(good_rows_of(workers, config, raw, ["item_key"]))
+    items = pa.concat_tables(good_rows_of(workers, plan_of(config), raw, ["item_key"]))
     assert items["item_key"].to_pylist() == expected.item_key.tolist()
 
 
@@ -238,7 +242,7 @@ def test_good_rows_of_spark_workers_are_an_internal_error(spark: SparkSession, t
     config = config_of(tmp_path)
     raw = require_raw(config, config.log, DAYS[0])
     with pytest.raises(ValueError, match="Arrow tables"):
-        next(good_rows_of(SparkWorkers(spark), config, raw, ["user_key"]))
+        next(good_rows_of(SparkWorkers(spark), plan_of(config), raw, ["user_key"]))
 
 
 BY_FRACTION: dict[str, Any] = {"split": {"by": "fraction", "train": 0.7, "validation": 0.2}, **ONE_TABLE}
@@ -263,9 +267,9 @@ def test_latest_histories_equal_those_of_spark(
 ) -> None:
     config = one_table({**changes, "measure": {"against": against}})
     lake = Lake(config.lake)
-    splits = raw_days(config, RUN_DATE)
-    found = histories_of(workers, config, lake, splits, before=before)
-    expected = latest_histories(SparkWorkers(spark), config, lake, splits, before=before)
+    splits = raw_days(plan_of(config), RUN_DATE)
+    found = histories_of(workers, plan_of(config), lake, splits, before=before)
+    expected = latest_histories(SparkWorkers(spark), plan_of(config), lake, splits, before=before)
     assert found is not None
     assert expected is not None
     assert found.digest == expected.digest
@@ -290,10 +294,11 @@ def one_table(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mapping[str
 
 
 def test_there_are_no_histories_without_the_section(workers: LocalWorkers, tmp_path: Path) -> None:
-    config = config_of(tmp_path).model_copy(update={"history": None})
-    lake = Lake(config.lake)
-    assert click_tables(workers, config, lake) is None
-    assert latest_histories_table(workers, config, lake, raw_days(config, RUN_DATE)) is None
+    with_section = plan_of(config_of(tmp_path))
+    plan = replace(with_section, config=with_section.config.model_copy(update={"history": None}))
+    lake = Lake(plan.config.lake)
+    assert click_tables(workers, plan, lake) is None
+    assert latest_histories_table(workers, plan, lake, raw_days(plan, RUN_DATE)) is None
 
 
 def test_a_log_without_good_rows_has_no_fractions(tmp_path: Path, workers: LocalWorkers) -> None:
@@ -302,12 +307,16 @@ def test_a_log_without_good_rows_has_no_fractions(tmp_path: Path, workers: Local
         path.unlink()
     (tmp_path / f"raw/dt={RUN_DATE}/a.tsv").write_text("no row\n")
     with pytest.raises(DataError, match="no good row"):
-        latest_histories_table(workers, config, Lake(config.lake), raw_days(config, RUN_DATE))
+        latest_histories_table(
+            workers, plan_of(config), Lake(config.lake), raw_days(plan_of(config), RUN_DATE)
+        )
 
 
 def test_spark_workers_get_a_frame(spark: SparkSession, tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    found = histories_of(SparkWorkers(spark), config, Lake(config.lake), raw_days(config, RUN_DATE))
+    found = histories_of(
+        SparkWorkers(spark), plan_of(config), Lake(config.lake), raw_days(plan_of(config), RUN_DATE)
+    )
     assert found is not None
     assert isinstance(found.rows, DataFrame)
     partition = Lake(config.lake).last_clicks.partition(DAYS[-1])

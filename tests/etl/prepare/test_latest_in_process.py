@@ -21,6 +21,7 @@ from etl.latest import latest_features
 from etl.latest.latest_features import publish_latest
 from etl.latest.latest_histories import LatestHistories, latest_histories
 from etl.raw.files import RawFiles
+from etl.workflow.feature_plan import Plan, plan_of
 from etl.workflow.fitted_workflow import load_workflow
 from jobs.stages import train_model
 from jobs.stages.build_candidates import run as build_candidates
@@ -66,7 +67,9 @@ class Shop:
         days = [
             read_manifest(lake.features(workflow.version).partition(dt)) for dt in sorted(self.built.features)
         ]
-        return publish_latest(workers, config, lake, workflow, RUN_DATE, days, raw_days(config, RUN_DATE))
+        return publish_latest(
+            workers, plan_of(config), lake, workflow, RUN_DATE, days, raw_days(plan_of(config), RUN_DATE)
+        )
 
 
 @pytest.fixture(scope="module", params=[{}, IN_ONE_FILE], ids=["by day", "in one file"])
@@ -84,13 +87,13 @@ def histories(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def histories_of(
         workers: Workers,
-        config: Config,
+        plan: Plan,
         lake: Lake,
         splits: Mapping[Split, Sequence[RawFiles]],
         *,
         before: Split | None = None,
     ) -> LatestHistories | None:
-        found = latest_histories(SparkWorkers(spark), config, lake, splits, before=before)
+        found = latest_histories(SparkWorkers(spark), plan, lake, splits, before=before)
         if found is None or found.rows is None or not isinstance(workers, LocalWorkers):
             return found
         assert not isinstance(found.rows, pa.Table)

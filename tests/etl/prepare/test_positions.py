@@ -24,6 +24,7 @@ from conf.types import Config
 from etl.prepare.positions import add_positions, impressions_table
 from etl.raw.files import require_raw
 from etl.spark.shown_positions import join_positions
+from etl.workflow.feature_plan import plan_of
 from spark.workers import Workers
 from tests.etl import cases
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame
@@ -198,7 +199,7 @@ def _write(folder: Path, name: str, entries: list[dict[str, Any]]) -> None:
 
 
 def _read(config: Config) -> pa.Table | None:
-    return impressions_table(HereWorkers(), config, require_raw(config, config.log, DAY))
+    return impressions_table(HereWorkers(), plan_of(config), require_raw(config, config.log, DAY))
 
 
 @pytest.mark.parametrize("limit, warned", [(0.87, True), (0.88, False)])

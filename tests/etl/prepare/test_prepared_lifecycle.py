@@ -26,6 +26,7 @@ from etl.raw import file_splits
 from etl.raw.erased_rows import ERASED
 from etl.raw.files import require_raw
 from etl.readers import text
+from etl.workflow.feature_plan import plan_of
 from jobs.stages import check_quality, erase_user, prune
 from spark.local_workers import LocalWorkers
 from storage.manifest import MANIFEST_NAME, data_files, is_published, read_manifest
@@ -286,7 +287,9 @@ def test_a_later_job_encodes_rows_with_the_tables_of_build_features(
     _replace_table(config, "Oslo", "Rome")
     monkeypatch.setattr(prepared_passes, "scan_splits", _must_not_run)
     days = [require_raw(config, config.log, FIRST)]
-    encoded = encoded_days(LocalWorkers(2, no_session), config, Lake(config.lake), built.workflow, days)
+    encoded = encoded_days(
+        LocalWorkers(2, no_session), plan_of(config), Lake(config.lake), built.workflow, days
+    )
     assert encoded is not None
     assert encoded[FIRST].digest == built.features[FIRST].digest
     assert rows_of(features) == expected

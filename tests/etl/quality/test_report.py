@@ -31,7 +31,7 @@ from etl.quality.report import DataReport, report_quality
 from etl.quality.report_rates import ColumnReport, Comparison
 from etl.raw.files import RawFiles
 from etl.synthetic.generate import generate_days, generate_settings
-from etl.workflow.feature_plan import plan
+from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from storage.manifest import data_files, read_manifest
@@ -48,7 +48,7 @@ class Counted:
     """The value counts of days. `days_read` lists the days whose counts were summarised for a profile."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
-        self.passes = passes_of(SparkWorkers(spark), config, Lake(config.lake))
+        self.passes = passes_of(SparkWorkers(spark), plan_of(config), Lake(config.lake))
         self.days_read: list[str] = []
 
     def figures_of(
@@ -62,10 +62,10 @@ class Counted:
 
 
 def report(spark: SparkSession, config: Config, run_date: str, counted: Counted | None = None) -> DataReport:
-    splits = raw_days(config, run_date)
+    splits = raw_days(plan_of(config), run_date)
     counted = counted or Counted(spark, config)
     counted.passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
-    return report_quality(config, Lake(config.lake), run_date, splits, counted)
+    return report_quality(plan_of(config), Lake(config.lake), run_date, splits, counted)
 
 
 @contextmanager
@@ -100,10 +100,10 @@ def test_processes_of_this_machine_have_the_same_report(
     rows_config, _, known = hard_log_report
     config = cases.write_config(tmp_path)
     config = config.model_copy(update={"data": rows_config.data})
-    passes = passes_of(LocalWorkers(2, no_session), config, Lake(config.lake))
-    splits = raw_days(config, RUN_DATE)
+    passes = passes_of(LocalWorkers(2, no_session), plan_of(config), Lake(config.lake))
+    splits = raw_days(plan_of(config), RUN_DATE)
     passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
-    counted_report = report_quality(config, Lake(config.lake), RUN_DATE, splits, passes)
+    counted_report = report_quality(plan_of(config), Lake(config.lake), RUN_DATE, splits, passes)
     assert counted_report.compared.columns == known.compared.columns
     assert counted_report.compared.pieces == known.compared.pieces
 
@@ -206,8 +206,8 @@ def test_every_figure_of_every_column_is_the_oracles(
     config, good, data_report = hard_log_report
     train, day = pd.concat([good[DAYS[0]], good[DAYS[1]]]), good[RUN_DATE]
     by_name = {column.name: column for column in data_report.compared.columns}
-    assert list(by_name) == list(plan(config).features)
-    for column in feature_columns(config):
+    assert list(by_name) == list(plan_of(config).features)
+    for column in feature_columns(plan_of(config)):
         _assert_is_expected(by_name[column.name], _expected(column, train, day))
     assert [(p.dt, p.split, p.rows, p.clicks) for p in data_report.compared.pieces] == [
         (dt, split, len(good[dt]), int(good[dt]["label"].sum()))
@@ -263,7 +263,7 @@ def test_an_unchanged_run_date_runs_no_spark_job_and_the_next_reads_one_day(
     assert jobs
     columns = {column.name: column for column in after.compared.columns}
     train = pd.concat([good[DAYS[1]], good[DAYS[2]]])
-    for column in feature_columns(config):
+    for column in feature_columns(plan_of(config)):
         _assert_is_expected(columns[column.name], _expected(column, train, good[NEXT]))
 
 
@@ -361,11 +361,11 @@ def test_rows_in_any_order_and_files_give_one_profile(tmp_path: Path, order: int
         parts = 1 if day == RUN_DATE else 4
         for part in range(parts):
             (folder / f"{part}.tsv").write_text("".join(f"{line}\n" for line in lines[part::parts]))
-    passes = passes_of(LocalWorkers(2, no_session), config, Lake(config.lake))
-    splits = raw_days(config, RUN_DATE)
+    passes = passes_of(LocalWorkers(2, no_session), plan_of(config), Lake(config.lake))
+    splits = raw_days(plan_of(config), RUN_DATE)
     passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
     pieces = [Piece(raw, split, False) for split in SPLITS for raw in splits[split]]
-    profiles, _ = profiles_of(config, Lake(config.lake), pieces, passes)
+    profiles, _ = profiles_of(plan_of(config), Lake(config.lake), pieces, passes)
     assert all(profile.columns == profiles[0].columns for profile in profiles)
     assert (profiles[0].rows, profiles[0].clicks) == (400, 134)
     assert profiles[0].columns["X"].top == ((0.0, 160), (-2.5, 80), (0.1, 80))
@@ -399,7 +399,7 @@ def test_splits_of_one_partition_are_compared_with_each_other(spark: SparkSessio
         (name, int((split == name).sum())) for name in SPLITS
     ]
     columns = {column.name: column for column in data_report.compared.columns}
-    for column in feature_columns(config):
+    for column in feature_columns(plan_of(config)):
         expected = _expected(column, good[split == "train"], good[split == "test"])
         _assert_is_expected(columns[column.name], expected)
 

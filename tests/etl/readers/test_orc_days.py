@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from conf.errors import EXIT_OK
 from etl.passes import passes_of
 from etl.raw.files import find_raw
+from etl.workflow.feature_plan import plan_of
 from spark.spark_workers import SparkWorkers
 from storage.paths import Lake
 from tests.etl import cases
@@ -89,6 +90,6 @@ def test_clusters_read_the_format(spark: SparkSession, tmp_path: Path, kind: str
         path.write_text("".join(f"{json.dumps(row, default=str)}\n" for row in rows.to_pylist()), "utf-8")
     raw = find_raw(config, config.log, DAYS[0])
     assert raw is not None
-    counts = passes_of(SparkWorkers(spark), config, Lake(config.lake)).scan_days([raw])[DAYS[0]]
+    counts = passes_of(SparkWorkers(spark), plan_of(config), Lake(config.lake)).scan_days([raw])[DAYS[0]]
     assert (counts.rows_in, counts.good) == (len(rows), len(rows) - counts.bad)
     assert counts.good > 0

@@ -25,6 +25,7 @@ from etl.raw.files import require_raw
 from etl.read_day import read_clicks
 from etl.readers.parquet import ParquetReader
 from etl.spark.frame_passes import FramePasses
+from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
@@ -243,7 +244,7 @@ def test_clicks_of_a_day_are_read_without_a_session(spark: SparkSession, tmp_pat
     config = cases.write_config(tmp_path, LOG)
     _write_days(tmp_path)
     raw = require_raw(config, config.log, DAYS[0])
-    clicks = read_clicks(LocalWorkers(2, _no_session), config, raw)
+    clicks = read_clicks(LocalWorkers(2, _no_session), plan_of(config), raw)
     assert isinstance(clicks, pa.Table)
     expected = good_rows(read_log(spark, config, raw)).select(*clicks.column_names).collect()
     assert Counter(tuple(row.values()) for row in clicks.to_pylist()) == Counter(

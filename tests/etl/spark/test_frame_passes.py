@@ -20,6 +20,7 @@ from etl.passes import passes_of
 from etl.prepare import prepared_passes
 from etl.raw.files import require_raw
 from etl.spark import frame_passes
+from etl.workflow.feature_plan import plan_of
 from spark.spark_workers import SparkWorkers
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Lake, Partition
@@ -45,7 +46,7 @@ def prepared(config: Config, day: str = DAYS[0]) -> Partition:
 
 
 def scan(spark: SparkSession, config: Config, day: str = DAYS[0]) -> None:
-    passes = passes_of(SparkWorkers(spark), config, Lake(config.lake))
+    passes = passes_of(SparkWorkers(spark), plan_of(config), Lake(config.lake))
     passes.scan_days([require_raw(config, config.log, day)])
 
 
@@ -159,7 +160,7 @@ def test_obsolete_and_damaged_rows_are_prepared_again(
         path = data_files(prepared(config), before)[0]
         os.truncate(path, os.path.getsize(path) - 1)
     workers = SparkWorkers(spark)
-    passes = passes_of(workers, config, Lake(config.lake))
+    passes = passes_of(workers, plan_of(config), Lake(config.lake))
     passes.scan_days([require_raw(config, config.log, DAYS[0])])
     passes.training_rows([require_raw(config, config.log, DAYS[0])])
     assert manifest_of(config).files != before.files
@@ -213,7 +214,7 @@ def test_the_engine_sql_publishes_what_tasks_publish(
     assert not (tmp_path / "arrow/prepared").exists()
     assert set(written_dates(Lake(config.lake).prepared(config.name))) == set(DAYS)
     assert by_frames.workflow.version == by_tasks.workflow.version
-    for raw in raw_days(config, DAYS[-1])["train"]:
+    for raw in raw_days(plan_of(config), DAYS[-1])["train"]:
         partitions = [
             Lake(one.lake).features(by_tasks.workflow.version).partition(raw.dt) for one in (config, arrow)
         ]

@@ -25,6 +25,7 @@ from etl.text.file_layout import file_layout
 from etl.text.row_source import LogRows
 from etl.value_counts import vocabularies
 from etl.value_counts.requests import CountRequest
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import Feature, FeatureSpec
 from tests.etl import cases
@@ -53,7 +54,7 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
     """Attempts at one task of each kind: every call is a new attempt."""
     config = cases.write_config(tmp_path)
     (path, *_) = cases.write_day(tmp_path / "raw", cases.make_lines("2026-01-01", 60, 1))
-    layout = file_layout(config, (str(path),))
+    layout = file_layout(plan_of(config), (str(path),))
     (file_split,) = split_files([str(path)])
     out = tmp_path / "out"
     if request.param == "encode":

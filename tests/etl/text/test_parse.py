@@ -17,6 +17,7 @@ from etl.text.file_layout import FileLayout, file_layout
 from etl.text.parse_block import plain, unify
 from etl.text.row_source import columns_to_parse
 from etl.text.scan_pass import ValueCounter
+from etl.workflow.feature_plan import plan_of
 from tests.etl import cases, raw_oracle
 from tests.etl.text_blocks import parse_text
 
@@ -57,7 +58,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 def _layout(config: Config) -> FileLayout:
-    return file_layout(config, ("a.tsv",))
+    return file_layout(plan_of(config), ("a.tsv",))
 
 
 def _rows(config: Config, block: bytes) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:

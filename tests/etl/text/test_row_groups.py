@@ -17,6 +17,7 @@ from etl.text import encode_pass
 from etl.text.encode_pass import EncodeTask, Encoding, _dealt, encode_file_split
 from etl.text.file_layout import file_layout
 from etl.text.row_source import LogRows
+from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import Feature, FeatureSpec
 from tests.etl import cases
@@ -66,7 +67,7 @@ def test_a_row_group_has_at_most_these_rows_and_bytes(
     (file_split,) = split_files([str(path)])
     chain = FittedChain(("I1",), ("int",), (FittedFill(("I1",), ("I1",), 0.0),), ("I1",))
     spec = FeatureSpec((Feature("I1", "dense", "float32", "pair"),), ("row_id", "user_key", "item_key"), "v")
-    source = LogRows(file_layout(config, (str(path),)))
+    source = LogRows(file_layout(plan_of(config), (str(path),)))
     encoding = Encoding(source, (chain,), spec, LocalTables({}), row_group_rows)
     written = encode_file_split(EncodeTask(file_split, 0, f"{tmp_path}/out.parquet", "2026-01-01"), encoding)
     metadata = pq.read_metadata(written)
