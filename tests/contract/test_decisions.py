@@ -14,8 +14,19 @@ from tests.processes import ROOT
 
 FOLDER = Path("docs/decisions")
 INDEX = FOLDER / "README.md"
-SUFFIXES = tuple(
-    [".md", ".py", ".yaml", ".yml", ".sh", ".conf", ".in", ".gradle", ".cpp", ".h", ".patch", "Makefile"]
+SUFFIXES = (
+    ".md",
+    ".py",
+    ".yaml",
+    ".yml",
+    ".sh",
+    ".conf",
+    ".in",
+    ".gradle",
+    ".cpp",
+    ".h",
+    ".patch",
+    "Makefile",
 )
 SKIPPED = ("build", "__pycache__", "demo_out", "lake", "mlruns", "work")
 
