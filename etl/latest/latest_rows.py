@@ -21,7 +21,8 @@ from storage.paths import Partition
 from storage.publish import rows_of
 
 # With at most this number of rows, the driver reads the files itself. It keeps one day in memory, and saves
-# the planning and the start of Spark jobs, which take most of the time of a small run (docs/decisions/0061).
+# the planning and the start of Spark jobs, which take most of the time of a small run
+# (docs/decisions/jobs.md#0061).
 ROWS_IN_DRIVER = 10_000_000
 
 _DAY = "_dt"

@@ -20,7 +20,7 @@ _PAGE = """<!-- Made from conf/datasets and etl/passes.py by `make docs`; change
 
 This page is for people who write a configuration and want to know what `build_features` does with the rows of
 their log, and whether this job or another one of a run starts Spark.
-[Decision 0102](decisions/0102-one-road.md) has the reasons.
+[Decision 0102](decisions/one-road.md#0102) has the reasons.
 
 A log enters by the reader of its format, as typed blocks of rows. Then it takes one of two ways:
 

@@ -37,7 +37,8 @@ Batches = Iterable[pa.RecordBatch]
 
 _CLUSTERED = pa.schema([(ITEM_INDEX, pa.int32()), (CLUSTER, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
-# With search=auto, more items than this number are searched approximately on a CPU (docs/decisions/0057).
+# With search=auto, more items than this number are searched approximately on a CPU
+# (docs/decisions/candidates.md#0057).
 EXACT_ITEMS = 100_000
 
 

@@ -19,7 +19,7 @@ from training.settings import known_architectures, read_settings
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md")
+    for pattern in ("*.md", "docs/*.md", "docs/decisions/*.md", "benchmarks/*.md")
     for path in ROOT.glob(pattern)
     if path.name != "CHANGELOG.md"  # tells of keys that are gone
 )
@@ -129,14 +129,14 @@ def test_the_documents_name_keys() -> None:
     assert len(named_keys()) > 80
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     assert [link for link in links if link and not (path.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_a_document_names_are_there(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     folders = (

@@ -15,7 +15,7 @@ kernel reads each vector once, and writes the top MLP's input once. B is the num
 embeddings per row, and E the width of a vector. F = C + 1, or C if there is no bottom MLP.
 
 Columns of zeros at the end of `out` make its rows a multiple of 16 bytes. For other widths, cuBLAS has only
-slower matrix products (docs/decisions/0074).
+slower matrix products (docs/decisions/training-on-gpus.md#0074).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

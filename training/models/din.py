@@ -11,7 +11,7 @@ activation unit, is an MLP over [v, e_j, v - e_j, v ⊙ e_j]. The weights do not
 softmax is left out), so their sum says how much of the history fits the item. An empty history has the vector
 0. Both MLPs use PReLU. The widths of figure 2 are the defaults.
 
-Differences from the paper, which docs/decisions/0052-target-attention.md explains:
+Differences from the paper, which docs/decisions/sequence-models.md#0052 explains:
 
 * The inputs of `a` are those of the authors' program (github.com/zhougr1993/DeepInterestNetwork). In the
   paper, they are v, e_j and the outer product of both. The program also applies a softmax to the weights,
