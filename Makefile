@@ -17,7 +17,7 @@ ARGS ?=
 # With 0, all tests run in one process, which needs less memory.
 TEST_WORKERS ?= 3
 
-.PHONY: help setup demo airflow airflow-test jars doctor dist wheel test test-fast image-test check format docs lock clean
+.PHONY: help setup demo airflow airflow-test jars doctor dist wheel test test-fast test-changed image-test check format docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,11 @@ test: setup $(if $(CI),jars) ## run the test suite
 # OMP_NUM_THREADS is 1, because two test processes share two cores.
 test-fast: setup ## run only unit and property tests, without Spark jobs (under 90 seconds on two cores)
 	@$(IN_ENV) OMP_NUM_THREADS=1 pytest -n 2 -m "not spark and not servers and not cluster and not processes and not slow" $(ARGS)
+
+# SINCE is a commit. HEAD, the default, means the changes that are not committed.
+SINCE ?= HEAD
+test-changed: setup ## run the tests nearest to the changed files, at most 3 minutes: make test-changed SINCE=HEAD~1
+	@$(IN_ENV) OMP_NUM_THREADS=1 python -m setup.changed_tests --since $(SINCE) $(ARGS)
 
 # unshare: the mounts of buildah end with the tests, also if the tests are killed. Set IMAGE_STORE=FOLDER to keep the images there.
 image-test: jars ## build the container images with buildah and run a small chain in them (needs root, 20 GB and 20 minutes)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from conf.garbage import ignore_imported
 from conf.waiting_threads import limit_spinning
+from setup.changed_tests import SECONDS
 from spark.properties import read_properties
 from spark.session import build_session
 from tests.checked_device import register_checked_device
@@ -103,6 +107,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Excludes what the files of tests have imported from searches for garbage."""
     ignore_imported()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Records how long each test file took, for `make test-changed`, unless only some of its tests ran."""
+    if config.option.keyword or config.option.markexpr or any("::" in argument for argument in config.args):
+        return
+    seconds: dict[str, float] = defaultdict(float)
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.split("::", 1)[0]] += report.duration
+    record = ROOT / SECONDS
+    known = json.loads(record.read_text()) if record.exists() else {}
+    record.parent.mkdir(exist_ok=True)
+    known |= {file: round(taken, 2) for file, taken in seconds.items()}
+    record.write_text(json.dumps(dict(sorted(known.items())), indent=1))
 
 
 def _refuse_processes(event: str, _: object) -> None:

@@ -1,0 +1,272 @@
+"""Runs the tests that imports tie to the files changed since a commit: make test-changed (CONTRIBUTING.md).
+
+A test file depends on the modules that it imports, on the files that it names as text (such as a job that it
+starts), and on what these depend on. Test files that are fewer imports away from a changed file run first.
+When their recorded seconds reach the limit, the rest is left out, and named. tests/conftest.py records the
+seconds of each test file in build/test_seconds.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parent.parent
+SECONDS = "build/test_seconds.json"
+# Seconds of a test file that was never run here. A session of Spark starts in ten seconds.
+_GUESS, _GUESS_WITH_SPARK = 3.0, 20.0
+# Test files of these folders read the whole tree, so they depend on every file.
+_WHOLE_TREE = "tests/contract/"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `choose` decided.
+
+    Attributes:
+        run: the test files to run, those next to a changed file first.
+        left_out: the test files that also depend on a changed file, but do not fit into the limit.
+        seconds: about how long the files `run` take, in one process.
+    """
+
+    run: tuple[str, ...]
+    left_out: tuple[str, ...]
+    seconds: float
+
+
+def tracked_files(root: Path) -> list[str]:
+    """Returns the files that git tracks, and new files that it does not ignore, relative to `root`."""
+    listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard")
+    return sorted(path for path in set(listed) if (root / path).is_file())
+
+
+def changed_files(root: Path, since: str) -> list[str]:
+    """Returns the files that were changed, added or deleted since a commit, committed or not.
+
+    Raises:
+        SystemExit: there is no such commit.
+    """
+    changed = _git(root, "diff", "--name-only", since, "--")
+    return sorted({*changed, *_git(root, "ls-files", "--others", "--exclude-standard")})
+
+
+def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
+    """Maps each Python file to the files on which it depends directly.
+
+    These are the modules that it imports, except for type checks, the packages that contain them, the files
+    and modules that a string in it names, and the `conftest.py` files of its folder and of the folders above.
+    A module that imports others by computed names depends on all modules of the packages that it names.
+
+    Args:
+        root: the folder of the checkout.
+        files: the files of the checkout, relative to `root`.
+    """
+    known = {*files}
+    modules = {_module_of(path): path for path in files if path.endswith(".py")}
+    names = defaultdict(list)
+    for path in files:
+        names[PurePosixPath(path).name].append(path)
+    named = {name: paths[0] for name, paths in names.items() if len(paths) == 1}
+    depends: dict[str, set[str]] = {}
+    for path in files:
+        if not path.endswith(".py"):
+            continue
+        source = (root / path).read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        found: set[str] = set()
+        for name in _imported(tree, _module_of(path), path.endswith("__init__.py")):
+            found |= {modules[part] for part in _with_packages(name) if part in modules}
+        for text in _texts(tree):
+            found |= {text} & known
+            found |= {named[text]} if text in named and text.endswith((".py", ".yaml", ".sh")) else set()
+            if "." in text and (module := _longest(text, modules)):
+                found.add(module)
+        if "import_module(" in source:  # it finds plug-ins by the names of files
+            folders = {
+                text.replace(".", "/")
+                for text in _texts(tree)
+                if f"{text.replace('.', '/')}/__init__.py" in known
+            }
+            folders |= {str(PurePosixPath(path).parent)} if 'import_module(f"{__name__}' in source else set()
+            found |= {other for other in modules.values() if str(PurePosixPath(other).parent) in folders}
+        found |= {f"{folder}/conftest.py" for folder in PurePosixPath(path).parents} & known
+        depends[path] = found - {path}
+    return depends
+
+
+def distances(
+    depends: Mapping[str, set[str]], changed: Sequence[str], files: Sequence[str]
+) -> dict[str, int]:
+    """Returns, for each file that depends on a changed file, the number of steps to the nearest of these.
+
+    A file that is not Python, such as a C++ file, counts as part of the Python files of its folder.
+    """
+    dependents: dict[str, set[str]] = defaultdict(set)
+    for path, needs in depends.items():
+        for need in needs:
+            dependents[need].add(path)
+    steps = dict.fromkeys(changed, 0)
+    for path in changed:
+        if not path.endswith(".py"):
+            folder = PurePosixPath(path).parent
+            beside = [other for other in depends if PurePosixPath(other).parent == folder]
+            steps |= {other: min(steps.get(other, 1), 1) for other in beside if str(folder) != "."}
+    frontier, step = [*steps], 0
+    while frontier:
+        step += 1
+        new = {other for path in frontier for other in dependents[path] if other not in steps}
+        steps |= dict.fromkeys(new, step)
+        frontier = [*new]
+    whole = {path for path in files if path.startswith(_WHOLE_TREE) and path not in steps}
+    return steps | dict.fromkeys(whole, max(steps.values(), default=0) + 1)
+
+
+def choose(steps: Mapping[str, int], seconds: Mapping[str, float], limit: float) -> Choice:
+    """Chooses test files until their seconds reach a limit. The nearest one always runs.
+
+    Args:
+        steps: maps files to their distance from a changed file (`distances`).
+        seconds: maps every test file in `steps` to about how long it takes.
+        limit: seconds in one process.
+    """
+    tests = [path for path in steps if _is_test(path)]
+    run, left_out, total = [], [], 0.0
+    for path in sorted(tests, key=lambda path: (steps[path], seconds[path], path)):
+        if run and total + seconds[path] > limit:
+            left_out.append(path)
+        else:
+            run.append(path)
+            total += seconds[path]
+    return Choice(tuple(run), tuple(left_out), total)
+
+
+def expected_seconds(root: Path, tests: Sequence[str]) -> dict[str, float]:
+    """Returns about how long each test file takes: its last recorded seconds, or a guess."""
+    try:
+        recorded: dict[str, float] = json.loads((root / SECONDS).read_text())
+    except FileNotFoundError:
+        recorded = {}
+
+    def guess(path: str) -> float:
+        uses_spark = "SparkSession" in (root / path).read_text(encoding="utf-8")
+        return _GUESS_WITH_SPARK if uses_spark else _GUESS
+
+    return {path: recorded.get(path) or guess(path) for path in tests}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Chooses the tests, says which ones are left out, and runs pytest.
+
+    Returns the exit code of pytest, or 0 if there is nothing to run.
+    """
+    parser = argparse.ArgumentParser(prog="make test-changed", description=__doc__.splitlines()[0])
+    parser.add_argument("--since", default="HEAD", help="a commit (default: HEAD, so uncommitted changes)")
+    parser.add_argument("--minutes", type=float, default=3.0, help="limit for the whole run (default: 3)")
+    parser.add_argument("--workers", type=int, default=2, help="processes that run the tests (default: 2)")
+    parser.add_argument("--list", action="store_true", help="print the chosen test files, and run nothing")
+    options, of_pytest = parser.parse_known_args(arguments)
+    changed = changed_files(ROOT, options.since)
+    if not changed:
+        print(
+            f"nothing has changed since {options.since}; name another commit: make test-changed SINCE=HEAD~1"
+        )
+        return 0
+    files = tracked_files(ROOT)
+    steps = distances(dependencies(ROOT, files), changed, files)
+    seconds = expected_seconds(ROOT, [path for path in steps if _is_test(path) and path in files])
+    steps = {path: step for path, step in steps.items() if path in seconds}
+    choice = choose(steps, seconds, 60 * options.minutes * max(options.workers, 1))
+    _describe(choice, changed, options.since)
+    if options.list or not choice.run:
+        print(*choice.run, sep="\n")
+        return 0
+    workers = [] if options.workers < 2 else ["-n", str(options.workers)]
+    command = [sys.executable, "-m", "pytest", *workers, *of_pytest, *choice.run]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def _describe(choice: Choice, changed: Sequence[str], since: str) -> None:
+    """Says on stderr what runs and what is left out."""
+    print(
+        f"{len(changed)} files have changed since {since}; {len(choice.run)} test files next to them run "
+        f"(about {choice.seconds:.0f} s in one process)",
+        file=sys.stderr,
+    )
+    if choice.left_out:
+        folders = Counter(str(PurePosixPath(path).parent) for path in choice.left_out)
+        print(
+            f"left out, because they would exceed the limit (`make test` runs them): {len(choice.left_out)} "
+            f"test files: {', '.join(f'{folder} ({number})' for folder, number in sorted(folders.items()))}",
+            file=sys.stderr,
+        )
+
+
+def _is_test(path: str) -> bool:
+    return path.startswith("tests/") and PurePosixPath(path).match("test_*.py")
+
+
+def _git(root: Path, *arguments: str) -> list[str]:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout.splitlines()
+
+
+def _module_of(path: str) -> str:
+    parts = PurePosixPath(path).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _with_packages(module: str) -> Iterator[str]:
+    """Yields a module and the packages that contain it, all of which its import runs."""
+    parts = module.split(".")
+    yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def _longest(text: str, modules: Mapping[str, str]) -> str | None:
+    """Returns the file of the module that a dotted name begins with; None if it names no module."""
+    parts = text.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    known = [name for name in _with_packages(text) if name in modules and "." in name]
+    return modules[known[-1]] if known else None
+
+
+def _imported(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
+    """Yields the names that a module imports, also in functions, but not those for type checks."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = node.module or ""
+            if node.level:
+                above = module.split(".")[
+                    : None if is_package and node.level == 1 else -node.level + is_package
+                ]
+                source = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+        pending += ast.iter_child_nodes(node)
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    return (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

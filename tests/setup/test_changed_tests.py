@@ -1,0 +1,156 @@
+"""Which tests `make test-changed` chooses, on a small repository with real git and on this checkout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from setup import changed_tests
+from setup.changed_tests import (
+    changed_files,
+    choose,
+    dependencies,
+    distances,
+    expected_seconds,
+    tracked_files,
+)
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parent.parent.parent
+FILES = {
+    "shop/__init__.py": "",
+    "shop/prices.py": "RATE = 2\n",
+    "shop/sums.py": "def total() -> int:\n    from shop.prices import RATE\n\n    return RATE\n",
+    "shop/checks.py": (
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from shop.prices import RATE\n"
+    ),
+    "shop/plugins/__init__.py": 'from importlib import import_module\n\nimport_module(f"{__name__}.one")\n',
+    "shop/plugins/one.py": "",
+    "shop/native/scan.cpp": "int one;\n",
+    "shop/native/library.py": "",
+    "jobs/sell.py": "import shop.sums\n",
+    "tests/conftest.py": "",
+    "tests/test_prices.py": "import shop.prices\n",
+    "tests/test_sums.py": "from shop import sums\n",
+    "tests/test_checks.py": "import shop.checks\n",
+    "tests/test_sell.py": 'JOB = "jobs/sell.py"\n',
+    "tests/test_patched.py": 'NAME = "shop.prices.RATE"\n',
+    "tests/test_plugins.py": "import shop.plugins\n",
+    "tests/test_native.py": "import shop.native.library\n",
+    "tests/deep/conftest.py": "import shop.prices\n",
+    "tests/deep/test_deep.py": "",
+    "tests/contract/test_tree.py": "",
+}
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "First")
+    return tmp_path
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def nearest(root: Path, *changed: str) -> dict[str, int]:
+    files = tracked_files(root)
+    steps = distances(dependencies_of(root), changed, files)
+    return {path: step for path, step in steps.items() if Path(path).name.startswith("test_")}
+
+
+@cache
+def dependencies_of(root: Path) -> Mapping[str, set[str]]:
+    return dependencies(root, tracked_files(root))
+
+
+def test_tests_of_a_module_are_ordered_by_their_distance(shop: Path) -> None:
+    assert nearest(shop, "shop/prices.py") == {
+        "tests/test_prices.py": 1,
+        "tests/test_patched.py": 1,  # names it as text
+        "tests/test_sums.py": 2,  # an import in a function
+        "tests/deep/test_deep.py": 2,  # through its conftest.py
+        "tests/test_sell.py": 3,  # starts a job by its path
+        "tests/contract/test_tree.py": 4,  # reads the whole tree
+    }
+
+
+@pytest.mark.parametrize(
+    "changed, test",
+    [("shop/plugins/one.py", "tests/test_plugins.py"), ("shop/native/scan.cpp", "tests/test_native.py")],
+)
+def test_plugins_and_compiled_files_have_tests(shop: Path, changed: str, test: str) -> None:
+    assert set(nearest(shop, changed)) == {test, "tests/contract/test_tree.py"}
+
+
+def test_a_changed_test_runs_first(shop: Path) -> None:
+    assert nearest(shop, "tests/test_checks.py")["tests/test_checks.py"] == 0
+
+
+def test_changes_are_found_in_commits_the_working_tree_and_new_files(shop: Path) -> None:
+    assert changed_files(shop, "HEAD") == []
+    (shop / "shop/prices.py").write_text("RATE = 3\n")
+    git(shop, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "Second")
+    (shop / "shop/sums.py").unlink()
+    (shop / "shop/new.py").write_text("")
+    assert changed_files(shop, "HEAD") == ["shop/new.py", "shop/sums.py"]
+    assert changed_files(shop, "HEAD~1") == ["shop/new.py", "shop/prices.py", "shop/sums.py"]
+    assert "shop/sums.py" not in tracked_files(shop)
+    with pytest.raises(SystemExit, match="no-such-commit"):
+        changed_files(shop, "no-such-commit")
+
+
+def test_the_limit_leaves_out_the_farthest_tests_but_never_the_nearest() -> None:
+    steps = {"tests/test_far.py": 3, "tests/test_near.py": 1, "tests/test_next.py": 2, "shop/a.py": 1}
+    seconds = {"tests/test_far.py": 4.0, "tests/test_near.py": 50.0, "tests/test_next.py": 5.0}
+    assert choose(steps, seconds, 55.0) == changed_tests.Choice(
+        ("tests/test_near.py", "tests/test_next.py"), ("tests/test_far.py",), 55.0
+    )
+    assert choose(steps, seconds, 1.0).run == ("tests/test_near.py",)
+
+
+def test_recorded_seconds_count_and_others_are_guessed(shop: Path) -> None:
+    (shop / "build").mkdir()
+    (shop / changed_tests.SECONDS).write_text(json.dumps({"tests/test_sums.py": 7.5}))
+    (shop / "tests/test_frames.py").write_text("from pyspark.sql import SparkSession\n")
+    seconds = expected_seconds(shop, ["tests/test_sums.py", "tests/test_prices.py", "tests/test_frames.py"])
+    assert seconds["tests/test_sums.py"] == 7.5
+    assert seconds["tests/test_prices.py"] < seconds["tests/test_frames.py"]
+
+
+def test_a_run_names_what_it_leaves_out(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(changed_tests, "ROOT", shop)
+    assert changed_tests.main([]) == 0
+    assert "nothing has changed since HEAD" in capsys.readouterr().out
+    (shop / "shop/prices.py").write_text("RATE = 3\n")
+    assert changed_tests.main(["--list", "--minutes", "0.1", "--workers", "1"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.split() == ["tests/test_patched.py", "tests/test_prices.py"]
+    assert "4 test files: tests (2), tests/contract (1), tests/deep (1)" in shown.err
+
+
+@pytest.mark.parametrize(
+    "changed, test",
+    [
+        ("etl/ops/clip.py", "tests/etl/ops/test_compute.py"),
+        ("training/models/dlrm.py", "tests/training/test_models.py"),
+        ("etl/native/scan.cpp", "tests/etl/text/test_scan.py"),
+        ("jobs/show.py", "tests/contract/test_help.py"),
+    ],
+)
+def test_files_of_this_checkout_have_the_tests_that_one_expects(changed: str, test: str) -> None:
+    assert test in nearest(ROOT, changed)
