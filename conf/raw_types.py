@@ -20,6 +20,7 @@ from pydantic import (
 
 from conf.extensions import Extension, find_extension, known_names
 from conf.names import ColumnName, PlainText, RawLocation, column_name
+from conf.spark_tables import SPARK_TABLE, split_table_path
 from conf.time_types import ISO, UTC, TimeFormat, TimeZone, only_date
 
 # The formats of raw files, and their descriptions. To add one: a line here, and a reader in etl/readers.
@@ -34,6 +35,8 @@ FORMATS: Mapping[str, str] = {
     "avro": "object container files with any codec; columns are matched by name.",
     "delta": "the current version of a Delta table; `path` is its folder, and may end with folders of "
     "partition columns, such as `/dt={date}` (docs/lakes.md).",
+    SPARK_TABLE: "a table or view of Spark's catalogue, such as one of Hive or Iceberg; `path` is its name, "
+    "and may end with values of columns, such as `shop.clicks/dt={date}`. Needs a JVM (docs/lakes.md).",
 }
 
 
@@ -294,6 +297,8 @@ class RawTable(Strict):
 
     @model_validator(mode="after")
     def _fitting_format(self) -> RawTable:
+        if self.format == SPARK_TABLE:
+            split_table_path(self.path)
         if self.separator is not None and self.format not in SEPARATED_FORMATS:
             raise ValueError(
                 f"separator divides the fields of text files, but the format is {self.format}: remove it"

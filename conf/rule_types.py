@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from conf.extensions import Extension, find_extension, known_names
 from conf.names import PlainText, RawLocation
 from conf.raw_types import PositiveInt, Seed, Strict, TableOfRoles
+from conf.spark_tables import SPARK_TABLE
 
 # Maps the keys of the section that no rule of another package may have to their modules.
 _BUILT_IN: Mapping[str, str] = {
@@ -50,6 +51,11 @@ class Attribute(TableOfRoles):
     @model_validator(mode="after")
     def _types_fit(self) -> Attribute:
         where = "score.rules.attributes"
+        if self.format == SPARK_TABLE:
+            raise ValueError(
+                f"{where} cannot read tables of Spark's catalogue: write the attribute to Parquet files, and "
+                "set `format: parquet`"
+            )
         self.require_types(where, [self.key], ("string", "int"), section=where)
         self.require_types(
             where, [self.column], ("string", "int", "float", "decimal", "bool", "date"), section=where

@@ -39,6 +39,7 @@ from conf.raw_types import (
 from conf.rule_types import ListRules
 from conf.serving_types import Serving
 from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval
+from conf.spark_tables import SPARK_TABLE
 from conf.split_types import SPLITS, Split, SplitConfig
 from conf.stage_types import Generate, Measure, Output, Score
 from conf.train_types import ScoreKind, Train
@@ -262,6 +263,7 @@ class Config(Strict):
                 self._check_attributes(side, table, getattr(self.keys, side))
         if self.split.by == "day" and not self.log.by_day:
             raise ValueError(f"split.by=day needs {{date}} in log.path={self.log.path!r}")
+        self._check_order()
         self._check_candidates()
         return self
 
@@ -310,6 +312,15 @@ class Config(Strict):
                     "names; write another name as `name`, and the name in the raw files as `source`: "
                     f"{{name: raw_{taken[0]}, source: {taken[0]}}}"
                 )
+
+    def _check_order(self) -> None:
+        """Raises ValueError if the order of the rows matters, but a table of Spark's catalogue has none."""
+        ordered = self.split.by != "day" or self.history is not None
+        if self.log.format == SPARK_TABLE and self.log.event_time is None and ordered:
+            raise ValueError(
+                "the rows of a table of Spark's catalogue have no order: set log.event_time, or use "
+                "split.by=day without the section `history`"
+            )
 
     def _check_events(self) -> None:
         """Raises ValueError if the column of the label cannot hold the events that `log.label` names."""

@@ -2,6 +2,7 @@
 
 raw/dt=…                        click log of a day, written by generate_clicks
 quarantine/dt=…                 raw rows that could not be parsed
+copies/<config name>/<table>/dt=…   rows of a table of Spark's catalogue; `dt=all` if it is not read by day
 typed/dt=…                      parsed rows of a day's text log (only in lakes of older releases)
 prepared/<config name>/dt=…     rows of a day with histories, negatives, attributes, for the encode pass
 value_counts/dt=…               counts of the raw values of a day, by file split
@@ -147,6 +148,16 @@ class Lake:
     def prepared(self, config_name: str) -> Table:
         """Returns the table of prepared rows, by day (etl.prepare.prepared_passes)."""
         return self._table("prepared", config_name, internal=True)
+
+    def copies(self, config_name: str, table: str) -> Table:
+        """Returns the table of the rows that are copied of a table of Spark's catalogue, by day."""
+        return self._table("copies", config_name, table, internal=True)
+
+    def tables_of_copies(self, config_name: str) -> list[Table]:
+        """Returns the tables of `copies` that have data files, published or not."""
+        folder = f"{self.root.rstrip('/')}/{DATA}/copies/{config_name}"
+        names = sorted(info.base_name for info in file_io.list_files(folder))
+        return [self.copies(config_name, name) for name in names]
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
         """Returns the table of statistics of raw columns, by day; of a split if the log is one table."""

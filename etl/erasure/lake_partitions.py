@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from conf.types import Config
 from etl.raw.files import raw_path
+from etl.raw.table_copies import COPIES
 from storage import file_io, format_versions
 from storage.manifest import MANIFEST_NAME, Manifest
 from storage.paths import DATA, Lake, Partition
@@ -76,7 +77,7 @@ def all_partitions(lake: Lake) -> list[Published]:
         depth = table.count("/") + 2
         dt = name.removeprefix("dt=")
         folder = f"{root}/{table}/{name}"
-        internal = table.split("/")[0] in (TYPED, PREPARED)
+        internal = table.split("/")[0] in (TYPED, PREPARED, COPIES)
         partition = Partition(table, dt, folder, depth, lake.recorder, internal=internal)
         partitions.append(Published(partition, read_unrecorded(partition)))
     return partitions

@@ -28,6 +28,7 @@ from etl.erasure.table_rules import (
 )
 from etl.erasure.workflow_tables import UserTables, user_tables
 from etl.raw.erased_rows import ERASED
+from etl.raw.table_copies import CONTENT, COPIES
 from etl.workflow.local_workflow import read_version, saved_versions
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
 from storage.manifest import Manifest, data_files
@@ -87,7 +88,8 @@ class Plan:
     @property
     def days(self) -> set[str]:
         """Returns the days whose partitions have rows of the users."""
-        return {one.published.partition.dt for one in self.rows.values() if one.published.kind != WORKFLOW}
+        others = (WORKFLOW, COPIES)  # these may have no days
+        return {one.published.partition.dt for one in self.rows.values() if one.published.kind not in others}
 
     @property
     def changed(self) -> list[Published]:
@@ -261,6 +263,9 @@ def _with_fewer_rows(manifest: Manifest, matched: UserRows, logged: int) -> Mani
         if entry.rows > (lost := matched.files.get(entry.path, 0))  # a file without rows is not published
     )
     kind = matched.published.kind
+    if kind == COPIES:
+        facts = {name: value for name, value in manifest.facts.items() if name != CONTENT}
+        manifest = replace(manifest, facts=facts)
     if kind == FEATURES:  # its rows_in is the number of rows of the raw log
         dropped = {**manifest.dropped, ERASED: manifest.dropped.get(ERASED, 0) + logged}
         return replace(manifest, files=files, dropped=dict(sorted(dropped.items())))

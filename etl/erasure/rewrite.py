@@ -13,6 +13,7 @@ from etl.erasure.lake_partitions import Published, all_partitions, read_unrecord
 from etl.erasure.plan import Plan, UserRows
 from etl.erasure.table_rules import COMPUTED_AGAIN, FEATURES, PROFILES, QUARANTINE, SCORES, WORKFLOW
 from etl.erasure.workflow_tables import refresh_workflow
+from etl.raw.table_copies import COPIES
 from storage import file_io
 from storage.hard_links import LOCK_NAME
 from storage.leftovers import delete_leftovers
@@ -27,7 +28,7 @@ log = logging.getLogger("nightrank.erase")
 _WITH_USERS = frozenset(
     {
         *(*COMPUTED_AGAIN, FEATURES, SCORES, QUARANTINE, WORKFLOW, PROFILES),
-        *("users", "candidates", "recommendations", "last_clicks"),
+        *(COPIES, "users", "candidates", "recommendations", "last_clicks"),
     }
 )
 _DELTA_LOG = "_delta_log"

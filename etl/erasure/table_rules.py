@@ -17,6 +17,7 @@ from etl.erasure.workflow_tables import UserTables, key_has_user, tombstones
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, VOCABULARY
 from etl.raw.erased_rows import has_erased_field, json_texts
+from etl.raw.table_copies import COPIES, USER_COLUMN
 from storage.erased_users import ErasedUsers
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
 
@@ -124,6 +125,9 @@ def rule_of(
         return TableRule(("line", "reason"), partial(_has_field, users))
     if published.kind == TYPED:
         return TableRule((users.column,), partial(_has_key, users, users.column))
+    if published.kind == COPIES:
+        user = published.manifest.facts.get(USER_COLUMN)
+        return TableRule((user,), partial(_has_stored_id, users, user)) if user in types else None
     if types.keys() >= _COUNTED:
         return TableRule(("column", "value"), partial(_is_counted, users, frozenset({users.column})))
     key = next((name for name in (USER_KEY, USER_ID) if types.get(name) == "string"), None)
@@ -146,6 +150,16 @@ def _workflow_rule(table: str, users: Users, tables: UserTables) -> TableRule | 
 
 def _has_key(users: Users, name: str, rows: pa.Table) -> np.ndarray:
     return users.are_in(rows[name])
+
+
+def _has_stored_id(users: Users, name: str, rows: pa.Table) -> np.ndarray:
+    """Does what `_has_key` does, for a column of any type that readers accept as ids."""
+    values = rows[name]
+    if pa.types.is_floating(values.type):
+        values = values.cast(pa.int64(), safe=False)
+    elif pa.types.is_decimal(values.type):
+        values = values.cast(pa.decimal128(38, 0), safe=False)
+    return users.are_in(values.cast(pa.string()))
 
 
 def _has_row_id(row_ids: Mapping[str, np.ndarray], rows: pa.Table) -> np.ndarray:

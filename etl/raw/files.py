@@ -12,9 +12,11 @@ from pyarrow import fs
 from conf.errors import DataError
 from conf.names import scheme_of
 from conf.raw_types import Format, reader_extension
+from conf.spark_tables import SPARK_TABLE
 from conf.types import Config, RawTable
 from etl.raw.delta_tables import files_at
 from etl.raw.file_splits import read_blocks, split_files
+from etl.raw.table_copies import copy_of
 from storage import file_io
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import data_files, digest_of, is_published, read_manifest
@@ -68,7 +70,7 @@ def find_raw(
     If the folder of the raw files has a manifest, only files that the manifest lists are returned. So files
     of an interrupted or replaced delivery are ignored. Otherwise, all files that match the table's path are
     returned. Wildcards are also allowed in the folders of this path. A wildcard does not match names that
-    begin with a dot or an underscore.
+    begin with a dot or an underscore. The files of a table of Spark's catalogue are those of its copy.
 
     Raises:
         DataError: a file is compressed in a format that no engine can read.
@@ -76,12 +78,13 @@ def find_raw(
     pattern = raw_path(config, table, dt)
     if table.format == "delta":
         return _find_delta(pattern, dt, recorder)
+    if table.format == SPARK_TABLE:
+        copy = copy_of(config, table, dt, recorder)
+        found = _of_manifest(copy, dt) if is_published(copy) else None
+        return found if found is not None and found.paths else None
     folder = Partition("raw", dt, pattern.rsplit("/", 1)[0], recorder=recorder)
     if is_published(folder):
-        manifest = read_manifest(folder)
-        size = sum(file.bytes for file in manifest.files)
-        paths = tuple(_absolute(path) for path in data_files(folder, manifest))
-        return RawFiles(dt, paths, size, manifest.digest, recorder)
+        return _of_manifest(folder, dt)
     matches = _list_matches(pattern)
     if not matches:
         return None
@@ -93,6 +96,12 @@ def find_raw(
     size = sum(info.size for _, _, info in matches)
     recorder.record_read(pattern, digest, size_bytes=size)
     return RawFiles(dt, tuple(path for path, _, _ in matches), size, digest, recorder)
+
+
+def _of_manifest(folder: Partition, dt: str) -> RawFiles:
+    manifest = read_manifest(folder)
+    paths = tuple(_absolute(path) for path in data_files(folder, manifest))
+    return RawFiles(dt, paths, manifest.bytes, manifest.digest, folder.recorder)
 
 
 def _find_delta(path: str, dt: str, recorder: LineageRecorder) -> RawFiles | None:
@@ -143,6 +152,12 @@ def require_raw(
     """
     raw = find_raw(config, table, dt, recorder)
     pattern = raw_path(config, table, dt)
+    if raw is None and table.format == SPARK_TABLE:
+        raise DataError(
+            f"the lake has no copy of the rows of {dt} of Spark's table {pattern} (from {key})",
+            "run build_features, which copies them; if it has run, the table has no such rows: load them, "
+            f"or correct {key}",
+        )
     if raw is None:
         raise DataError(
             f"no raw file at {pattern} (from {key})",

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
+from conf.spark_tables import SPARK_TABLE
 from etl.native.library import is_built
 from etl.native.scan import merge_dictionaries
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
@@ -82,14 +83,14 @@ class _File:
 
 @dataclass(frozen=True)
 class ParquetReader(TableReader):
-    """Reads `parquet`.
+    """Reads `parquet`, and the copies of tables of Spark's catalogue.
 
     Attributes:
         files: the footers of the files that are not empty.
         event_time: the section `log.event_time`; None for a table without times.
     """
 
-    formats: ClassVar[tuple[str, ...]] = ("parquet",)
+    formats: ClassVar[tuple[str, ...]] = ("parquet", SPARK_TABLE)
     files: tuple[_File, ...]
     event_time: EventTime | None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conf.raw_types import RawTable
+from conf.spark_tables import SPARK_TABLE
 from conf.types import Config
 from etl.raw.files import require_raw
 from etl.readers.table_heads import check_heads
@@ -23,14 +24,15 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     must have values of the configured types.
 
     A table with files for each day (`{date}` in its path) may arrive during the run. So it is not checked
-    here, but by the stage that reads it. `recorder` records the tables as inputs of the run.
+    here, but by the stage that reads it. Nor is a table of Spark's catalogue, which that stage opens.
+    `recorder` records the tables as inputs of the run.
 
     Raises:
         ConfigError, DataError: there is no file at a path in the configuration, a file lacks a column, or a
             value cannot be parsed.
     """
     for key, (table, id_column) in _tables(config).items():
-        if _is_static(table.path):
+        if _is_static(table.path) and table.format != SPARK_TABLE:
             raw = require_raw(config, table, run_date, key, recorder)
             check_heads(table, raw.paths, key.removesuffix(".path"), id_column)
     rules = config.score.rules

@@ -12,6 +12,7 @@ from etl.checked_days import raw_days
 from etl.quality.day_counts import misdated_rows
 from etl.workflow.feature_plan import plan_of
 from jobs.checks import check_training
+from jobs.stages.table_copies import copy_tables_of_run
 from jobs.stages.workflows_of_run import workflows_of_run
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
@@ -23,6 +24,7 @@ def run(context: RunContext) -> JobSummary:
     if context.config.workflow.mode == "retrain":  # the features are for a training
         check_training(context.config)
     plan = plan_of(context.config)
+    copy_tables_of_run(context, plan)
     raw_days(plan, context.run_date, context.recorder)  # reject a bad window before a session starts
     parent, other = workflows_of_run(context)
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)

@@ -12,6 +12,7 @@ from etl.build import applied_features
 from etl.checked_days import check_days, raw_days
 from etl.quality.day_counts import misdated_rows
 from etl.workflow.feature_plan import plan_of
+from jobs.stages.table_copies import copy_tables_of_run
 from jobs.stages.workflows_of_run import workflows_of_run
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
@@ -21,6 +22,7 @@ from storage.run_context import RunContext
 def run(context: RunContext) -> JobSummary:
     """Checks the raw log of the window of days that ends on the run date."""
     plan = plan_of(context.config)
+    copy_tables_of_run(context, plan)
     raw_days(plan, context.run_date, context.recorder)  # reject a bad window before a session starts
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
     lake, run_date = context.lake, context.run_date

@@ -16,6 +16,8 @@ from typing import Any, assert_never
 from conf.errors import DataError
 from conf.load import config_digest
 from etl.synthetic.truth import generated_days
+from etl.workflow.feature_plan import plan_of
+from jobs.stages.table_copies import copy_tables_of_run
 from scoring.candidates.candidate_tables import exclusions, frames_needed, read_candidate_tables
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import Exclusions
@@ -45,6 +47,7 @@ log = logging.getLogger("nightrank.measure")
 def run(context: RunContext) -> JobSummary:
     """Measures the lists of the run date and publishes the figures as the table `measures`."""
     require(context.config, "keys")
+    copy_tables_of_run(context, plan_of(context.config), [_day_after(context.run_date)])
     lake, run_date, against = context.lake, context.run_date, context.config.measure.against
     published = read_manifest(lake.recommendations.partition(run_date))
     if against == "test_split":

@@ -1,6 +1,7 @@
 """Reports to a scheduler whether the raw log exists, which steps a run has, and whether lists are published.
 
-Writes nothing, and needs no Spark session.
+Writes nothing, and needs no Spark session. But if raw tables are in Spark's catalogue, their rows of the run
+date are copied.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from dataclasses import asdict
 from typing import Any
 
 from etl.raw.files import find_raw, raw_path
+from etl.workflow.feature_plan import plan_of
 from jobs.chain.steps import RunPlan, Step
 from jobs.checks import check_tables
+from jobs.stages.table_copies import copy_tables_of_run
 from storage.job_summary import JobSummary
 from storage.manifest import is_published
 from storage.run_context import RunContext
@@ -24,6 +27,7 @@ def run(context: RunContext) -> JobSummary:
     because the other steps after the gate depend on its decision.
     """
     config, run_date = context.config, context.run_date
+    copy_tables_of_run(context, plan_of(config), [run_date])
     with context.phase("raw log"):
         raw_log = find_raw(config, config.log, run_date, context.recorder)
     if raw_log is not None:  # the scheduler waits until then, and tables may arrive with the log

@@ -9,6 +9,7 @@ from conf.counted import counted
 from conf.errors import ConfigError
 from conf.types import Config
 from etl.raw.files import raw_path
+from etl.raw.table_copies import COPIES
 from jobs.stages.prune_items import Item, Limits
 from jobs.stages.prune_versions import (
     FEATURES,
@@ -26,10 +27,11 @@ from storage.paths import Lake, Partition
 from training.registry.kept_models import model_versions
 from training.registry.saved_models import saved_models
 
-_TYPED, _PREPARED, _DATASETS, _LISTS = "typed", "prepared", "datasets", "recommendations"
+_DATASETS, _LISTS = "datasets", "recommendations"
+_INTERNAL = frozenset({"typed", "prepared", COPIES})  # tables that only jobs read
 # Tables without workflow versions. The tables datasets, experiments and comparisons are small and stay.
 _OTHER_TABLES = frozenset(
-    {"quarantine", "value_counts", "profiles", "quality", _TYPED, _PREPARED, "last_clicks", _LISTS}
+    {"quarantine", "value_counts", "profiles", "quality", *_INTERNAL, "last_clicks", _LISTS}
     | {"list_changes", "scores", "measures", "deliveries", "evaluations"}
 )
 
@@ -153,6 +155,6 @@ def _partition(
         path,
         table.count("/") + 2,
         lake.recorder,
-        internal=table.split("/")[0] in (_TYPED, _PREPARED),
+        internal=table.split("/")[0] in _INTERNAL,
     )
     return Item(table.split("/")[0], dt, (*manifest, *old), (), partition)

@@ -1,0 +1,57 @@
+"""Where the lake has the copied rows of a table of Spark's catalogue, which tasks read as Parquet files.
+
+Spark writes the copies (etl/spark/copy_tables.py). A copy has the columns that the configuration lists, under
+their names in the table.
+"""
+
+from __future__ import annotations
+
+import re
+
+from conf.raw_types import Log, RawTable, TableOfRoles
+from conf.types import Config
+from storage.lineage import NOT_RECORDED, LineageRecorder
+from storage.manifest import digest_of
+from storage.paths import Lake, Partition, Table
+
+COPIES = "copies"
+ALL_DAYS = "all"  # the "date" of a table that is not read by day
+# The fact in the manifest of a copy with the column that has the ids of users; missing if there is none.
+USER_COLUMN = "user"
+# The fact with the digest of the rows. erase_user removes it, because it removes rows.
+CONTENT = "content"
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME_CHARACTERS = 60
+
+
+def is_by_day(table: RawTable) -> bool:
+    """Returns whether the rows of the table are read by day."""
+    return "{date}" in table.path
+
+
+def source_columns(table: RawTable) -> list[str]:
+    """Returns the names that the columns of a raw table have in the files, each once."""
+    names = {column.name: column.source_name for column in table.columns}
+    if isinstance(table, TableOfRoles):
+        names = {name: names.get(name, name) for name in table.roles}
+    return list(dict.fromkeys(names.values()))
+
+
+def time_column(table: RawTable) -> str | None:
+    """Returns the name in the table of the column with the event time; None if there is none."""
+    if not isinstance(table, Log) or table.event_time is None:
+        return None
+    name = table.event_time.column
+    return next(column.source_name for column in table.columns if column.name == name)
+
+
+def copies_of(config: Config, table: RawTable, recorder: LineageRecorder = NOT_RECORDED) -> Table:
+    """Returns the table of the lake with the copies. Other columns or another path make another table."""
+    rules = [table.path, table.time_zone, sorted(source_columns(table)), time_column(table)]
+    name = _UNFIT.sub("_", table.path.split("/")[0])[:_NAME_CHARACTERS].lstrip("._-")
+    return Lake(config.lake, recorder).copies(config.name, f"{name or 'table'}-{digest_of(rules)}")
+
+
+def copy_of(config: Config, table: RawTable, dt: str, recorder: LineageRecorder = NOT_RECORDED) -> Partition:
+    """Returns the partition with the copied rows of a day, or of all rows of a table that has no days."""
+    return copies_of(config, table, recorder).partition(dt if is_by_day(table) else ALL_DAYS)

@@ -1,0 +1,258 @@
+"""Opens tables of Spark's catalogue, and decides whether their rows have changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import date, timedelta
+from typing import Any, cast
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from conf.errors import ConfigError, DataError
+from conf.raw_types import RawTable
+from conf.spark_tables import split_table_path
+from etl.raw.parquet_columns import missing_columns
+from etl.raw.table_copies import source_columns, time_column
+from etl.readers.arrow_values import require_type
+from spark.error_log import root_cause
+from storage.manifest import digest_of
+
+_DATE = "{date}"
+_NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_MOST_FIELDS = 2**31 - 1  # of a plan's text
+_DELETION_VECTORS = "delta.enableDeletionVectors"
+_CATALOGUE = (
+    "correct the name; for a table of Hive's metastore, the Spark profile needs "
+    "spark.sql.catalogImplementation=hive; a table of Iceberg or Delta needs its runtime jar in spark.jars, "
+    "and its settings spark.sql.catalog.… and spark.sql.extensions (docs/lakes.md)"
+)
+
+
+def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFrame | None:
+    """Returns the rows of a day of a table, with the listed columns under their names in the table.
+
+    Args:
+        spark: the session, whose catalogue has the table.
+        table: the settings of the table.
+        dt: the day. It has no effect on a table that is not read by day.
+        key: the key of the configuration with the path, for error messages.
+
+    Returns:
+        The rows; None if `{date}` is part of the table's name, and there is no table of this day.
+
+    Raises:
+        ConfigError: the session cannot open the table, or a column has a type that its declared type cannot
+            hold.
+        DataError: the table lacks a column, or has a column of a type that cannot be read.
+    """
+    parts, conditions = split_table_path(table.path)
+    name = ".".join(part.replace(_DATE, dt) for part in parts)
+    rows = _open(spark, [part.replace(_DATE, dt) for part in parts], name, key)
+    if rows is None:
+        if any(_DATE in part for part in parts):
+            return None
+        raise ConfigError(f"{key}: Spark's catalogue has no table or view {name}", _CATALOGUE)
+    for column, value in conditions:
+        rows = rows.where(_is_of(rows, name, column, value.replace(_DATE, dt), table.time_zone, key))
+    return rows.select(*_columns(rows, table, name))
+
+
+def identity(spark: SparkSession, table: RawTable, dt: str) -> str:
+    """Returns a URI of a table, or of its rows of a day, for the lineage."""
+    parts, conditions = split_table_path(table.path)
+    name = ".".join(_quoted(part.replace(_DATE, dt)) for part in parts)
+    known = spark.catalog.getTable(name)
+    path = ".".join([*(known.namespace or []), known.name])
+    below = "".join(f"/{column}={value.replace(_DATE, dt)}" for column, value in conditions)
+    return f"spark-table://{known.catalog or 'session'}/{path}{below}"
+
+
+def order_of(rows: DataFrame, table: RawTable) -> list[str]:
+    """Returns the columns by which copied rows are sorted: the time of the event, and then all others.
+
+    Rows that are equal in all of them are interchangeable, so the order of a copy depends on its rows only.
+    """
+    time = time_column(table)
+    return [_quoted(name) for name in sorted(rows.columns, key=lambda name: (name != time, name))]
+
+
+def as_id(rows: DataFrame, column: str) -> Column:
+    """Returns the ids of users in a column as the readers write them: a whole number has no fraction."""
+    kind, value = rows.schema[column].dataType, F.col(_quoted(column))
+    if isinstance(kind, T.FloatType | T.DoubleType | T.DecimalType):
+        value = value.cast(T.DecimalType(38, 0))
+    return value.cast("string")
+
+
+def content_of(rows: DataFrame) -> str:
+    """Returns a digest of the rows and their columns that does not depend on the order of the rows."""
+    names = sorted(rows.columns)
+    parts: list[Column] = []
+    for name in names:
+        value = F.col(_quoted(name))
+        parts += [value, value.isNull()]  # a hash skips nulls
+        if isinstance(rows.schema[name].dataType, T.ArrayType):
+            parts.append(F.size(value))
+    hashes = [F.xxhash64(F.lit(seed), *parts).cast(T.DecimalType(38, 0)) for seed in (1, 2)]
+    ((count, *sums),) = rows.agg(F.count(F.lit(1)), *map(F.sum, hashes)).collect()
+    types = [[name, rows.schema[name].dataType.simpleString()] for name in names]
+    return digest_of([types, count, *(str(total) for total in sums)])
+
+
+def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
+    """Returns a digest of what the rows are computed from, without reading them.
+
+    It consists of Spark's plan, and of the names, sizes and times of files, the snapshot of an Iceberg table,
+    or the version of a Delta table with deletion vectors. Rows with an equal state are equal.
+
+    Returns:
+        The digest; None if only the rows themselves tell, as for JDBC, random values and rows in memory.
+    """
+    try:
+        plan = rows._jdf.queryExecution().optimizedPlan()
+        if not plan.deterministic() or not plan.subqueriesAll().isEmpty():
+            return None
+        leaves = _elements(plan.collectLeaves())
+        states = [_state_of_leaf(leaf) for leaf in leaves]
+        if None in states:
+            return None
+        text = _NUMBER_OF_EXPRESSION.sub("#", plan.treeString(True, False, _MOST_FIELDS, False))
+        return digest_of([text, states, _stamps(spark, rows.inputFiles())])
+    except Py4JError:  # a plan of another release, or a folder that is gone: the rows tell
+        return None
+
+
+def _open(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> DataFrame | None:
+    """Returns the table; None if there is none."""
+    quoted = ".".join(map(_quoted, parts))
+    try:
+        if not spark.catalog.tableExists(quoted):
+            return None
+        spark.catalog.refreshTable(quoted)  # otherwise, Spark may know the files of an earlier run
+        rows = spark.table(quoted)
+        rows.schema  # noqa: B018 - the analysis may fail here
+    except (PySparkException, Py4JError) as error:
+        problem = f"{key}: Spark cannot open the table {name}: {root_cause(error)}"
+        raise ConfigError(problem, _CATALOGUE) from error
+    return rows
+
+
+def _columns(rows: DataFrame, table: RawTable, name: str) -> list[Column]:
+    """Returns the listed columns of a table, after their types have been checked."""
+    optional = {column.source_name for column in table.columns if column.optional}
+    wanted = source_columns(table)
+    missing = [column for column in wanted if column not in rows.columns and column not in optional]
+    if missing:
+        raise missing_columns(name, missing, rows.columns)
+    time = time_column(table)
+    for column in table.columns:
+        if column.source_name in rows.columns and column.source_name in wanted:
+            kind = rows.schema[column.source_name].dataType
+            try:
+                arrow = to_arrow_type(kind)
+            except PySparkException as error:
+                raise DataError(
+                    f"{name}: the column {column.source_name!r} has the type {kind.simpleString()}, which "
+                    "cannot be read",
+                    "store it as integers, floats or text; or remove it from `columns`",
+                ) from error
+            require_type(name, column, arrow, column.source_name == time)
+    return [_storable(rows, column) for column in wanted if column in rows.columns]
+
+
+def _storable(rows: DataFrame, name: str) -> Column:
+    """Returns a column as Parquet files can store it: they have no columns without a type."""
+    value = F.col(_quoted(name))
+    if isinstance(rows.schema[name].dataType, T.NullType):
+        value = value.cast("string").alias(name)
+    return value
+
+
+def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, key: str) -> Column:
+    """Returns the condition that a column has a value of a path, or that a time is in a day of this path."""
+    if name not in rows.columns:
+        raise ConfigError(
+            f"{key} names the column {name!r}, but the table {table} has {rows.columns}",
+            "write columns of the table and their values after its name",
+        )
+    kind, column = rows.schema[name].dataType, F.col(_quoted(name))
+    if isinstance(kind, T.StringType):
+        return column == F.lit(value)
+    if isinstance(kind, _INTEGERS) and re.fullmatch(r"-?\d{1,18}", value):
+        return column == F.lit(int(value))
+    try:
+        day = date.fromisoformat(value)
+    except ValueError:
+        day = None
+    if day is not None and isinstance(kind, T.DateType):
+        return column == F.lit(day)
+    if day is not None and isinstance(kind, T.TimestampType | T.TimestampNTZType):
+        zone = f" {time_zone}" if isinstance(kind, T.TimestampType) else ""
+        first, end = (
+            F.lit(f"{one.isoformat()} 00:00:00{zone}").cast(kind) for one in (day, day + timedelta(days=1))
+        )
+        return (column >= first) & (column < end)
+    raise ConfigError(
+        f"{key}: the column {name!r} of the table {table} has the type {kind.simpleString()}, which has no "
+        f"value {value!r}",
+        "name a column of the type string, date or timestamp, or make a view that has one",
+    )
+
+
+def _state_of_leaf(leaf: Any) -> str | None:
+    """Returns what identifies the data of a leaf of a plan, apart from its files; None if it is not known."""
+    name = leaf.getClass().getSimpleName()
+    if name == "OneRowRelation":
+        return ""
+    if name == "LogicalRelation" and leaf.relation().getClass().getSimpleName() == "HadoopFsRelation":
+        return _state_of_delta(leaf.relation().location())
+    if name in ("DataSourceV2ScanRelation", "DataSourceV2Relation"):
+        relation = leaf.relation() if name == "DataSourceV2ScanRelation" else leaf
+        table = relation.table()
+        if table.getClass().getName().startswith("org.apache.iceberg.spark."):
+            inner = table.table()
+            snapshot = inner.currentSnapshot()
+            return f"{inner.uuid()} {snapshot.snapshotId() if snapshot is not None else None}"
+    return None
+
+
+def _state_of_delta(location: Any) -> str | None:
+    """Returns the version of a Delta table with deletion vectors, which do not change its files."""
+    if not location.getClass().getName().startswith(("org.apache.spark.sql.delta", "io.delta")):
+        return ""
+    prepared = location.getClass().getSimpleName() == "PreparedDeltaFileIndex"
+    snapshot = location.preparedScan().scannedSnapshot() if prepared else location.getSnapshot()
+    settings = snapshot.metadata().configuration()
+    deletes = settings.contains(_DELETION_VECTORS) and settings.apply(_DELETION_VECTORS).lower() == "true"
+    return str(snapshot.version()) if deletes else ""
+
+
+def _stamps(spark: SparkSession, files: Sequence[str]) -> list[list[Any]]:
+    """Returns path, size and time of modification of the files, ordered by path."""
+    paths = cast(Any, spark._jvm).org.apache.hadoop.fs
+    configuration = spark._jsc.hadoopConfiguration()
+    names = {unquote(file.rpartition("/")[2]) for file in files}
+    stamps = []
+    for folder in sorted({unquote(file.rpartition("/")[0]) for file in files}):
+        path = paths.Path(folder)
+        for status in path.getFileSystem(configuration).listStatus(path):
+            if status.getPath().getName() in names:
+                stamps.append([str(status.getPath()), status.getLen(), status.getModificationTime()])
+    return sorted(stamps)
+
+
+def _elements(sequence: Any) -> list[Any]:
+    """Returns the elements of a sequence of Scala."""
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -1,0 +1,33 @@
+"""Brings the copies of tables of Spark's catalogue up to date when a stage begins that reads their new rows.
+
+All other stages read the copies, so they see the same rows, and need no Spark session for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from etl.workflow.copied_tables import copied_tables
+from etl.workflow.feature_plan import Plan
+from storage.run_context import RunContext
+
+
+def copy_tables_of_run(context: RunContext, plan: Plan, days: Sequence[str] | None = None) -> None:
+    """Copies the changed rows of the configuration's tables of Spark's catalogue; without any, does nothing.
+
+    Args:
+        context: the context of the run. Its Spark session is built if there is such a table.
+        plan: the plan of the configuration.
+        days: the days of the tables that are read by day; None for all that a run of `build_features` reads.
+
+    Raises:
+        ConfigError: the session cannot open a table, or a column has a type that its declared type cannot
+            hold.
+        DataError: a table lacks a column, or has a column of a type that cannot be read.
+    """
+    if not copied_tables(plan):
+        return
+    from etl.spark.copy_tables import copy_tables  # imports pyspark, which other configurations do without
+
+    with context.phase("copies"):
+        copy_tables(context.spark, plan, context.run_date, context.recorder, days)
