@@ -35,7 +35,7 @@ airflow: setup ## start Airflow on 127.0.0.1, train, make the lists of a day, an
 airflow-test: setup ## run the tests of the DAGs on a real scheduler (make test runs these tests too)
 	@$(IN_ENV) pytest tests/airflow $(ARGS)
 
-jars: setup ## fetch jars (920 MB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS and PostgreSQL's driver
+jars: setup ## fetch jars (980 MB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS, Iceberg, Delta, PostgreSQL's driver
 	@$(IN_ENV) python -m setup.jars
 
 # PROFILE is the name of a file in conf/spark, or a path. More arguments: make doctor ARGS='--profile on-yarn --lake PATH'

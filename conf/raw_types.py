@@ -36,7 +36,7 @@ FORMATS: Mapping[str, str] = {
     "delta": "the current version of a Delta table; `path` is its folder, and may end with folders of "
     "partition columns, such as `/dt={date}` (docs/lakes.md).",
     SPARK_TABLE: "a table or view of Spark's catalogue, such as one of Hive or Iceberg; `path` is its name, "
-    "and may end with values of columns, such as `shop.clicks/dt={date}`. Needs a JVM (docs/lakes.md).",
+    "and may end with values of columns, such as `shop.clicks/dt={date}`. It needs a JVM (docs/lakes.md).",
 }
 
 

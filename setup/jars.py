@@ -6,6 +6,7 @@
     S3 client (280 MB)           lakes and logs on object stores
     small HDFS                   tests of logs on HDFS
     PostgreSQL driver            delivery of lists to PostgreSQL
+    Iceberg, Delta (54 MB)       tests of tables in Spark's catalogue
 
 If Maven's local repository has a copy of a jar, that copy is used. Otherwise Ivy, which is part of pyspark,
 fetches the jar from Maven Central. Before a file gets its final name in the cache, its SHA-256 is compared
@@ -98,6 +99,11 @@ def hdfs_server() -> list[Jar]:
 def postgresql_driver() -> list[Jar]:
     """The JDBC driver of PostgreSQL."""
     return _of("postgresql")
+
+
+def table_formats() -> list[Jar]:
+    """The jars that Spark needs for tables of Iceberg and of Delta."""
+    return _of("iceberg-spark-runtime-3.5_2.12", "delta-spark_2.12", "delta-storage")
 
 
 def _of(*artifacts: str) -> list[Jar]:

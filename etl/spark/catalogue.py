@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from conf.errors import ConfigError, DataError
-from conf.raw_types import RawTable
+from conf.raw_types import Log, RawTable
 from conf.spark_tables import split_table_path
 from etl.raw.parquet_columns import missing_columns
 from etl.raw.table_copies import source_columns, time_column
@@ -54,8 +54,8 @@ def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFr
         DataError: the table lacks a column, or has a column of a type that cannot be read.
     """
     parts, conditions = split_table_path(table.path)
-    name = ".".join(part.replace(_DATE, dt) for part in parts)
-    rows = _open(spark, [part.replace(_DATE, dt) for part in parts], name, key)
+    name = ".".join(_named(parts, dt))
+    rows = _open(spark, _named(parts, dt), name, key)
     if rows is None:
         if any(_DATE in part for part in parts):
             return None
@@ -68,8 +68,7 @@ def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFr
 def identity(spark: SparkSession, table: RawTable, dt: str) -> str:
     """Returns a URI of a table, or of its rows of a day, for the lineage."""
     parts, conditions = split_table_path(table.path)
-    name = ".".join(_quoted(part.replace(_DATE, dt)) for part in parts)
-    known = spark.catalog.getTable(name)
+    known = spark.catalog.getTable(".".join(map(_quoted, _named(parts, dt))))
     path = ".".join([*(known.namespace or []), known.name])
     below = "".join(f"/{column}={value.replace(_DATE, dt)}" for column, value in conditions)
     return f"spark-table://{known.catalog or 'session'}/{path}{below}"
@@ -130,6 +129,11 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
         return None
 
 
+def _named(parts: Sequence[str], dt: str) -> list[str]:
+    """Returns the parts of a name with a date, which has only digits there: Spark's names have no hyphens."""
+    return [part.replace(_DATE, dt.replace("-", "")) for part in parts]
+
+
 def _open(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> DataFrame | None:
     """Returns the table; None if there is none."""
     quoted = ".".join(map(_quoted, parts))
@@ -152,7 +156,7 @@ def _columns(rows: DataFrame, table: RawTable, name: str) -> list[Column]:
     missing = [column for column in wanted if column not in rows.columns and column not in optional]
     if missing:
         raise missing_columns(name, missing, rows.columns)
-    time = time_column(table)
+    time = table.event_time.column if isinstance(table, Log) and table.event_time else None
     for column in table.columns:
         if column.source_name in rows.columns and column.source_name in wanted:
             kind = rows.schema[column.source_name].dataType
@@ -164,7 +168,7 @@ def _columns(rows: DataFrame, table: RawTable, name: str) -> list[Column]:
                     "cannot be read",
                     "store it as integers, floats or text; or remove it from `columns`",
                 ) from error
-            require_type(name, column, arrow, column.source_name == time)
+            require_type(name, column, arrow, column.name == time)
     return [_storable(rows, column) for column in wanted if column in rows.columns]
 
 

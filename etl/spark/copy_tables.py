@@ -95,7 +95,7 @@ def _publish(
     partition: Partition,
     state: str | None,
 ) -> Manifest:
-    """Writes and publishes the rows. The digest is that of the written ones: the table may change meanwhile."""
+    """Writes and publishes the rows. The digest is that of the written rows, as the table may change."""
     order = order_of(rows, table.table)
     attempt = new_attempt(partition)
     with _exact_times(spark):

@@ -26,8 +26,9 @@ from etl.raw.table_copies import copy_of
 from etl.readers.discovery import open_table
 from etl.spark import catalogue, copy_tables
 from jobs.stages import build_features, erase_user, plan_night
+from storage.dataset import read_dataset
 from storage.lineage import RunLineage
-from storage.manifest import data_files, read_manifest
+from storage.manifest import read_manifest
 from storage.paths import Lake
 from storage.run_context import RunContext
 from tests.etl import cases
@@ -161,3 +162,386 @@ def test_features_are_those_of_a_parquet_log(shop: Shop) -> None:
     files = {day: require_raw(config, config.log, day).paths for day in DAYS}
     assert shop.build(config) == mine
     assert {day: require_raw(config, config.log, day).paths for day in DAYS} == files
+
+
+@pytest.mark.processes
+def test_views_and_tables_for_each_day(shop: Shop) -> None:
+    expected = expected_tables(shop)
+    columns = "CAST(label = 1 AS INT) AS label, at, I1, visits + 0 AS visits, user, lower(item) AS item, C1"
+    shop.sql(f"CREATE VIEW {{}}.clicks_of_shop AS SELECT {columns} FROM {shop.name}.clicks")
+    day_of_view = shop.build(shop.config("{}.clicks_of_shop/at={date}"))
+    for day in DAYS:
+        shop.sql(
+            f"CREATE TABLE {{}}.`clicks_{day.replace('-', '')}` USING orc AS SELECT * FROM {shop.name}.clicks WHERE dt='{day}'"
+        )
+    named = shop.build(shop.config("{}.clicks_{date}"))
+    for day in DAYS:
+        assert day_of_view[f"features {day}"] == named[f"features {day}"] == expected[f"features {day}"]
+
+
+def test_a_day_of_times_is_that_of_the_time_zone(shop: Shop) -> None:
+    evening = 23 * 3_600_000_000
+    for kind, days in ((pa.timestamp("us", "UTC"), [0, 1]), (pa.timestamp("us"), [1, 0])):
+        shop.view("late", pa.table({"at": pa.array([evening], kind)}))
+        column = {"name": "at", "type": "timestamp"}
+        values = {"path": "late/at={date}", "format": "spark_table", "columns": [column]}
+        table = RawTable.model_validate({**values, "time_zone": "Asia/Tokyo"})
+        opened = [catalogue.open_rows(shop.spark, table, f"1970-01-0{day}", "key") for day in (1, 2)]
+        assert [rows.count() for rows in opened if rows is not None] == days
+
+
+def test_only_changed_days_are_copied_again(shop: Shop) -> None:
+    config = shop.config("{}.clicks/dt={date}")
+    shop.copy(config)
+    first = {day: require_raw(config, config.log, day) for day in DAYS}
+    assert shop.copies(config, DAYS[0]) == rows_of(DAYS[0], 0).to_pylist()
+    shop.copy(config)
+    assert {day: require_raw(config, config.log, day) for day in DAYS} == first
+    shop.fill(DAYS[1], seed=99)
+    shop.copy(config)
+    second = {day: require_raw(config, config.log, day) for day in DAYS}
+    assert [day for day in DAYS if second[day] != first[day]] == [DAYS[1]]
+    assert find_raw(config, config.log, "2025-12-31") is None  # of the window, but without rows
+
+
+def test_files_that_are_only_compacted_keep_the_copy(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    config = shop.config("{}.clicks/dt={date}")
+    shop.copy(config)
+    before = require_raw(config, config.log, DAYS[0])
+    shop.sql(f"CREATE TABLE {{}}.sorted USING parquet AS SELECT * FROM {shop.name}.clicks ORDER BY user")
+    rows = shop.sql("SELECT * FROM {}.sorted").where(f"dt = '{DAYS[0]}'").drop("dt").repartition(3)
+    rows.createOrReplaceTempView("new_rows")
+    state = read_manifest(copy_of(config, config.log, DAYS[0])).facts["state"]
+    shop.sql(f"INSERT OVERWRITE {{}}.clicks PARTITION (dt = '{DAYS[0]}') SELECT * FROM new_rows")
+    with caplog.at_level("INFO", logger="nightrank.etl"):
+        shop.copy(config)
+    assert "rows are copied" not in caplog.text
+    assert require_raw(config, config.log, DAYS[0]) == before
+    assert read_manifest(copy_of(config, config.log, DAYS[0])).facts["state"] != state
+
+
+def test_rows_tell_where_files_cannot(shop: Shop) -> None:
+    """A view over rows in memory, as one over JDBC, has no files and no version."""
+
+    def fill(seed: int) -> None:
+        rows = pa.concat_tables(rows_of(day, seed + at) for at, day in enumerate(DAYS)).to_pandas()
+        shop.spark.createDataFrame(rows).createOrReplaceTempView("in_memory")
+
+    fill(0)
+    config = shop.config("in_memory/at={date}")
+    shop.copy(config)
+    assert read_manifest(copy_of(config, config.log, DAYS[0])).facts["state"] is None
+    first = [require_raw(config, config.log, day) for day in DAYS]
+    fill(0)
+    shop.copy(config)
+    assert [require_raw(config, config.log, day) for day in DAYS] == first
+    fill(1)
+    shop.copy(config)
+    second = [require_raw(config, config.log, day) for day in DAYS]
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+def test_digests_tell_nulls_and_lists_apart(spark: SparkSession) -> None:
+    rows = [
+        ([(None, 1)], "a INT, b INT"),
+        ([(1, None)], "a INT, b INT"),
+        ([(1, 1), (1, 1)], "a INT, b INT"),
+        ([(2, 2), (2, 2)], "a INT, b INT"),
+        ([(1, 1)], "a INT, b INT"),
+        ([(1, 1)], "a INT, b LONG"),
+        ([([1], [2, 3])], "a ARRAY<INT>, b ARRAY<INT>"),
+        ([([1, 2], [3])], "a ARRAY<INT>, b ARRAY<INT>"),
+        ([], "a INT, b INT"),
+    ]
+    digests = [catalogue.content_of(spark.createDataFrame(values, kind)) for values, kind in rows]
+    assert len(set(digests)) == len(rows)
+    mixed = spark.createDataFrame([(2, "b"), (1, "a"), (1, None)], "a INT, b STRING")
+    assert catalogue.content_of(mixed) == catalogue.content_of(
+        mixed.select("b", "a").orderBy("a").repartition(3)
+    )
+
+
+@pytest.mark.processes
+def test_erased_users_are_in_no_copy(shop: Shop) -> None:
+    config = shop.config("{}.clicks/dt={date}")
+    shop.build(config)
+    user = "u05"
+    assert user in {row["user"] for row in shop.copies(config, *DAYS)}
+    context = RunContext("erase_user", config, DAYS[-1], open_session=lambda _: shop.spark)
+    erase_user.run(context, [user], dry_run=False)
+    left = shop.copies(config, *DAYS)
+    assert left
+    assert user not in {row["user"] for row in left}
+    files = list(Path(f"{config.lake}/_data/copies").rglob("*.parquet"))
+    assert not any(user in pq.read_table(path, partitioning=None)["user"].to_pylist() for path in files)
+
+    digests = {day: require_raw(config, config.log, day).digest for day in DAYS}
+    features = Lake(config.lake).features(read_dataset(Lake(config.lake), DAYS[-1]).workflow_version)
+    assert {day: read_manifest(features.partition(day)).inputs["raw"] for day in DAYS} == digests
+    shop.build(config)
+    assert {day: require_raw(config, config.log, day).digest for day in DAYS} == digests
+
+    # The table still has the user: its files are rewritten, and then a day gets new rows.
+    rows = shop.sql("SELECT * FROM {}.clicks").where(f"dt = '{DAYS[0]}'").drop("dt").repartition(2).toPandas()
+    shop.spark.createDataFrame(rows).createOrReplaceTempView("new_rows")
+    shop.sql(f"INSERT OVERWRITE {{}}.clicks PARTITION (dt = '{DAYS[0]}') SELECT * FROM new_rows")
+    shop.fill(DAYS[1], seed=50)
+    shop.build(config)
+    assert require_raw(config, config.log, DAYS[0]).digest == digests[DAYS[0]]
+    assert require_raw(config, config.log, DAYS[1]).digest != digests[DAYS[1]]
+    assert user not in {row["user"] for row in shop.copies(config, *DAYS)}
+
+
+def test_a_killed_copy_leaves_the_old_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = shop.config("{}.clicks/dt={date}")
+    shop.copy(config)
+    before = shop.copies(config, *DAYS)
+    shop.fill(DAYS[0], seed=7)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(copy_tables, "publish_files", killed)
+        with pytest.raises(KeyboardInterrupt):
+            shop.copy(config)
+    assert shop.copies(config, *DAYS) == before
+    shop.copy(config)
+    after = shop.copies(config, *DAYS)
+    assert after[80:] == before[80:]
+    assert after != before
+    for path in require_raw(config, config.log, DAYS[1]).paths:  # lost files are written again
+        Path(path).unlink()
+    shop.copy(config)
+    assert shop.copies(config, *DAYS) == after
+
+
+def test_errors_name_the_table_the_column_and_what_to_do(shop: Shop) -> None:
+    shop.sql(
+        "CREATE TABLE {}.odd (label LONG, at TIMESTAMP, I1 MAP<STRING, INT>, visits LONG, user STRING, "
+        "item STRING, C1 INTERVAL DAY, n INT) USING parquet"
+    )
+    for path, error, words in (
+        (
+            "{}.nothing/dt={date}",
+            ConfigError,
+            ["log.path", "no table or view shop_of_copies.nothing", "hive"],
+        ),
+        ("nothing_{date}.x", DataError, None),
+        ("iceberg.db.clicks/dt={date}", ConfigError, ["log.path", "iceberg.db.clicks", "runtime jar"]),
+        ("{}.clicks/day={date}", ConfigError, ["'day'", "shop_of_copies.clicks", "'dt'"]),
+        ("{}.clicks/visits={date}", ConfigError, ["'visits'", "bigint", "string, date or timestamp"]),
+        ("{}.odd/at={date}", DataError, ["shop_of_copies.odd", "'I1'", "map"]),
+    ):
+        config = shop.config(path)
+        if words is None:
+            shop.copy(config)
+            with pytest.raises(DataError, match="no copy of the rows"):
+                require_raw(config, config.log, DAYS[0])
+            continue
+        with pytest.raises(error) as raised:
+            shop.copy(config)
+        assert all(word in str(raised.value) for word in words), str(raised.value)
+    for column, error, words in (
+        ({"name": "price", "type": "float"}, DataError, ["shop_of_copies.clicks", "no columns ['price']"]),
+        (
+            {"name": "D", "type": "list<int>", "source": "visits"},
+            ConfigError,
+            ["'visits'", "int64", "list<int>"],
+        ),
+        ({"name": "D", "type": "string", "source": "at"}, ConfigError, ["'at'", "timestamp"]),
+    ):
+        path = f"{shop.name}.clicks/dt={{date}}"
+        log = {**LOG, "format": "spark_table", "path": path, "columns": [*COLUMNS, column]}
+        config = shop.config("{}.clicks", {"log": log})
+        with pytest.raises(error) as raised:
+            shop.copy(config)
+        assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "{lake}/clicks",
+        "s3a://bucket/clicks",
+        "db.clicks/dt",
+        "db.*",
+        "db..clicks",
+        "db.clicks/",
+        "/srv/clicks",
+    ],
+)
+def test_paths_that_are_no_table_are_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ConfigError, match="is not a table of Spark's catalogue"):
+        cases.write_config(tmp_path, GROUPS, {"log": {**LOG, "format": "spark_table", "path": path}})
+
+
+def test_rows_without_an_order_cannot_be_split_by_it(tmp_path: Path) -> None:
+    log = {**LOG, "format": "spark_table", "path": "db.clicks", "event_time": None}
+    with pytest.raises(ConfigError, match=r"have no order: set log\.event_time"):
+        cases.write_config(tmp_path, GROUPS, {"log": log, "split": {"by": "fraction"}})
+
+
+COUNT = 120
+LARGE = 2**53
+
+
+def values_of(kind: str, draw: random.Random) -> Any:
+    """A value of a type of Spark; null now and then."""
+    if draw.random() < 0.15:
+        return None
+    day = datetime.date(1850, 1, 1) + datetime.timedelta(days=draw.randrange(100_000))
+    time = datetime.datetime(1850, 1, 1) + datetime.timedelta(microseconds=draw.randrange(8 * 10**15))
+    return {
+        "TINYINT": lambda: draw.randrange(-128, 128),
+        "SMALLINT": lambda: draw.randrange(-(2**15), 2**15),
+        "INT": lambda: draw.randrange(-(2**31), 2**31),
+        "BIGINT": lambda: draw.choice([draw.randrange(-(2**63), 2**63), 2**63 - 1, -(2**63), 0]),
+        "FLOAT": lambda: float(draw.randrange(-1000, 1000)) / 8,
+        "DOUBLE": lambda: draw.choice([draw.uniform(-1e300, 1e300), 0.0, 5e-324, math.nan]),
+        "STRING": lambda: draw.choice(["a", "Z", " b ", "\U0001f600", "\uffee", "1.0", "tab\t", "x" * 300]),
+        "BOOLEAN": lambda: draw.random() < 0.5,
+        "DATE": lambda: day,
+        "TIMESTAMP": lambda: time.replace(tzinfo=datetime.UTC),
+        "TIMESTAMP_NTZ": lambda: time,
+        "DECIMAL(12,3)": lambda: decimal.Decimal(draw.randrange(-(10**11), 10**11)).scaleb(-3),
+        "DECIMAL(38,0)": lambda: decimal.Decimal(draw.randrange(-LARGE, LARGE)),
+        "ARRAY<INT>": lambda: [draw.randrange(9) for _ in range(draw.randrange(4))],
+        "ARRAY<BIGINT>": lambda: [draw.choice([draw.randrange(-(2**63), 2**63), None]) for _ in range(3)],
+        "ARRAY<STRING>": lambda: [draw.choice(["a", "\u00f6", "", None]) for _ in range(draw.randrange(4))],
+    }[kind]()
+
+
+def in_pandas(kind: str, values: pd.Series) -> list[Any]:
+    """The values as operators see them, computed by pandas."""
+    if kind in ("float", "decimal"):
+        numbers = pd.Series([None if value is None else float(value) for value in values], dtype="float64")
+        return [None if math.isnan(value) else value for value in numbers]
+    if kind == "date":
+        return [None if value is None else (value - datetime.date(1970, 1, 1)).days for value in values]
+    if kind == "timestamp":
+        zoned = (
+            value if value is None or value.tzinfo else value.replace(tzinfo=datetime.UTC) for value in values
+        )
+        first = pd.Timestamp(0, tz="UTC", unit="us").as_unit("us")
+        micro = pd.Timedelta(1, "us").as_unit("us")
+        return [
+            None if value is None else (pd.Timestamp(value).as_unit("us") - first) // micro for value in zoned
+        ]
+    if kind.startswith("list"):
+        lists = [
+            None if value is None else [one for one in value if one not in (None, "")] for value in values
+        ]
+        return [value or None for value in lists]
+    if kind == "string":
+        return [None if value is None or value == "" else str(value) for value in values]
+    return [None if value is None else int(value) for value in values]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_types_are_those_that_pandas_reads(shop: Shop, seed: int) -> None:
+    kinds = {
+        "TINYINT": "int",
+        "SMALLINT": "int",
+        "INT": "string",
+        "BIGINT": "int",
+        "FLOAT": "float",
+        "DOUBLE": "float",
+        "STRING": "string",
+        "BOOLEAN": "bool",
+        "DATE": "date",
+        "TIMESTAMP": "timestamp",
+        "TIMESTAMP_NTZ": "timestamp",
+        "DECIMAL(12,3)": "decimal",
+        "DECIMAL(38,0)": "int",
+        "ARRAY<INT>": "list<int>",
+        "ARRAY<BIGINT>": "list<int>",
+        "ARRAY<STRING>": "list<string>",
+    }
+    draw = random.Random(seed)
+    names = {kind: f"c{place}" for place, kind in enumerate(kinds)}
+    rows = [(row, *(values_of(kind, draw) for kind in kinds)) for row in range(COUNT)]
+    schema = ", ".join(["row INT", *(f"{name} {kind}" for kind, name in names.items())])
+    shop.spark.createDataFrame(rows, schema).createOrReplaceTempView("values_of_types")
+    columns = [{"name": "row", "type": "int"}]
+    columns += [{"name": name, "type": kinds[kind]} for kind, name in names.items()]
+    users = {"path": "values_of_types", "format": "spark_table", "columns": columns}
+    config = shop.config(
+        "{}.clicks/dt={date}",
+        {"items": {**users, "columns": [*columns, {"name": "item", "type": "string", "source": "row"}]}},
+    )
+    shop.copy(config)
+    assert config.items is not None
+    reader = open_table(config.items, require_raw(config, config.items, DAYS[0]).paths)
+    blocks = [block for split in reader.splits() for block in reader.blocks(split, config.items.names)]
+    read = {
+        name: [value for block in blocks for value in block.columns[name].to_pylist()]
+        for name in config.items.names
+    }
+    order = sorted(range(COUNT), key=lambda place: read["row"][place])
+    assert [block.malformed for block in blocks] == [{}] * len(blocks)
+    for place, (kind, name) in enumerate(names.items(), start=1):
+        expected = in_pandas(kinds[kind], pd.Series([row[place] for row in rows], dtype=object))
+        mine = [read[name][at] for at in order]
+        assert mine == expected, kind
+
+
+@pytest.mark.processes
+def test_tables_of_users_and_items_and_of_features(shop: Shop) -> None:
+    users = pa.table({"user": [f"u{n:02}" for n in range(20)], "age": [n * 1.0 for n in range(20)]})
+    items = pa.table({"item": [f"i{n}" for n in range(30)], "price": [n / 2 for n in range(30)]})
+    changes: dict[str, Any] = {
+        "features": [
+            *GROUPS["features"],
+            {"columns": ["age", "price"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+        ],
+        "scopes": {"user": ["age"], "item": ["item", "price"]},
+    }
+    tables_of: dict[str, dict[str, Any]] = {}
+    for kind in ("parquet", "spark_table"):
+        joined = {}
+        for name, rows, value in (("users", users, "age"), ("items", items, "price")):
+            path = shop.folder / f"{name}.parquet"
+            pq.write_table(rows, path)
+            if kind == "spark_table":
+                shop.view("rows_of_table", rows)
+                shop.sql(f"CREATE TABLE {{}}.{name} USING parquet AS SELECT * FROM rows_of_table")
+            joined[name] = {
+                "path": str(path) if kind == "parquet" else f"{shop.name}.{name}",
+                "format": kind,
+                "columns": [{"name": name[:-1], "type": "string"}, {"name": value, "type": "float"}],
+            }
+        config = shop.config("{}.clicks/dt={date}", {**changes, **joined, "name": kind})
+        tables_of[kind] = shop.build(config)
+        if kind == "spark_table":
+            before = find_raw(config, config.items, DAYS[-1])  # type: ignore[arg-type]
+            shop.sql("INSERT INTO {}.items VALUES ('i77', 7.0)")
+            shop.copy(config)
+            after = find_raw(config, config.items, DAYS[-1])  # type: ignore[arg-type]
+            assert before is not None
+            assert after is not None
+            assert before.digest != after.digest
+    for day in DAYS:
+        assert tables_of["parquet"][f"features {day}"] == tables_of["spark_table"][f"features {day}"]
+
+
+def test_copies_that_no_run_needs_are_deleted(shop: Shop) -> None:
+    output = {"output": {"row_group_rows": 64, "grace_hours": 0}}
+    config = shop.config("{}.clicks/dt={date}", output)
+    shop.copy(config)
+    named = {path.name for path in Path(f"{config.lake}/copies/hard").glob("*/dt=*")}
+    assert named == {"dt=2025-12-31", *(f"dt={day}" for day in DAYS)}
+    delete_unneeded_days(config, Lake(config.lake), DAYS[1])
+    assert find_raw(config, config.log, DAYS[0]) is None
+    assert all(find_raw(config, config.log, day) for day in DAYS[1:])
+    other = shop.config("{}.clicks/at={date}", output)
+    delete_unneeded_days(other, Lake(config.lake), DAYS[0])
+    assert not list(Path(f"{config.lake}/_data/copies").rglob("*.parquet"))
+
+
+def test_plan_night_waits_for_the_rows_of_the_day(shop: Shop) -> None:
+    config = shop.config("{}.clicks/dt={date}")
+    for dt, files in ((DAYS[-1], 2), ("2026-01-04", 0)):
+        context = RunContext("plan_night", config, dt, open_session=lambda _: shop.spark)
+        raw_log = plan_night.run(context).facts["raw_log"]
+        assert (raw_log["path"], raw_log["files"]) == (f"shop_of_copies.clicks/dt={dt}", files)
