@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.errors import DataError
@@ -60,9 +61,14 @@ def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any
         if statistics is None:
             continue
         nulls += statistics.null_count or 0
-        if statistics.has_min_max:
-            lowest = statistics.min if lowest is None else min(lowest, statistics.min)
-            highest = statistics.max if highest is None else max(highest, statistics.max)
+        if not statistics.has_min_max:
+            continue
+        try:
+            low, high = statistics.min, statistics.max
+        except pa.ArrowNotImplementedError:  # of a decimal, which no rule of a table limits
+            continue
+        lowest = low if lowest is None else min(lowest, low)
+        highest = high if highest is None else max(highest, high)
     return nulls, lowest, highest
 
 
