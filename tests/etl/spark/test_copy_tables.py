@@ -242,7 +242,7 @@ def test_rows_tell_where_files_cannot(shop: Shop) -> None:
 
 
 def test_digests_tell_nulls_and_lists_apart(spark: SparkSession) -> None:
-    rows = [
+    rows: list[tuple[list[Any], str]] = [
         ([(None, 1)], "a INT, b INT"),
         ([(1, None)], "a INT, b INT"),
         ([(1, 1), (1, 1)], "a INT, b INT"),
