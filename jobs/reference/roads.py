@@ -7,6 +7,7 @@ from pathlib import Path
 from conf.load import load_config
 from conf.types import Config
 from etl.passes import Road, road_of
+from etl.workflow.copied_tables import copied_tables
 from etl.workflow.feature_plan import plan_of
 from scoring.candidates.candidate_tables import frames_needed
 from scoring.delivery.sinks import read_settings
@@ -50,8 +51,10 @@ _AFTER = """
 
 ## When a JVM starts
 
-On one machine, a JVM starts only if `workflow.engine` is not `auto`: with `arrow`, Spark's Python workers
-run the tasks, and with `sql`, frames also compute the features. Spark's workers run the tasks on a cluster,
+On one machine, a JVM starts in two cases. The first is a `workflow.engine` that is not `auto`: with `arrow`,
+Spark's Python workers run the tasks, and with `sql`, frames also compute the features. The second is a raw
+table with `format: spark_table`: Spark copies the rows that have changed, and then tasks of this machine read
+the copy ([lakes.md](lakes.md#read-a-table-of-sparks-catalogue)). Spark's workers run the tasks on a cluster,
 in a notebook, and if spark-submit has started the job.
 
 On a cluster, tasks parse logs too: text never enters Spark as text. Rows that need a preparation are stored
@@ -81,6 +84,11 @@ _ON_CLUSTER = "Spark's workers run the tasks, as above"
 _JOBS = (
     ("all jobs that read rows", "`workflow.engine` is not `auto`", "leave it at `auto`"),
     ("all jobs that read rows", _ON_CLUSTER, "start the job with Python on one machine"),
+    (
+        "`build_features`, `check_quality`, `plan_night`, `measure_recommendations`",
+        "a raw table has `format: spark_table`",
+        "let the program that writes the table write Parquet files, or use `format: delta`",
+    ),
     (
         "`train_model`, `train_retriever`, `refit_model`, `compare_models`",
         "more than one rank: an elastic training, several GPUs, or `train.num_ranks` above 1",
@@ -125,8 +133,8 @@ def roads_page() -> str:
 
 
 def starts_jvm(config: Config) -> bool:
-    """Returns whether build_features starts a JVM on one machine (spark.choose_workers.choose_workers)."""
-    return config.workflow.engine != "auto"
+    """Returns whether build_features starts a JVM on one machine, to run tasks or to copy raw tables."""
+    return config.workflow.engine != "auto" or bool(copied_tables(plan_of(config)))
 
 
 def run_starts_jvm(config: Config) -> bool:

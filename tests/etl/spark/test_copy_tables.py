@@ -25,6 +25,7 @@ from etl.raw.files import find_raw, require_raw
 from etl.raw.table_copies import copy_of
 from etl.readers.discovery import open_table
 from etl.spark import catalogue, copy_tables
+from etl.workflow.feature_plan import plan_of
 from jobs.stages import build_features, erase_user, plan_night
 from storage.dataset import read_dataset
 from storage.lineage import RunLineage
@@ -110,7 +111,7 @@ class Shop:
         return tables(Lake(config.lake))
 
     def copy(self, config: Config) -> None:
-        copy_tables.copy_tables(self.spark, config, DAYS[-1], RunLineage("copy", "test", DAYS[-1]))
+        copy_tables.copy_tables(self.spark, plan_of(config), DAYS[-1], RunLineage("copy", "test", DAYS[-1]))
 
     def copies(self, config: Config, *days: str) -> list[dict[str, Any]]:
         """The rows of the copies of some days, in the order of the files."""
@@ -530,11 +531,11 @@ def test_copies_that_no_run_needs_are_deleted(shop: Shop) -> None:
     shop.copy(config)
     named = {path.name for path in Path(f"{config.lake}/copies/hard").glob("*/dt=*")}
     assert named == {"dt=2025-12-31", *(f"dt={day}" for day in DAYS)}
-    delete_unneeded_days(config, Lake(config.lake), DAYS[1])
+    delete_unneeded_days(plan_of(config), Lake(config.lake), DAYS[1])
     assert find_raw(config, config.log, DAYS[0]) is None
     assert all(find_raw(config, config.log, day) for day in DAYS[1:])
     other = shop.config("{}.clicks/at={date}", output)
-    delete_unneeded_days(other, Lake(config.lake), DAYS[0])
+    delete_unneeded_days(plan_of(other), Lake(config.lake), DAYS[0])
     assert not list(Path(f"{config.lake}/_data/copies").rglob("*.parquet"))
 
 
