@@ -26,8 +26,8 @@ class Attribute(TableOfRoles):
     """An attribute of items, from a table with one row per item.
 
     If an item is not in the table, or if its value is null, no rule on the attribute applies to the item.
-    The format `spark_table` is refused. Rules compare texts: a bool is `true` or `false`, a date is written as 2026-01-31, and a number without a
-    fraction as 7.
+    The format `spark_table` is refused. Rules compare texts: a bool is `true` or `false`, a date is written
+    as 2026-01-31, and a number without a fraction as 7.
     """
 
     path: RawLocation = Field(

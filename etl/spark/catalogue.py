@@ -8,8 +8,9 @@ from datetime import date, timedelta
 from typing import Any, cast
 from urllib.parse import unquote
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -28,7 +29,17 @@ _DATE = "{date}"
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _MOST_FIELDS = 2**31 - 1  # of a plan's text
+_FUNCTION_OF_USER = "UDF"  # in a plan; its code may change without the plan
 _DELETION_VECTORS = "delta.enableDeletionVectors"
+# What Spark says if the class path lacks the jar of a format or of a catalogue.
+_JAR_MISSING = re.compile(
+    r"ClassNotFoundException|NoClassDefFoundError|DATA_SOURCE_NOT_FOUND|Cannot find catalog plugin class"
+)
+# What Spark says if the metastore cannot be reached, which a retry may repair.
+_UNREACHABLE = re.compile(
+    r"Connection refused|TTransportException|SocketException|UnknownHostException|[Tt]imed out|"
+    r"SessionHiveMetaStoreClient"
+)
 _CATALOGUE = (
     "correct the name; for a table of Hive's metastore, the Spark profile needs "
     "spark.sql.catalogImplementation=hive; a table of Iceberg or Delta needs its runtime jar in spark.jars, "
@@ -124,6 +135,8 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
         if None in states:
             return None
         text = _NUMBER_OF_EXPRESSION.sub("#", plan.treeString(True, False, _MOST_FIELDS, False))
+        if _FUNCTION_OF_USER in text:
+            return None
         return digest_of([text, states, _stamps(spark, rows.inputFiles())])
     except Py4JError:  # a plan of another release, or a folder that is gone: the rows tell
         return None
@@ -135,7 +148,12 @@ def _named(parts: Sequence[str], dt: str) -> list[str]:
 
 
 def _open(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> DataFrame | None:
-    """Returns the table; None if there is none."""
+    """Returns the table; None if there is none.
+
+    Raises:
+        ConfigError: the class path lacks a jar, or the table itself is broken.
+        PySparkException, Py4JError: the metastore cannot be reached.
+    """
     quoted = ".".join(map(_quoted, parts))
     try:
         if not spark.catalog.tableExists(quoted):
@@ -144,6 +162,10 @@ def _open(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> Dat
         rows = spark.table(quoted)
         rows.schema  # noqa: B018 - the analysis may fail here
     except (PySparkException, Py4JError) as error:
+        text = str(error)
+        is_wrong = isinstance(error, AnalysisException) and not _UNREACHABLE.search(text)
+        if not is_wrong and not _JAR_MISSING.search(text):
+            raise
         problem = f"{key}: Spark cannot open the table {name}: {root_cause(error)}"
         raise ConfigError(problem, _CATALOGUE) from error
     return rows
@@ -157,19 +179,30 @@ def _columns(rows: DataFrame, table: RawTable, name: str) -> list[Column]:
     if missing:
         raise missing_columns(name, missing, rows.columns)
     time = table.event_time.column if isinstance(table, Log) and table.event_time else None
+    present = [column for column in wanted if column in rows.columns]
+    types = {column: _arrow_type(rows, column, name) for column in present}
     for column in table.columns:
-        if column.source_name in rows.columns and column.source_name in wanted:
-            kind = rows.schema[column.source_name].dataType
-            try:
-                arrow = to_arrow_type(kind)
-            except PySparkException as error:
-                raise DataError(
-                    f"{name}: the column {column.source_name!r} has the type {kind.simpleString()}, which "
-                    "cannot be read",
-                    "store it as integers, floats or text; or remove it from `columns`",
-                ) from error
-            require_type(name, column, arrow, column.name == time)
-    return [_storable(rows, column) for column in wanted if column in rows.columns]
+        if column.source_name in types:
+            require_type(name, column, types[column.source_name], column.name == time)
+    return [_storable(rows, column) for column in present]
+
+
+def _arrow_type(rows: DataFrame, column: str, table: str) -> pa.DataType:
+    """Returns the Arrow type of the values of a column.
+
+    Raises:
+        DataError: the column has a type that no reader of files can read.
+    """
+    kind = rows.schema[column].dataType
+    try:
+        if not isinstance(kind, T.MapType | T.StructType):
+            return to_arrow_type(kind)
+    except PySparkException:
+        pass
+    raise DataError(
+        f"{table}: the column {column!r} has the type {kind.simpleString()}, which cannot be read",
+        "store it as integers, floats or text, or make a view that does; or remove it from the configuration",
+    )
 
 
 def _storable(rows: DataFrame, name: str) -> Column:

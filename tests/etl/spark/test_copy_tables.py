@@ -15,6 +15,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
@@ -26,7 +28,7 @@ from etl.raw.table_copies import copy_of
 from etl.readers.discovery import open_table
 from etl.spark import catalogue, copy_tables
 from etl.workflow.feature_plan import plan_of
-from jobs.stages import build_features, erase_user, plan_night
+from jobs.stages import build_features, erase_user, plan_night, prune
 from storage.dataset import read_dataset
 from storage.lineage import RunLineage
 from storage.manifest import read_manifest
@@ -332,7 +334,7 @@ def test_errors_name_the_table_the_column_and_what_to_do(shop: Shop) -> None:
         ("iceberg.db.clicks/dt={date}", ConfigError, ["log.path", "iceberg.db.clicks", "runtime jar"]),
         ("{}.clicks/day={date}", ConfigError, ["'day'", "shop_of_copies.clicks", "'dt'"]),
         ("{}.clicks/visits={date}", ConfigError, ["'visits'", "bigint", "string, date or timestamp"]),
-        ("{}.odd/at={date}", DataError, ["shop_of_copies.odd", "'I1'", "map"]),
+        ("{}.odd/at={date}", DataError, ["shop_of_copies.odd", "'I1'", "map<string,int>"]),
     ):
         config = shop.config(path)
         if words is None:
@@ -525,6 +527,38 @@ def test_tables_of_users_and_items_and_of_features(shop: Shop) -> None:
         assert tables_of["parquet"][f"features {day}"] == tables_of["spark_table"][f"features {day}"]
 
 
+@pytest.mark.processes
+def test_a_log_of_impressions(shop: Shop) -> None:
+    for seed, day in enumerate(DAYS):
+        clicks = rows_of(day, seed)
+        positions = pa.array([row % 9 + 1 for row in range(len(clicks))])
+        shown = clicks.select(["user", "item", "at"]).append_column("place", positions)
+        folder = shop.folder / f"raw/shown/dt={day}"
+        folder.mkdir(parents=True)
+        pq.write_table(shown, folder / "rows.parquet")
+    names = str(shop.folder / "raw/shown")
+    shop.sql(
+        f"CREATE TABLE {{}}.shown USING parquet AS SELECT *, CAST(dt AS DATE) AS day FROM parquet.`{names}`"
+    )
+    features = [
+        *GROUPS["features"],
+        {"columns": ["shown_at"], "kind": "dense", "ops": [{"fill": {"value": 0}}]},
+    ]
+    built = {}
+    for kind, path in (
+        ("parquet", "{data}/shown/dt={date}/*"),
+        ("spark_table", f"{shop.name}.shown/day={{date}}"),
+    ):
+        impressions = {"path": path, "format": kind, "user": "user", "item": "item", "position": "place"}
+        impressions |= {"time": "at", "row_column": "shown_at"}
+        changes = {"name": kind, "features": features, "serving": {"impressions": impressions}}
+        built[kind] = shop.build(shop.config("{}.clicks/dt={date}", changes))
+    for day in DAYS:
+        mine = built["spark_table"][f"features {day}"]
+        assert mine == built["parquet"][f"features {day}"]
+        assert {row["shown_at"] for row in mine} >= {1.0, 9.0}
+
+
 def test_copies_that_no_run_needs_are_deleted(shop: Shop) -> None:
     output = {"output": {"row_group_rows": 64, "grace_hours": 0}}
     config = shop.config("{}.clicks/dt={date}", output)
@@ -537,6 +571,57 @@ def test_copies_that_no_run_needs_are_deleted(shop: Shop) -> None:
     other = shop.config("{}.clicks/at={date}", output)
     delete_unneeded_days(plan_of(other), Lake(config.lake), DAYS[0])
     assert not list(Path(f"{config.lake}/_data/copies").rglob("*.parquet"))
+
+
+def test_prune_deletes_the_copies_of_old_dates(shop: Shop) -> None:
+    config = shop.config("{}.clicks/dt={date}", {"output": {"row_group_rows": 64, "grace_hours": 0}})
+    for old in ("2025-12-01", "2025-12-02"):
+        shop.fill(old, seed=1)
+    recorder = RunLineage("copy", "test", DAYS[-1])
+    for days in (["2025-12-01", "2025-12-02"], None):
+        copy_tables.copy_tables(shop.spark, plan_of(config), DAYS[-1], recorder, days)
+    prune.run(RunContext("prune", config, DAYS[-1]), 4, dry_run=False)
+    left = {path.parent.parent.name for path in Path(f"{config.lake}/_data/copies").rglob("*.parquet")}
+    assert left == {f"dt={day}" for day in DAYS}
+    assert find_raw(config, config.log, "2025-12-02") is None
+
+
+class Broken:
+    """A session whose catalogue fails with an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.catalog, self.error = self, error
+
+    def tableExists(self, _: str) -> bool:
+        raise self.error
+
+
+def test_only_what_a_retry_cannot_repair_is_a_wrong_configuration(shop: Shop) -> None:
+    config = shop.config("{}.clicks/dt={date}")
+    down = AnalysisException("java.net.ConnectException: Connection refused")
+    with pytest.raises(AnalysisException):
+        catalogue.open_rows(Broken(down), config.log, DAYS[0], "log.path")  # type: ignore[arg-type]
+    jar = Py4JError("java.lang.ClassNotFoundException: org.apache.iceberg.spark.SparkCatalog")
+    with pytest.raises(ConfigError, match=r"org\.apache\.iceberg(.|\n)*runtime jar"):
+        catalogue.open_rows(Broken(jar), config.log, DAYS[0], "log.path")  # type: ignore[arg-type]
+    shop.sql("CREATE TABLE {}.base USING parquet AS SELECT 1 AS one")
+    shop.sql("CREATE VIEW {}.broken AS SELECT * FROM {}.base".replace("{}", shop.name))
+    shop.sql("DROP TABLE {}.base")
+    with pytest.raises(ConfigError, match=r"cannot open the table shop_of_copies\.broken"):
+        shop.copy(shop.config("{}.broken/dt={date}"))
+
+
+def test_functions_of_users_have_no_state(shop: Shop) -> None:
+    shop.spark.udf.register("shorter", lambda text: text[:1], "string")
+    shop.sql("SELECT shorter(user) AS user FROM {}.clicks").createOrReplaceTempView("shortened")
+    for query, has_state in (
+        ("SELECT user FROM {}.clicks", True),
+        ("SELECT * FROM shortened", False),
+        ("SELECT rand() AS user FROM {}.clicks", False),
+        ("SELECT user FROM {0}.clicks WHERE visits > (SELECT avg(visits) FROM {0}.clicks)", False),
+        ("SELECT 'u' AS user", True),
+    ):
+        assert (catalogue.state_of(shop.spark, shop.sql(query)) is not None) == has_state, query
 
 
 def test_plan_night_waits_for_the_rows_of_the_day(shop: Shop) -> None:
