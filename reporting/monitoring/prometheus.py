@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import re
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
-from urllib.parse import quote
+
+from prometheus_client import generate_latest, pushadd_to_gateway
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from conf.types import Watch
 from reporting.monitoring.run_record import RunRecord
@@ -52,7 +54,6 @@ METRICS: Mapping[str, str] = {
     "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last "
     "successful run",
 }
-_OF_SUCCESS = ("nightrank_last_success_timestamp_seconds", "nightrank_last_success_date_timestamp_seconds")
 _OF_SPARK = {
     "nightrank_spark_tasks": "tasks",
     "nightrank_spark_failed_tasks": "failed_tasks",
@@ -74,19 +75,25 @@ def expose(record: RunRecord, watch: Watch) -> None:
         InfrastructureError: a metric file could not be written.
         OSError: the push gateway could not be reached, or rejected the metrics.
     """
-    last, success = run_text(record), success_text(record)
     if watch.textfile_folder is not None:
         stem = _UNSAFE.sub("_", f"nightrank_{record.config}_{record.job}")
-        file_io.replace_text(str(Path(watch.textfile_folder) / f"{stem}.prom"), last)
-        if success:  # a separate file, so that a failed run does not remove it
-            file_io.replace_text(str(Path(watch.textfile_folder) / f"{stem}.success.prom"), success)
+        file_io.replace_text(str(Path(watch.textfile_folder) / f"{stem}.prom"), run_text(record))
+        if not record.failed:  # a separate file, so that a failed run does not remove it
+            file_io.replace_text(
+                str(Path(watch.textfile_folder) / f"{stem}.success.prom"), success_text(record)
+            )
     if watch.push_gateway is not None:
-        _push(watch.push_gateway, record, last + success)
+        gauges = _Gauges([*_run_samples(record), *_success_samples(record)])
+        # The gateway replaces these metrics and keeps all others, such as those of the last successful run.
+        pushadd_to_gateway(
+            watch.push_gateway, record.job, gauges, {"config": record.config}, timeout=_PUSH_TIMEOUT_S
+        )
+        log.debug("pushed the metrics of %s to %s", record.job, watch.push_gateway)
 
 
 def run_text(record: RunRecord) -> str:
     """Returns the metrics of the last run, in Prometheus's text format."""
-    return _text(_run_samples(record))
+    return generate_latest(_Gauges(_run_samples(record))).decode("utf-8")
 
 
 def success_text(record: RunRecord) -> str:
@@ -94,11 +101,30 @@ def success_text(record: RunRecord) -> str:
 
     Returns an empty string if this run failed.
     """
-    if record.failed:
-        return ""
-    labels = {"config": record.config, "job": record.job}
-    values = (_at(record.ended_at), _midnight(record.run_date))
-    return _text((name, labels, value) for name, value in zip(_OF_SUCCESS, values, strict=True))
+    return generate_latest(_Gauges(_success_samples(record))).decode("utf-8")
+
+
+class _Gauges(Collector):
+    """Collects samples as gauges, one for each metric. Values that are not finite are left out."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._samples = tuple(samples)
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        gauges: dict[str, GaugeMetricFamily] = {}
+        for name, labels, value in self._samples:
+            if math.isfinite(value):
+                gauge = gauges.setdefault(name, GaugeMetricFamily(name, METRICS[name], labels=list(labels)))
+                gauge.add_metric(list(labels.values()), value)
+        return gauges.values()
+
+
+def _success_samples(record: RunRecord) -> Iterator[Sample]:
+    """Yields the samples that only a successful run replaces."""
+    if not record.failed:
+        labels = {"config": record.config, "job": record.job}
+        yield "nightrank_last_success_timestamp_seconds", labels, _at(record.ended_at)
+        yield "nightrank_last_success_date_timestamp_seconds", labels, _midnight(record.run_date)
 
 
 def _run_samples(record: RunRecord) -> Iterator[Sample]:
@@ -127,33 +153,6 @@ def _run_samples(record: RunRecord) -> Iterator[Sample]:
             yield name, labels, record.spark[key]
 
 
-def _text(samples: Iterable[Sample]) -> str:
-    """Returns samples in Prometheus's text format, grouped by metric.
-
-    Each group begins with the help text and the type of the metric.
-    """
-    of_metric: dict[str, list[Sample]] = {}
-    for sample in samples:
-        if math.isfinite(sample[2]):
-            of_metric.setdefault(sample[0], []).append(sample)
-    lines = []
-    for name, metric_samples in of_metric.items():
-        lines += [f"# HELP {name} {METRICS[name]}", f"# TYPE {name} gauge"]
-        lines += [_line(*sample) for sample in metric_samples]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    """Returns one sample as a line of text."""
-    written = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"{name}{{{written}}} {value!r}"
-
-
-def _escaped(text: str) -> str:
-    """Escapes the value of a label as the text format requires."""
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
 def _at(time: str) -> float:
     """Converts an ISO 8601 time to seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()
@@ -163,24 +162,3 @@ def _midnight(run_date: str) -> float:
     """Returns midnight UTC of a date, in seconds since 1970."""
     day = date.fromisoformat(run_date)
     return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
-
-
-def _push(gateway: str, record: RunRecord, text: str) -> None:
-    """Sends the metrics in `text` to the push gateway by POST.
-
-    The gateway replaces the metrics in `text` and keeps all others, such as those of the last successful run.
-    """
-    path = "/".join([*_group("job", record.job), *_group("config", record.config)])
-    request = urllib.request.Request(
-        f"{gateway.rstrip('/')}/metrics/{path}",
-        data=text.encode("utf-8"),
-        headers={"Content-Type": "text/plain; version=0.0.4"},
-        method="POST",
-    )
-    with urllib.request.urlopen(request, timeout=_PUSH_TIMEOUT_S):
-        log.debug("pushed the metrics of %s to %s", record.job, gateway)
-
-
-def _group(name: str, value: str) -> tuple[str, str]:
-    """Returns the name and the value of a label of the push gateway, quoted for the URL path."""
-    return name, quote(value, safe="")
