@@ -60,7 +60,9 @@ bool read_runs(const uint8_t* p, const uint8_t* end, int width, int64_t count, N
         } else {
             const int bytes = (width + 7) / 8;
             if (bytes > end - p) return false;
-            std::fill(out + done, out + done + used, static_cast<Number>(load_short(p, static_cast<uint32_t>(bytes), end - p)));
+            const uint64_t number = load_short(p, static_cast<uint32_t>(bytes), end - p);
+            if (number >> width) return false;
+            std::fill(out + done, out + done + used, static_cast<Number>(number));
             p += bytes;
         }
         done += used;

@@ -72,7 +72,8 @@ class PagedColumn:
 def _check(outcome: int) -> None:
     if outcome == 0:
         raise InfrastructureError(
-            "there is no memory to decode a page of a Parquet file", "increase the memory of the Python workers"
+            "there is no memory to decode a page of a Parquet file",
+            "increase the memory of the Python workers",
         )
     if outcome != 1:
         raise DamagedPageError

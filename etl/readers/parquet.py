@@ -193,6 +193,7 @@ class ParquetReader(TableReader):
             if not stored.is_stored:
                 columns[column.name] = null_values(column, len(rows))
                 continue
+            of_values: np.ndarray | None
             if column.source_name in paged:
                 values, of_values = paged[column.source_name]
             else:

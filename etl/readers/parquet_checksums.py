@@ -19,8 +19,8 @@ COMPRESSED_BYTES, _CHECKSUM = (3,), (4,)
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
 
 
-# The integers of the header of a page, and of the structs in it, by the identifiers of their fields: (5, 1) is the
-# field 1 of the struct in the field 5. True and false are 1 and 0.
+# The integers of the header of a page, and of the structs in it, by the identifiers of their fields: (5, 1)
+# is the field 1 of the struct in the field 5. True and false are 1 and 0.
 Header = dict[tuple[int, ...], int]
 
 

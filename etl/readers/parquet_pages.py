@@ -8,7 +8,7 @@ Columns with other pages, and nested ones, are left to Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +23,19 @@ _CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "ZSTD": "zstd", "UNCOMPRESSED": N
 # Fields of the header of a page, by the identifiers of parquet.thrift, and some of their values.
 _TYPE, _BYTES = (1,), (2,)
 _DATA, _VALUES, _DATA_2 = 0, 2, 3
-_COUNT, _ENCODING = {_DATA: (5, 1), _VALUES: (7, 1), _DATA_2: (8, 1)}, {_DATA: (5, 2), _VALUES: (7, 2), _DATA_2: (8, 4)}
+_COUNT, _ENCODING = (
+    {_DATA: (5, 1), _VALUES: (7, 1), _DATA_2: (8, 1)},
+    {_DATA: (5, 2), _VALUES: (7, 2), _DATA_2: (8, 4)},
+)
 _LEVEL_ENCODING, _LEVEL_BYTES, _IS_COMPRESSED = (5, 3), (8, 5), (8, 7)
 _PLAIN, _OLD_DICTIONARY, _RUNS, _DICTIONARY = 0, 2, 3, 8
-_LENGTH_BYTES = 4
+_LENGTH_BYTES = 4  # before the levels
+_LEAST_BYTES = 4  # of a number, or of the length of a text
 
 
 @dataclass(frozen=True)
 class _Page:
-    """A page after decompression: the number of its values or rows, its levels if rows may be null, and the rest."""
+    """A page after decompression: number of values or rows, levels if rows may be null, and the rest."""
 
     count: int
     levels: pa.Buffer | None
@@ -145,6 +149,8 @@ def _page(header: Header, stored: memoryview, codec: str | None, nullable: bool)
         levels = pa.py_buffer(stored[:length]) if nullable else None
         return _Page(count, levels, _decompressed(stored[length:], size - length, codec))
     body = _decompressed(stored, size, codec)
+    if kind == _VALUES and count * _LEAST_BYTES > body.size:
+        return None
     if kind == _VALUES or not nullable:
         return _Page(count, None, body)
     length = int.from_bytes(memoryview(body)[:_LENGTH_BYTES], "little")
