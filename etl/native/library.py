@@ -19,7 +19,7 @@ from conf.compiled import open_library
 from conf.errors import InfrastructureError
 
 LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
-VERSION = 4  # version of the interface; must be equal to the number in native/scan.cpp
+VERSION = 5  # version of the interface; must be equal to the number in native/scan.cpp
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -27,6 +27,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "scan_json": (_pointer, (_pointer, _long, _number, _pointer, _pointer, _pointer, _pointer)),
     "merged": (_pointer, (_long, _long, _long)),
     "merge": (_byte, (_pointer, _long, _pointer, _pointer, _long, _pointer, _pointer, _long)),
+    "pages": (_pointer, (_long, _long, _long)),
+    "begin_chunk": (_byte, (_pointer, _long, ctypes.c_uint32, _pointer, _long)),
+    "add_page": (_byte, (_pointer, _long, _pointer, _long, _pointer, _long)),
+    "end_pages": (None, (_pointer,)),
     "give": (_byte, (_pointer, _number, _long, _pointer, _pointer, _pointer)),
     "rows": (None, (_pointer, _pointer, _pointer)),
     "column": (None, (_pointer, _number, _pointer, _pointer)),

@@ -80,7 +80,7 @@ def scan(
     if with_quotes:
         ranges = scanned.numbers(addresses[3], 3 * with_quotes, np.int64).reshape(with_quotes, 3)
         unsplit = _set_values(scanned, text, ranges, fields, split_lines)
-    columns = {field: _column(scanned, index, rows) for index, field in enumerate(fields)}
+    columns = {field: column_of(scanned, index, rows) for index, field in enumerate(fields)}
     broken_lines = scanned.numbers(addresses[1], broken, np.int64).tolist()
     reasons = scanned.numbers(addresses[2], broken, np.uint8).tolist()
     return Scanned(
@@ -191,7 +191,7 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
             valid = of_name.is_valid().to_numpy(zero_copy_only=False)
             if valid.any():
                 _give(scanned, text, index, np.ascontiguousarray(rows[valid]), of_name.drop_null())
-    counted = [_column(scanned, index, lines) for index in of_names]
+    counted = [column_of(scanned, index, lines) for index in of_names]
     columns, counts = [column for column, _ in counted], [of_values for _, of_values in counted]
     return ScannedJson(columns, counts, is_object, broken)
 
@@ -232,7 +232,7 @@ def merge_dictionaries(chunks: Sequence[pa.DictionaryArray]) -> tuple[pa.Diction
             raise _no_memory(size)
         if added != 1:
             raise ValueError("a code of a dictionary array has no value in its dictionary")
-    return _column(merged, 0, rows)
+    return column_of(merged, 0, rows)
 
 
 def _buffer(block: bytes | memoryview) -> pa.Buffer:
@@ -256,17 +256,28 @@ def _give(scanned: Handle, text: pa.Buffer, index: int, rows: np.ndarray, values
         raise _no_memory(text.size)
 
 
-def _column(scanned: Handle, index: int, rows: int) -> tuple[pa.DictionaryArray, np.ndarray]:
-    """Returns the dictionary array of one field, and the number of rows with each dictionary value."""
+def column_of(
+    scanned: Handle, index: int, rows: int, kind: pa.DataType | None = None
+) -> tuple[pa.DictionaryArray, np.ndarray]:
+    """Returns a column of a scanned block, and the number of rows with each value of its dictionary, int64.
+
+    Args:
+        scanned: the block in the memory of the compiled library.
+        index: the index of the column.
+        rows: number of rows of the block.
+        kind: the type of values of a fixed size; None or a string type for texts.
+    """
     (values, size, nulls, _), (codes, valid, offsets, data, counts) = scanned.describe("column", index)
     validity = scanned.buffer(valid, (rows + 7) // 8) if nulls else None
     indices = pa.Array.from_buffers(
         pa.int32(), rows, [validity, scanned.buffer(codes, 4 * rows)], null_count=nulls
     )
-    distinct = scanned.strings(values, offsets, data, size)
-    column = pa.DictionaryArray.from_arrays(
-        indices, distinct, safe=False
-    )  # the codes are those of the values
+    if kind is None or pa.types.is_string(kind):
+        distinct = scanned.strings(values, offsets, data, size)
+    else:
+        distinct = pa.Array.from_buffers(kind, values, [None, scanned.buffer(data, size)], null_count=0)
+    # The codes are those of the values, so they need no check.
+    column = pa.DictionaryArray.from_arrays(indices, distinct, safe=False)
     return column, scanned.numbers(counts, values, np.int64)
 
 

@@ -90,6 +90,9 @@ public:
         bytes.reserve(size);
     }
 
+    // Frees the hash table. No value may be looked up afterwards.
+    void free_table() { std::vector<Slot>().swap(slots_); }
+
     // The code of a value. A new value is added. Counts the call.
     int32_t code_of(const Key& key) {
         const size_t known = counts.size();

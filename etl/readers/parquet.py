@@ -35,6 +35,7 @@ from etl.readers.arrow_values import (
 )
 from etl.readers.base import RawBlock, TableReader
 from etl.readers.parquet_checksums import WrongPageError, verify_pages
+from etl.readers.parquet_pages import read_paged
 from etl.readers.row_json import row_texts
 from storage import file_io
 
@@ -45,6 +46,8 @@ _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
 _BLOCK_SPLITS = 4
 _TEXTS = pa.dictionary(pa.int32(), pa.string())
+# The values of a column, and the number of rows with each value of its dictionary, int64.
+_CountedValues = tuple[pa.DictionaryArray, np.ndarray]
 _WRAP_US = 2**64 // 1000
 _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -157,8 +160,8 @@ class ParquetReader(TableReader):
         }
         names = [column.source_name for column, stored in needed.values() if stored.is_stored]
         offset = 0
-        for rows in _read(file, file_split, names):
-            yield self._block(file, file_split, rows, needed, {*wanted, is_time}, first_row, offset)
+        for rows, paged in _read(file, file_split, names, counted=True):
+            yield self._block(file, file_split, rows, paged, needed, {*wanted, is_time}, first_row, offset)
             offset += len(rows)
 
     def _block(
@@ -166,6 +169,7 @@ class ParquetReader(TableReader):
         file: _File,
         file_split: FileSplit,
         rows: pa.Table,
+        paged: Mapping[str, _CountedValues],
         needed: Mapping[str, tuple[Column, _StoredColumn]],
         returned: Collection[str | None],
         first_row: int,
@@ -175,7 +179,8 @@ class ParquetReader(TableReader):
 
         Args:
             file, file_split: the file, and the split of the rows.
-            rows: the values of the columns `needed` that the file stores.
+            rows: the values of the columns `needed` that the file stores, except those of `paged`.
+            paged: the values of columns, and how often each occurs, by the names of the columns in the file.
             needed: the columns that are returned or checked, and how the file stores each.
             returned: the names of the columns that the block has.
             first_row: the index in the file of the first row of the split.
@@ -189,7 +194,11 @@ class ParquetReader(TableReader):
             if not stored.is_stored:
                 columns[column.name] = null_values(column, len(rows))
                 continue
-            values, of_values = _counted(_stored_values(rows, column, stored))
+            of_values: np.ndarray | None
+            if column.source_name in paged:
+                values, of_values = paged[column.source_name]
+            else:
+                values, of_values = _counted(_stored_values(rows, column, stored))
             unit = self._unit(column)
             time_zone = UTC if stored.is_int96 else time_zone_of(self.table)
             if unit is not None and pa.types.is_timestamp(values.type):
@@ -208,7 +217,7 @@ class ParquetReader(TableReader):
             for row in bad.tolist():
                 malformed.setdefault(row, reason_of(column))
         return RawBlock(
-            bytes=int(rows.nbytes),
+            bytes=int(rows.nbytes) + sum(values.nbytes for values, _ in paged.values()),
             lines=len(rows),
             row_lines=np.arange(len(rows), dtype=np.int64),
             columns=columns,
@@ -245,7 +254,8 @@ class ParquetReader(TableReader):
             if stored.is_stored and column.source_name not in rows.column_names
         ]
         if others:
-            parts = _rows_at(_read(file, file_split, others), np.asarray(lines, np.int64) + offset)
+            read = (part for part, _ in _read(file, file_split, others))
+            parts = _rows_at(read, np.asarray(lines, np.int64) + offset)
             for name, values in zip(parts.column_names, parts.columns, strict=True):
                 taken = taken.append_column(name, values)
         return row_texts(self._shown_columns(file, taken), len(taken))
@@ -264,10 +274,13 @@ class ParquetReader(TableReader):
         return shown
 
 
-def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[pa.Table]:
+def _read(
+    file: _File, file_split: FileSplit, names: Sequence[str], counted: bool = False
+) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
     """Yields the rows of a file split, with the columns of these names in the file.
 
-    Without names, the rows have one column of nulls.
+    With `counted`, columns that can be read by their pages are not in the rows: they are returned with the
+    number of rows with each value. Without names, the rows have one column of nulls.
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
@@ -275,12 +288,17 @@ def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[
     if not count:
         return
     if not names:
-        yield pa.table({"": pa.nulls(count)})
+        yield pa.table({"": pa.nulls(count)}), {}
         return
     files, inner = file_io.filesystem(file.path)
     with files.open_input_file(inner) as source:
         try:
             footer = parquet_metadata(source)
+            paged = read_paged(source, footer, groups, names) if counted and end is not None else {}
+            names = [name for name in names if name not in paged]
+            if not names:
+                yield pa.table({"": pa.nulls(count)}), paged
+                return
             paths = {footer.schema.column(index).path for index in range(footer.num_columns)}
             parquet = pq.ParquetFile(
                 source,
@@ -291,11 +309,11 @@ def _read(file: _File, file_split: FileSplit, names: Sequence[str]) -> Iterator[
             )
             verify_pages(source, footer, groups, names)
             if end is not None:
-                yield parquet.read_row_groups(groups, columns=names, use_threads=False)
+                yield parquet.read_row_groups(groups, columns=names, use_threads=False), paged
                 return
             most = max(1, count * FILE_SPLIT_BYTES // max(1, file.group_bytes[start]))
             for batch in parquet.iter_batches(most, groups, columns=names, use_threads=False):
-                yield pa.Table.from_batches([batch])
+                yield pa.Table.from_batches([batch]), {}
         except (pa.ArrowException, OSError, WrongPageError) as error:
             raise DataError(
                 f"{file.path}: the rows of the row groups {groups} are damaged: {error}",

@@ -8,15 +8,20 @@ precedes each page: the struct PageHeader of parquet.thrift, in Thrift's compact
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# Identifiers of fields of a page header.
-_COMPRESSED_BYTES, _CHECKSUM = 3, 4
+# Fields of a page header.
+COMPRESSED_BYTES, _CHECKSUM = (3,), (4,)
 # Types of Thrift's compact protocol.
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
+
+
+# The integers of the header of a page, and of the structs in it, by the identifiers of their fields: (5, 1)
+# is the field 1 of the struct in the field 5. True and false are 1 and 0.
+Header = dict[tuple[int, ...], int]
 
 
 class WrongPageError(Exception):
@@ -44,57 +49,86 @@ def verify_pages(
             path = chunk.path_in_schema
             if path not in names and not any(path.startswith(f"{name}.") for name in names):
                 continue
-            start = chunk.data_page_offset
-            if chunk.dictionary_page_offset:
-                start = min(start, chunk.dictionary_page_offset)
-            _verify_chunk(memoryview(source.read_at(chunk.total_compressed_size, start)), path)
+            _verify_chunk(memoryview(chunk_bytes(source, chunk)), path)
+
+
+def chunk_bytes(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> bytes:
+    """Reads the pages of a column chunk."""
+    start = chunk.data_page_offset
+    if chunk.dictionary_page_offset:
+        start = min(start, chunk.dictionary_page_offset)
+    return bytes(source.read_at(chunk.total_compressed_size, start))
 
 
 def _verify_chunk(chunk: memoryview, path: str) -> None:
     """Verifies the pages of a column chunk. Returns at the first page if it has no checksum."""
-    position = 0
-    while position < len(chunk):
-        try:
-            header, position = _integers(chunk, position)
-        except IndexError:
-            raise WrongPageError(f"a page of the column {path!r} has no valid header") from None
+    for header, _ in pages_of(chunk, path):
         if _CHECKSUM not in header:
             return
-        end = position + header.get(_COMPRESSED_BYTES, -1)
+
+
+def pages_of(chunk: memoryview, path: str) -> Iterator[tuple[Header, memoryview]]:
+    """Yields the header and the bytes of each page of a column chunk. Verifies pages that have a checksum.
+
+    Args:
+        chunk: the pages of the chunk.
+        path: the name of the column, for error messages.
+
+    Raises:
+        WrongPageError: a page is damaged.
+    """
+    position = 0
+    while position < len(chunk):
+        header: Header = {}
+        try:
+            position = _integers(chunk, position, header, ())
+        except IndexError:
+            raise WrongPageError(f"a page of the column {path!r} has no valid header") from None
+        end = position + header.get(COMPRESSED_BYTES, -1)
         if not position <= end <= len(chunk):
             raise WrongPageError(f"a page of the column {path!r} has no valid size")
-        if zlib.crc32(chunk[position:end]) != header[_CHECKSUM] & 0xFFFFFFFF:
+        page = chunk[position:end]
+        if _CHECKSUM in header and zlib.crc32(page) != header[_CHECKSUM] & 0xFFFFFFFF:
             raise WrongPageError(f"a page of the column {path!r} differs from its checksum")
+        yield header, page
         position = end
 
 
-def _integers(data: memoryview, position: int) -> tuple[dict[int, int], int]:
-    """Reads a struct. Returns its fields that are integers, by their identifiers, and the position after it.
+def _integers(data: memoryview, position: int, fields: Header, outer: tuple[int, ...]) -> int:
+    """Reads a struct, adds its integers to `fields`, and returns the position after it.
+
+    Args:
+        data: the bytes.
+        position: the position of the struct.
+        fields: the integers by the identifiers of their fields.
+        outer: the identifiers of the fields around the struct.
 
     Raises:
         IndexError: the data end within the struct.
     """
-    fields: dict[int, int] = {}
     identifier = 0
     while True:
         head, position = data[position], position + 1
         kind, delta = head & 0x0F, head >> 4
         if kind == _STOP:
-            return fields, position
+            return position
         if delta:
             identifier += delta
         else:
             identifier, position = _zigzag(data, position)
+        field = (*outer, identifier)
         if kind in (_I16, _I32, _I64):
-            fields[identifier], position = _zigzag(data, position)
+            fields[field], position = _zigzag(data, position)
+        elif kind in (_TRUE, _FALSE):
+            fields[field] = int(kind == _TRUE)
+        elif kind == _STRUCT:
+            position = _integers(data, position, fields, field)
         else:
             position = _after(data, position, kind)
 
 
 def _after(data: memoryview, position: int, kind: int) -> int:
     """Returns the position after a value. Lists, sets and maps do not occur in page headers."""
-    if kind in (_TRUE, _FALSE):
-        return position
     if kind == _BYTE:
         return position + 1
     if kind == _DOUBLE:
@@ -102,8 +136,6 @@ def _after(data: memoryview, position: int, kind: int) -> int:
     if kind == _BINARY:
         length, position = _varint(data, position)
         return position + length
-    if kind == _STRUCT:
-        return _integers(data, position)[1]
     raise IndexError
 
 

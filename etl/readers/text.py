@@ -193,7 +193,7 @@ def without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArr
     Rows whose value is null become null themselves, because Arrow cannot unify dictionaries with nulls.
     """
     if not values.null_count:
-        return pa.DictionaryArray.from_arrays(indices, values)
+        return pa.DictionaryArray.from_arrays(indices, values, safe=False)  # the indices need no check
     valid = np.append(values.is_valid().to_numpy(zero_copy_only=False), False)
     new_codes = np.cumsum(valid, dtype=np.int32) - 1
     codes = indices.fill_null(len(values)).to_numpy(zero_copy_only=False)

@@ -24,7 +24,6 @@ from etl.text.parse_block import ParsedBlock, read_split
 from etl.text.parsed_splits import SavedBlock, load
 from etl.text.row_source import columns_to_parse
 from etl.text.scan_pass import ValueCounter
-from etl.text.spilled_rows import used_values
 from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
 from storage.feature_spec import LABEL
@@ -154,4 +153,4 @@ def _add(counters: Mapping[str, ValueCounter], block: ParsedBlock, first: int, e
         if name == LABEL_CELLS:
             counter.add(block.columns[LABEL].slice(first, end - first).cast(pa.float64()).dictionary_encode())
         else:
-            counter.add(used_values(block.columns[name].slice(first, end - first)))
+            counter.add(block.columns[name].slice(first, end - first))

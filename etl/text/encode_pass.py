@@ -139,7 +139,7 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
         for first_row, parsed in _parsed_blocks(task, encoding.source, names):
             pending.append((first_row, parsed))
             pending_bytes += parsed.bytes
-            if pending_bytes >= FILE_SPLIT_BYTES:
+            if pending_bytes + parsed.bytes // 2 >= FILE_SPLIT_BYTES:  # as in saved_runs
                 _write(writer, pending, encoding, task)
                 pending, pending_bytes = [], 0
         _write(writer, pending, encoding, task)

@@ -127,7 +127,8 @@ def unify(parts: Sequence[pa.Array]) -> pa.Array:
         return pa.concat_arrays(parts)
     chunks = pa.chunked_array(parts).unify_dictionaries().chunks
     indices = pa.concat_arrays([chunk.indices for chunk in chunks])
-    return pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary)
+    # The indices are those of the chunks, so they need no check.
+    return pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary, safe=False)
 
 
 def _derived_columns(

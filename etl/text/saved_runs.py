@@ -53,7 +53,8 @@ def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> lis
         end += block.lines
         size += block.bytes
         names.append(block.saved)
-        if size >= FILE_SPLIT_BYTES or index == len(blocks) - 1:
+        # A block of a compressed file is smaller than FILE_SPLIT_BYTES by a part of a line.
+        if size + block.bytes // 2 >= FILE_SPLIT_BYTES or index == len(blocks) - 1:
             runs.append(SavedRun(first, end, tuple(names)))
             first, size, names = end, 0, []
     return runs

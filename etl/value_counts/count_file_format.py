@@ -24,7 +24,7 @@ COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("co
 # Key in the footer. Its value is a JSON list with (column, bucket, number of buckets) of each row group.
 _GROUPS = b"nightrank.groups"
 # Lengths and counts are stored as differences, which is smaller and faster to read than plain encoding.
-_ENCODINGS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
+DELTAS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
 # Maximum number of bytes of a day's raw text per hash bucket.
 BUCKET_BYTES = 4 * 2**30
 MAX_BUCKETS = 256
@@ -90,7 +90,7 @@ def write_counts(
             schema,
             compression="zstd",
             use_dictionary=["column"],
-            column_encoding=_ENCODINGS,
+            column_encoding=DELTAS,
             write_statistics=["column"],  # nobody searches for a value or a count
         ) as writer,
     ):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from etl.native.count_sums import Sums
 from etl.statistics.id_rule import IdRule, assign_ids_of_column
-from etl.value_counts.count_file_format import ALL, Bucket
+from etl.value_counts.count_file_format import ALL, DELTAS, Bucket
 from etl.value_counts.requests import CountRequest, Counts, derived_texts
 from storage import file_io
 from storage.publish import own_path
@@ -192,6 +192,8 @@ def _write(
             sink,
             compression="zstd",
             row_group_size=folders.row_group_rows,
-            use_dictionary=["column"],
+            use_dictionary=["column", "last_seen"],
+            column_encoding=DELTAS,
+            write_statistics=["column"],  # `_parent_entries` looks for it
         )
     return path.rsplit("/", 1)[1]

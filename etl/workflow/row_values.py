@@ -81,7 +81,19 @@ def row_values(array: pa.Array, encode: bool) -> RowValues:
 def dictionary_with_null(array: pa.DictionaryArray) -> tuple[pa.Array, pa.Array]:
     """Returns (values, codes) of a dictionary array. The codes are not null; the last value is null."""
     distinct = pa.concat_arrays([array.dictionary, pa.nulls(1, array.dictionary.type)])
-    return distinct, array.indices.fill_null(len(array.dictionary))
+    return distinct, _codes_with_null(array.indices, len(array.dictionary))
+
+
+def _codes_with_null(indices: pa.Array, null: int) -> pa.Array:
+    """Returns n indices below `null`, with `null` in place of nulls. NumPy needs a third of Arrow's time."""
+    if not indices.null_count or indices.type != pa.int32():
+        return indices.fill_null(null)
+    start, end = indices.offset, indices.offset + len(indices)
+    bits, values = indices.buffers()
+    valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=end, bitorder="little")[start:]
+    codes = valid.astype(np.uint32) - np.uint32(1)  # all bits are 1 in place of null
+    codes |= np.frombuffer(values, np.uint32)[start:end]
+    return pa.array(np.minimum(codes, np.uint32(null), out=codes).view(np.int32))
 
 
 def is_list(kind: pa.DataType) -> bool:
