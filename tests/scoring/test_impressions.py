@@ -28,6 +28,7 @@ from conf.load import config_digest
 from conf.raw_types import FORMATS, Column
 from conf.rule_types import ListRules
 from conf.serving_types import Impressions
+from conf.spark_tables import SPARK_TABLE
 from conf.types import Config, EventTime
 from etl.raw.files import find_raw
 from etl.readers import text
@@ -406,7 +407,7 @@ def write_in(form: str, folder: Path, zone: str) -> dict[str, Any]:
     return {"format": form, "columns": columns, "time_zone": zone}
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", sorted({*FORMATS} - {SPARK_TABLE}))
 def test_all_formats_have_the_same_rows(config: Config, tmp_path: Path, form: str) -> None:
     settings = write_in(form, tmp_path, "Europe/Berlin")
     timed = {"event_time": EventTime(column="at", unit="s"), "time": "t", "row_column": "shown"}

@@ -492,28 +492,32 @@ def test_types_are_those_that_pandas_reads(shop: Shop, seed: int) -> None:
 def test_tables_of_users_and_items_and_of_features(shop: Shop) -> None:
     users = pa.table({"user": [f"u{n:02}" for n in range(20)], "age": [n * 1.0 for n in range(20)]})
     items = pa.table({"item": [f"i{n}" for n in range(30)], "price": [n / 2 for n in range(30)]})
-    changes: dict[str, Any] = {
-        "features": [
-            *GROUPS["features"],
-            {"columns": ["age", "price"], "kind": "dense", "ops": ["fill_median", "normalize"]},
-        ],
-        "scopes": {"user": ["age"], "item": ["item", "price"]},
-    }
     tables_of: dict[str, dict[str, Any]] = {}
     for kind in ("parquet", "spark_table"):
-        joined = {}
+        joined, paths = {}, {}
         for name, rows, value in (("users", users, "age"), ("items", items, "price")):
-            path = shop.folder / f"{name}.parquet"
-            pq.write_table(rows, path)
+            pq.write_table(rows, shop.folder / f"{name}.parquet")
+            paths[name] = str(shop.folder / f"{name}.parquet")
             if kind == "spark_table":
                 shop.view("rows_of_table", rows)
                 shop.sql(f"CREATE TABLE {{}}.{name} USING parquet AS SELECT * FROM rows_of_table")
-            joined[name] = {
-                "path": str(path) if kind == "parquet" else f"{shop.name}.{name}",
-                "format": kind,
-                "columns": [{"name": name[:-1], "type": "string"}, {"name": value, "type": "float"}],
-            }
-        config = shop.config("{}.clicks/dt={date}", {**changes, **joined, "name": kind})
+                paths[name] = f"{shop.name}.{name}"
+            columns = [{"name": name[:-1], "type": "string"}, {"name": value, "type": "float"}]
+            joined[name] = {"path": paths[name], "format": kind, "columns": columns}
+        external = {
+            "path": paths["items"],
+            "format": kind,
+            "key": "item",
+            "columns": {"cost": {"type": "float", "source": "price"}},
+        }
+        features = [
+            *GROUPS["features"],
+            {"columns": ["age", "price"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+            {"columns": ["item"], "kind": "dense"} | {"ops": [{"join_external": external}, "fill_median"]},
+        ]
+        scopes = {"user": ["age"], "item": ["item", "price"]}
+        changes = {"name": kind, "features": features, "scopes": scopes}
+        config = shop.config("{}.clicks/dt={date}", {**changes, **joined})
         tables_of[kind] = shop.build(config)
         if kind == "spark_table":
             before = find_raw(config, config.items, DAYS[-1])  # type: ignore[arg-type]
