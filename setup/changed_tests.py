@@ -137,7 +137,9 @@ def choose(steps: Mapping[str, int], seconds: Mapping[str, float], limit: float)
         limit: seconds in one process.
     """
     tests = [path for path in steps if _is_test(path)]
-    run, left_out, total = [], [], 0.0
+    run: list[str] = []
+    left_out: list[str] = []
+    total = 0.0
     for path in sorted(tests, key=lambda path: (steps[path], seconds[path], path)):
         if run and total + seconds[path] > limit:
             left_out.append(path)
