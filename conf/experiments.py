@@ -156,6 +156,6 @@ def _require_measurable(intro: str, choose_by: str, config: Config) -> None:
     if choose_by != "auc" and config.score_kind == "ranking":
         raise ConfigError(
             f"{intro}choose_by={choose_by} needs probabilities, but scores of a model with "
-            f"train.loss={config.train.loss} are not probabilities",
+            f"train.loss={config.train.loss_name} are not probabilities",
             "set choose_by: auc, or compare only experiments with train.loss: bce",
         )

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from conf.dates import iso_date
 from conf.errors import ConfigError
-from conf.extensions import Extension
 from conf.overrides import set_override
+from conf.plugins import Plugin
 from conf.types import Config, Strict
 from conf.yaml_files import read_config_file, read_models
 
@@ -89,7 +89,7 @@ def read_section(
 
 
 def read_package_settings(
-    extension: Extension, values: dict[str, Any], path: tuple[str, ...], other_keys: Iterable[str] = ()
+    extension: Plugin, values: dict[str, Any], path: tuple[str, ...], other_keys: Iterable[str] = ()
 ) -> Strict:
     """Checks the settings of an extension, and returns them as an object of the class Settings of its module.
 
@@ -107,7 +107,7 @@ def read_package_settings(
     return read_section(
         kind,
         values,
-        f"{extension.word} {extension.name}: ",
+        f"{extension.kind.word} {extension.name}: ",
         f"its settings are {sorted({*other_keys, *kind.model_fields})}; correct these keys in the "
         "configuration file or in --set",
         path,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from conf.extensions import Extension, find_extension, known_names
+from conf.plugins import SOURCE, Plugin
 from conf.raw_types import Days, PositiveInt, Strict
 from conf.source_types import (
     AllItems,
@@ -62,13 +62,13 @@ BUILT_IN_SOURCES: Mapping[str, str] = {
 }
 
 
-def source_extension(name: str) -> Extension | None:
+def source_extension(name: str) -> Plugin | None:
     """Returns the extension of another package that adds the source; None if there is none.
 
     Raises:
         ConfigError: two sources have the name of an installed extension.
     """
-    return find_extension("candidate_sources", name, BUILT_IN_SOURCES)
+    return SOURCE.find_in_package(name, BUILT_IN_SOURCES)
 
 
 def _require_known(values: Any) -> Any:
@@ -77,9 +77,7 @@ def _require_known(values: Any) -> Any:
     if name is None:
         raise ValueError("a source needs the key `source` with its name, such as {source: popular}")
     if not isinstance(name, str) or (name not in BUILT_IN_SOURCES and source_extension(name) is None):
-        raise ValueError(
-            f"source={name!r} does not exist; known: {known_names('candidate_sources', BUILT_IN_SOURCES)}"
-        )
+        raise ValueError(f"source={name!r} does not exist; known: {SOURCE.names(BUILT_IN_SOURCES)}")
     return values
 
 

@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from conf.extensions import Extension, find_extension, known_names
 from conf.names import ColumnName, PlainText, RawLocation, column_name
+from conf.plugins import READER, Plugin
 from conf.spark_tables import SPARK_TABLE, split_table_path
 from conf.time_types import ISO, UTC, TimeFormat, TimeZone, only_date
 
@@ -40,18 +40,18 @@ FORMATS: Mapping[str, str] = {
 }
 
 
-def reader_extension(name: str) -> Extension | None:
+def reader_extension(name: str) -> Plugin | None:
     """Returns the extension of another package that reads a format; None if there is none.
 
     Raises:
         ConfigError: two readers have the name of an installed extension.
     """
-    return find_extension("readers", name, _BUILT_IN)
+    return READER.find_in_package(name, _BUILT_IN)
 
 
 def _known_format(name: str) -> str:
     if name not in FORMATS and reader_extension(name) is None:
-        raise ValueError(f"there is no such format; known: {known_names('readers', _BUILT_IN)}")
+        raise ValueError(f"there is no such format; known: {READER.names(_BUILT_IN)}")
     return name
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import ConfigDict, Field, model_validator
 
-from conf.extensions import Extension, find_extension, known_names
 from conf.names import PlainText, RawLocation
+from conf.plugins import RULE, Plugin
 from conf.raw_types import PositiveInt, Seed, Strict, TableOfRoles
 from conf.spark_tables import SPARK_TABLE
 
@@ -115,13 +115,13 @@ class Exploration(Strict):
     seed: Seed = Field(default=0, description="Seed of the draws.")
 
 
-def rule_extension(name: str) -> Extension | None:
+def rule_extension(name: str) -> Plugin | None:
     """Returns the extension of another package that adds the rule; None if there is none.
 
     Raises:
         ConfigError: two rules have the name of an installed extension.
     """
-    return find_extension("rules", name, _BUILT_IN)
+    return RULE.find_in_package(name, _BUILT_IN)
 
 
 class ListRules(Strict):
@@ -161,7 +161,7 @@ class ListRules(Strict):
     def _rules_exist(cls, values: Any) -> Any:
         names = [str(name) for name in values if name not in _BUILT_IN] if isinstance(values, dict) else []
         if unknown := [name for name in names if rule_extension(name) is None]:
-            known = sorted({*known_names("rules", _BUILT_IN)} - {"attributes"})
+            known = sorted({*RULE.names(_BUILT_IN)} - {"attributes"})
             raise ValueError(f"there are no rules {unknown}; known: {known}")
         if wrong := [name for name in names if not isinstance(values.get(name), dict | None)]:
             raise ValueError(f"the rules {wrong} need a section with their settings, such as {{weight: 2}}")

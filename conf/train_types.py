@@ -8,11 +8,11 @@ from pydantic import Field, model_validator
 
 from conf.embedding_types import Embeddings
 from conf.loop_types import Elastic, Profile, Reading, Retrain, StopAt, TrainNegatives
+from conf.loss_types import Loss, LossSettings, loss_field, loss_name, loss_settings
 from conf.raw_types import PositiveInt, Seed, Share, Strict
 
 Kernels = Literal["auto", "triton", "torch"]
 UnknownShare = Annotated[float, Field(ge=0, lt=1)]
-Loss = Literal["bce", "bpr", "softmax", "full_softmax", "in_batch_softmax"]
 # What the scores of a model are. `click_probability`: the probability that a shown item is clicked.
 # `probability`: that of a positive row among rows that were drawn for it. `ranking`: only their order means
 # something.
@@ -51,19 +51,7 @@ class Train(Strict):
         description="Number of rows of a step, over all ranks. It must be a multiple of `num_shards`.",
     )
     epochs: PositiveInt = Field(default=1, description="Number of passes over the train rows.")
-    loss: Loss = Field(
-        default="bce",
-        description="Loss of a step. `bce`: binary cross-entropy of every row. `bpr`: -log sigmoid(logit of "
-        "a positive row minus logit of one of its negatives), for each negative. `softmax`: cross-entropy of "
-        "the positive row among itself and its negatives; logits are corrected for the probability with "
-        "which an item is drawn. `bpr` and `softmax` need `negatives`. `full_softmax`: cross-entropy of the "
-        "item of a positive row among all items in the train rows of the row's day. `in_batch_softmax`: "
-        "cross-entropy of the item of a positive row among the items of all positive rows of the step; "
-        "logits are corrected for the popularity of the items. The last two need a model with user vectors "
-        "and item vectors (two_tower, sasrec, bert4rec, mult_vae), leave out all rows with label 0, and do "
-        "not use `negatives`. "
-        "Only `bce` predicts probabilities; the other losses train models that order items.",
-    )
+    loss: Loss = loss_field()
     max_softmax_items: PositiveInt = Field(
         default=100_000,
         description="Largest number of items for loss=full_softmax: the sum, over the train days, of the "
@@ -204,9 +192,19 @@ class Train(Strict):
     )
 
     @property
+    def loss_name(self) -> str:
+        """Returns the name of the loss."""
+        return loss_name(self.loss)
+
+    @property
+    def loss_settings(self) -> LossSettings:
+        """Returns the settings of the loss, which say what it compares."""
+        return loss_settings(self.loss)
+
+    @property
     def compares_vectors(self) -> bool:
         """Returns whether the loss compares user vectors with item vectors, instead of logits of rows."""
-        return self.loss in ("full_softmax", "in_batch_softmax")
+        return self.loss_settings.compares_vectors
 
     def score_kind(self, draws: bool) -> ScoreKind:
         """Returns what the scores of a trained model are.
@@ -215,7 +213,7 @@ class Train(Strict):
             draws: whether the rows with label 0 were drawn (section `negatives`), or rows have weights. Their
                 number, or the weights, then decide how large the probabilities are.
         """
-        if self.loss != "bce":
+        if not self.loss_settings.predicts_probabilities:
             return "ranking"
         return "probability" if draws or self.negatives else "click_probability"
 
@@ -249,16 +247,16 @@ class Train(Strict):
 
     @model_validator(mode="after")
     def _negatives_fit(self) -> Train:
-        if self.loss in ("bpr", "softmax") and self.negatives is None:
+        if self.loss_settings.compares == "groups" and self.negatives is None:
             raise ValueError(
-                f"loss={self.loss} compares a positive row with its negatives, so it needs the section "
+                f"loss={self.loss_name} compares a positive row with its negatives, so it needs the section "
                 "negatives, such as {per_positive: 20}"
             )
         if self.compares_vectors and self.negatives:
-            raise ValueError(f"loss={self.loss} does not draw negatives; set negatives=null")
+            raise ValueError(f"loss={self.loss_name} does not draw negatives; set negatives=null")
         for name in ("compile", "cuda_graphs"):
             if self.only_positive_rows and getattr(self, name):
-                cause = "negatives" if self.negatives else f"loss={self.loss}"
+                cause = "negatives" if self.negatives else f"loss={self.loss_name}"
                 raise ValueError(
                     f"{name}=true needs the same number of rows in every step, which {cause} does not "
                     f"give; set {name}=false"

@@ -213,7 +213,8 @@ class Config(Strict):
             )
         if self.train.compares_vectors and not self.keys:
             raise ValueError(
-                f"train.loss={self.train.loss} compares items, so it needs the section keys, which names them"
+                f"train.loss={self.train.loss_name} compares items, so it needs the section keys, which "
+                "names them"
             )
         return self
 

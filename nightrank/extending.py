@@ -1,4 +1,6 @@
-"""What packages import that add operators, models, rules, sources, sinks or readers (docs/extending.md).
+"""What packages import that add plug-ins: operators, models, losses, rules, sources, sinks, readers.
+
+docs/extending.md describes them.
 
     from nightrank.extending import Operator, RowWise, Statistics, Step
 
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conf.errors import ConfigError, DataError, InfrastructureError
     from conf.lazy_pyspark import F, T, Window
+    from conf.loss_types import LossSettings
     from conf.raw_types import EventTime, RawTable
     from conf.types import SinkSettings, Strict
     from etl.ops.base import Fitted, Operator, RowWise, Step, Type
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from scoring.delivery.published_lists import Delivered, PublishedLists
     from scoring.rules.package_rules import ItemRule, RuleInputs
     from storage.file_io import filesystem
+    from training.data.batch import Batch
+    from training.data.compared_items import Vectors
     from training.models.click_model import ClickModel
     from training.models.factorization import VectorModel
     from training.models.inputs import Inputs
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from training.settings import Features
 
 __all__ = [
+    "Batch",
     "ClickModel",
     "ConfigError",
     "DataError",
@@ -47,6 +53,7 @@ __all__ = [
     "Inputs",
     "ItemRule",
     "LocalTables",
+    "LossSettings",
     "MergeableStatistic",
     "Need",
     "Operator",
@@ -67,6 +74,7 @@ __all__ = [
     "Tables",
     "Type",
     "VectorModel",
+    "Vectors",
     "Window",
     "as_doubles",
     "check_schema",
@@ -79,6 +87,7 @@ __all__ = [
 _NAMES = {
     "conf.errors": ("ConfigError", "DataError", "InfrastructureError"),
     "conf.lazy_pyspark": ("F", "T", "Window"),
+    "conf.loss_types": ("LossSettings",),
     "conf.raw_types": ("EventTime", "RawTable"),
     "conf.types": ("SinkSettings", "Strict"),
     "etl.ops.base": ("Fitted", "Operator", "RowWise", "Step", "Type"),
@@ -93,6 +102,8 @@ _NAMES = {
     "scoring.delivery.published_lists": ("Delivered", "PublishedLists"),
     "scoring.rules.package_rules": ("ItemRule", "RuleInputs"),
     "storage.file_io": ("filesystem",),
+    "training.data.batch": ("Batch",),
+    "training.data.compared_items": ("Vectors",),
     "training.models.click_model": ("ClickModel",),
     "training.models.factorization": ("VectorModel",),
     "training.models.inputs": ("Inputs",),

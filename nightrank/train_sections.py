@@ -70,8 +70,8 @@ def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) 
     """
     train = Train() if section is None else _read(Train, section, "train")
     wrong = [f"train.{name} ({why})" for name, why in _REFUSED.items() if _is_set(train, name)]
-    if train.loss != "bce":
-        wrong.append(f"train.loss={train.loss} ({_NO_KEYS})")
+    if train.loss_settings.compares != "rows":
+        wrong.append(f"train.loss={train.loss_name} ({_NO_KEYS})")
     if wrong:
         raise ConfigError(
             f"a training on a frame does not have the settings {', '.join(wrong)}",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from conf.errors import ConfigError
-from conf.extensions import Extension, digests_of, find_extension, known_names
+from conf.plugins import OPERATOR, Plugin, digests_of
 from etl.ops.base import Fitted, Operator, Pipeline, RowWise, Step, Type
 from etl.ops.discovery import find_operators
 from etl.ops.frames import FrameOperator, RowChanger, RowFilter
@@ -79,13 +79,13 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
     return cast(type[Operator], of_package.operator), of_package.fitted
 
 
-def operator_extension(name: str) -> Extension | None:
+def operator_extension(name: str) -> Plugin | None:
     """Returns the extension that adds the operator; None for an operator of this folder.
 
     Raises:
         ConfigError: two operators have the name of an installed extension.
     """
-    return None if name in OPERATORS else find_extension("operators", name, _built_in())
+    return None if name in OPERATORS else OPERATOR.find_in_package(name, _built_in())
 
 
 def operator_digests(names: Iterable[str]) -> dict[str, str]:
@@ -183,7 +183,7 @@ def _from_config(
 
 
 def _unknown(name: str, where: str, known: Mapping[str, Any]) -> ConfigError:
-    of_packages = set(known_names("operators", _built_in())) - set(_built_in())
+    of_packages = set(OPERATOR.names(_built_in())) - set(_built_in())
     return ConfigError(
         f"{where} contains an unknown operator {name!r}", f"use one of {sorted({*known, *of_packages})}"
     )

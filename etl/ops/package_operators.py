@@ -1,4 +1,4 @@
-"""Operators of other packages: entry points of the group `nightrank.operators` (conf/extensions.py).
+"""Operators of other packages: entry points of the group `nightrank.operators` (conf/plugins.py).
 
 The module of such an operator has the contract of a file in this folder. Its operator has the name of the
 entry point.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conf.errors import ConfigError
-from conf.extensions import Extension, find_extension
+from conf.plugins import OPERATOR, Plugin
 from etl.ops.base import Fitted, Operator
 from etl.ops.discovery import operator_in
 from etl.ops.frames import FrameOperator
@@ -26,7 +26,7 @@ class PackageOperator:
         fitted: the class of its fitted step; None for an operator of the section `prepare`.
     """
 
-    extension: Extension
+    extension: Plugin
     operator: type[Operator] | type[FrameOperator]
     fitted: type[Fitted] | None
 
@@ -42,7 +42,7 @@ def package_operator(name: str, built_in: Mapping[str, str]) -> PackageOperator 
         ConfigError: two operators have this name, or the module cannot be imported or does not contain one
             operator with this name.
     """
-    extension = find_extension("operators", name, built_in)
+    extension = OPERATOR.find_in_package(name, built_in)
     if extension is None:
         return None
     module = extension.load()
@@ -55,7 +55,7 @@ def package_operator(name: str, built_in: Mapping[str, str]) -> PackageOperator 
     return PackageOperator(extension, operator, fitted)
 
 
-def _wrong(extension: Extension, problem: str) -> ConfigError:
+def _wrong(extension: Plugin, problem: str) -> ConfigError:
     return ConfigError(
         f"{extension} is not an operator: {problem}",
         "let the module define one operator with the name of the entry point; docs/extending.md has an "

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import pyarrow as pa
 
-from conf.extensions import Extension
 from conf.lazy_pyspark import F, T
+from conf.plugins import Plugin
 from etl.ops import Fitted, operator_extension, stored_fitted_type
 from etl.ops.base import Type
 from etl.ops.tables import LocalTables, Tables
@@ -184,7 +184,7 @@ class FittedChain:
             return FittedChain.from_json, (self.to_json(),)
         return super().__reduce_ex__(protocol)
 
-    def _extensions(self) -> list[Extension | None]:
+    def _extensions(self) -> list[Plugin | None]:
         """Returns, for each step, the extension that adds its operator; None for operators of etl/ops."""
         return [operator_extension(step.name) for step in self.steps]
 

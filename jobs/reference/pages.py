@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from conf.experiment_types import ExperimentRun, Experiments
+from conf.loss_types import built_in_losses
 from conf.reference import field_table
-from conf.types import ModelConfig
+from conf.types import ModelConfig, Train
 from jobs.reference.documented import documented_config
 from training.settings.architectures import MODEL_SECTIONS
 
@@ -60,6 +61,10 @@ def configuration_page() -> str:
     for kind, path in sections.items():
         if path and kind is not ModelConfig:
             parts += [f"## `{path}`\n", _documented(kind, links)]
+        if kind is Train:
+            with_keys = [(name, loss) for name, loss in built_in_losses().items() if loss.model_fields]
+            for name, loss in with_keys:
+                parts += [f"## `train.loss {name}`\n", _documented(loss, {})]
     parts += [_EXPERIMENTS, _documented(Experiments, {"ExperimentRun": "[section](#runs)"})]
     parts += ["### `runs`\n", _documented(ExperimentRun, {})]
     return "\n".join(parts)

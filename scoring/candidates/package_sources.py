@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError
-from conf.extensions import Extension, digests_of
 from conf.lazy_pyspark import F, Window
 from conf.load import read_package_settings
 from conf.package_source_types import PackageSource, source_extension
+from conf.plugins import Plugin, digests_of
 from conf.types import Candidates, Strict
 from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SCORES
 from storage.feature_spec import ITEM_KEY, USER_KEY
@@ -54,7 +54,7 @@ class SourceInputs:
     n: int
 
 
-def read_package_sources(config: Candidates) -> list[tuple[Extension, Strict]]:
+def read_package_sources(config: Candidates) -> list[tuple[Plugin, Strict]]:
     """Returns the extension and the checked settings of each source of another package, in order.
 
     Raises:
@@ -123,7 +123,7 @@ def package_items(
     )
 
 
-def _read(source: PackageSource, index: int | None = None) -> tuple[Extension, Strict]:
+def _read(source: PackageSource, index: int | None = None) -> tuple[Plugin, Strict]:
     extension = source_extension(source.source)
     if extension is None:
         raise ConfigError(
@@ -136,7 +136,7 @@ def _read(source: PackageSource, index: int | None = None) -> tuple[Extension, S
     return extension, read_package_settings(extension, source.settings, path, ("n", "window_days"))
 
 
-def _require_columns(extension: Extension, columns: Sequence[str] | None, returned: Any) -> None:
+def _require_columns(extension: Plugin, columns: Sequence[str] | None, returned: Any) -> None:
     from pyspark.sql import DataFrame
 
     missing = [name for name in _COLUMNS if name not in (columns or ())]

@@ -14,10 +14,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import InfrastructureError
+from conf.lazy_pyspark import F
 from scoring.delivery.online_format import (
     MARKER,
     OnlineTable,
@@ -243,7 +242,7 @@ def plain(batches: Batches, source: Source) -> Iterator[tuple[str, str]]:
 def _by_bucket(rows: Rows, source: Source, buckets: int, tasks: int) -> Rows:
     """Sorts rows by bucket and key. All rows of a bucket are in one Spark partition."""
     order = ["_bucket", source.key, *source.order]
-    if isinstance(rows, DataFrame):
+    if not isinstance(rows, pa.Table):
         bucket = F.pmod(F.crc32(F.encode(source.key, "UTF-8")), F.lit(buckets))
         return (
             rows.withColumn("_bucket", bucket)

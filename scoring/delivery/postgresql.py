@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
 from scoring.delivery.secrets import Credentials
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DRIVER = "org.postgresql.Driver"
 _CONNECT_TIMEOUT_S = "20"

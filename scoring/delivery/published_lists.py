@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 
@@ -53,7 +56,7 @@ class PublishedLists:
     @property
     def frame(self) -> DataFrame:
         """Returns the rows as a frame of Spark, for sinks that need Spark."""
-        if isinstance(self.rows, DataFrame):
+        if not isinstance(self.rows, pa.Table):
             return self.rows
         raise RuntimeError(
             "internal error, please report: a sink without IN_PROCESS was given an Arrow table"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from conf.errors import ConfigError
-from conf.extensions import Extension
 from conf.load import read_package_settings
+from conf.plugins import Plugin
 from conf.rule_types import rule_extension
 from conf.types import ListRules, Strict
 from scoring.rules.request import PackageRuleRequest
@@ -85,7 +85,7 @@ class ItemRule:
         return type(self).allowed is not ItemRule.allowed
 
 
-def read_package_rules(rules: ListRules | None) -> list[tuple[Extension, Strict]]:
+def read_package_rules(rules: ListRules | None) -> list[tuple[Plugin, Strict]]:
     """Returns the extension and the checked settings of each rule of another package, in order.
 
     Raises:
@@ -131,7 +131,7 @@ def package_rule_digests(rules: ListRules | None, run_date: str) -> dict[str, st
     return digests
 
 
-def _read(name: str, settings: str) -> tuple[Extension, Strict]:
+def _read(name: str, settings: str) -> tuple[Plugin, Strict]:
     extension = rule_extension(name)
     if extension is None:
         raise ConfigError(

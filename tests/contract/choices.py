@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from conf.experiment_types import Experiments
 from conf.experiments import read_experiments
 from conf.load import load_config
+from conf.plugin_names import PluginNames
 from conf.types import Config, ModelConfig
 from etl.ops import FRAME_OPERATORS, OPERATORS, frame_operator_from_config, operator_from_config
 from jobs.checks import check_config, check_training
@@ -130,7 +131,8 @@ def literals(annotation: Any) -> list[Any]:
 def _enum(info: FieldInfo) -> list[Any]:
     """Returns the values that the schema of a setting lists, if packages may add others, such as formats."""
     schemas = [one.json_schema or {} for one in info.metadata if isinstance(one, WithJsonSchema)]
-    return [value for schema in schemas for value in schema.get("enum", ())]
+    names = [name for one in info.metadata if isinstance(one, PluginNames) for name in one.kind.built_in()]
+    return [*names, *(value for schema in schemas for value in schema.get("enum", ()))]
 
 
 def _models(annotation: Any, discriminator: str) -> Iterator[tuple[type[BaseModel], str]]:

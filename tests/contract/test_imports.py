@@ -79,6 +79,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "etl.ops",
         "etl.raw.file_splits",
         "etl.readers",
+        "training.data.batch",
+        "training.data.compared_items",
         "training.models",
         "training.settings",
         "scoring",

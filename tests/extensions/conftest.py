@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module, invalidate_caches
 from pathlib import Path
 
 import pytest
 
+from conf.plugins import Kind
 from tests.extensions.packages import SHOP, write_shop
 
 
@@ -29,3 +31,26 @@ def shop(site: Path) -> Path:
     """The folder of the installed package `shop-extensions`."""
     write_shop(site)
     return site / SHOP.name
+
+
+@pytest.fixture
+def add_to_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Kind, str, str], None]]:
+    """Adds a file to the folder of a kind, as if it were the only change of the checkout."""
+    before = {*sys.modules}
+
+    def add(kind: Kind, name: str, text: str) -> None:
+        folder = tmp_path / kind.name
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(text)
+        package = import_module(kind.folder)
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+        invalidate_caches()
+
+    yield add
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            parent, _, child = name.rpartition(".")
+            vars(sys.modules.get(parent, sys)).pop(child, None)
+            del sys.modules[name]

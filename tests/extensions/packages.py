@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from importlib import invalidate_caches
 from pathlib import Path
 
-import conf.extensions
+import conf.plugins
 
 SHOP = Path(__file__).parent / "shop_extensions"
 # Group -> name -> module, of the package in the folder SHOP.
 SHOP_POINTS: Mapping[str, Mapping[str, str]] = {
     "operators": {"share_of_maximum": "shop_extensions.share_of_maximum"},
     "models": {"small_network": "shop_extensions.small_network"},
+    "losses": {"focal": "shop_extensions.focal"},
     "rules": {"season": "shop_extensions.season"},
     "candidate_sources": {"newest": "shop_extensions.newest"},
     "readers": {"npz": "shop_extensions.npz"},
@@ -48,5 +49,5 @@ def forget_shop() -> None:
     """Forgets the modules of the package and the list of installed packages, as a new process does."""
     for name in [name for name in sys.modules if name.split(".")[0] == SHOP.name]:
         del sys.modules[name]
-    conf.extensions._installed.cache_clear()
+    conf.plugins._installed.cache_clear()
     invalidate_caches()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import conf.extensions
+import conf.plugins
 from conf.errors import ConfigError
-from conf.extensions import Kind, extensions, known_names
+from conf.plugins import KINDS, OPERATOR, RULE, SINK
 from conf.raw_types import RawTable
-from conf.types import Candidates, Deliver, ListRules, ModelConfig
+from conf.types import Candidates, Deliver, ListRules, ModelConfig, Train
 from etl.ops import frame_operator_from_config, operator_from_config
 from etl.ops.join_external import JoinExternal
 from etl.readers.discovery import open_table
@@ -21,6 +21,7 @@ from scoring.candidates.package_sources import read_package_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.rules.package_rules import read_package_rules
 from tests.extensions.packages import write_package, write_shop
+from training.loop.losses import read_loss
 from training.models import build_model
 from training.settings import read_settings
 
@@ -51,8 +52,16 @@ def readers(name: str) -> Any:
     return open_table(table, ("p",))
 
 
+def losses(name: str) -> Any:
+    try:
+        train = Train(loss=name)
+    except ValueError as error:
+        raise ConfigError(str(error), "") from error
+    return read_loss(train.loss)
+
+
 # Kind -> a name that the checkout has, its module there, and what uses an extension with a name.
-KINDS: dict[Kind, tuple[str, str, Use]] = {
+USES: dict[str, tuple[str, str, Use]] = {
     "operators": ("log1p", r"etl\.ops\.log1p", operator_from_config),
     "models": (
         "dlrm",
@@ -67,6 +76,7 @@ KINDS: dict[Kind, tuple[str, str, Use]] = {
         lambda name: read_sinks(Deliver.model_validate({"sinks": [{"name": "s", "kind": name}]})),
     ),
     "readers": ("csv", r"etl\.readers", readers),
+    "losses": ("bce", r"training\.losses\.bce", losses),
 }
 
 
@@ -79,8 +89,8 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.append(1)
         return importlib.metadata.entry_points()
 
-    monkeypatch.setattr(conf.extensions, "entry_points", entry_points)
-    conf.extensions._installed.cache_clear()
+    monkeypatch.setattr(conf.plugins, "entry_points", entry_points)
+    conf.plugins._installed.cache_clear()
     return counted
 
 
@@ -102,10 +112,10 @@ def test_packages_are_read_once_and_only_for_unknown_names(scans: list[int], sit
     assert scans == [1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_unknown_name_is_refused_with_the_names_of_packages(kind: Kind, site: Path) -> None:
+@pytest.mark.parametrize("kind", USES)
+def test_an_unknown_name_is_refused_with_the_names_of_packages(kind: str, site: Path) -> None:
     write_package(site, "mine", {kind: {"of_a_package": "no_such_module"}})
-    name, _, use = KINDS[kind]
+    name, _, use = USES[kind]
     with pytest.raises(ConfigError) as refused:
         use("unknown")
     assert "'unknown'" in str(refused.value)
@@ -113,32 +123,32 @@ def test_an_unknown_name_is_refused_with_the_names_of_packages(kind: Kind, site:
     assert f"'{name}'" in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_extensions_of_one_name_are_refused(kind: Kind, site: Path) -> None:
+@pytest.mark.parametrize("kind", USES)
+def test_two_extensions_of_one_name_are_refused(kind: str, site: Path) -> None:
     write_package(site, "first", {kind: {"twin": "module_a"}})
     write_package(site, "second", {kind: {"twin": "module_b"}})
     with pytest.raises(ConfigError) as refused:
-        KINDS[kind][2]("twin")
+        USES[kind][2]("twin")
     for origin in ("module_a of the package first 1.0", "module_b of the package second 1.0"):
         assert origin in refused.value.problem
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_extension_with_a_name_of_the_checkout_is_refused(kind: Kind, site: Path) -> None:
-    name, module, use = KINDS[kind]
+@pytest.mark.parametrize("kind", USES)
+def test_an_extension_with_a_name_of_the_checkout_is_refused(kind: str, site: Path) -> None:
+    name, module, use = USES[kind]
     write_package(site, "shadow", {kind: {name: "other_module"}})
     with pytest.raises(ConfigError, match=f"are named '{name}': {module} of the checkout and .*shadow 1.0"):
         use("unknown")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_module_that_cannot_be_imported_is_an_error_only_if_it_is_used(kind: Kind, site: Path) -> None:
+@pytest.mark.parametrize("kind", USES)
+def test_a_module_that_cannot_be_imported_is_an_error_only_if_it_is_used(kind: str, site: Path) -> None:
     points = {"broken": f"broken_{kind}", "wrong": f"wrong_{kind}", "script": f"script_{kind}"}
     texts = {points["broken"]: "import no_such_module", points["wrong"]: "Settings = build = 3"}
     texts[points["script"]] = "raise SystemExit(0)"  # a job must not end as if it had succeeded
     write_package(site, "mine", {kind: points}, texts)
-    use = KINDS[kind][2]
-    assert {"broken", "wrong"} <= {*extensions(kind, {})}
+    use = USES[kind][2]
+    assert {"broken", "wrong"} <= {*KINDS[kind].of_packages({})}
     reason = "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
     with pytest.raises(
         ConfigError, match=f"'broken', the module broken_{kind} of the package mine.*{reason}"
@@ -163,11 +173,11 @@ def test_operators_belong_to_one_section(shop: Path) -> None:
 
 def test_known_names_need_no_import(site: Path) -> None:
     write_package(site, "mine", {"sinks": {"kafka": "no_such_module"}})
-    assert known_names("sinks", {"jdbc": "x"}) == ["jdbc", "kafka"]
+    assert SINK.names({"jdbc": "x"}) == ["jdbc", "kafka"]
 
 
 def test_a_digest_depends_on_all_files_of_the_package_and_on_no_others(shop: Path) -> None:
-    (extension,) = extensions("operators", {}).values()
+    (extension,) = OPERATOR.of_packages({}).values()
     first = extension.digest()
     (shop.parent / "other_package.py").write_text("VALUE = 1\n")
     assert extension.digest() == first
@@ -180,7 +190,7 @@ def test_a_digest_depends_on_all_files_of_the_package_and_on_no_others(shop: Pat
 
 def test_a_digest_of_one_module_ignores_its_neighbours(site: Path) -> None:
     write_package(site, "mine", {"rules": {"alone": "alone"}}, {"alone": "A = 1\n", "neighbour": "B = 1\n"})
-    (extension,) = extensions("rules", {}).values()
+    (extension,) = RULE.of_packages({}).values()
     first = extension.digest()
     (site / "neighbour.py").write_text("B = 2\n")
     assert extension.digest() == first
@@ -193,7 +203,7 @@ def test_a_namespace_package_counts_only_the_part_with_files(site: Path) -> None
         (site / "company" / part).mkdir(parents=True)
         (site / "company" / part / "__init__.py").write_text("")
     write_package(site, "mine", {"rules": {"spaced": "company.ours"}})
-    (extension,) = extensions("rules", {}).values()
+    (extension,) = RULE.of_packages({}).values()
     first = extension.digest()
     (site / "company/theirs/__init__.py").write_text("A = 1\n")
     assert extension.digest() == first

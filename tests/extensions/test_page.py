@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import get_args
 
-from conf.extensions import Kind
+from conf.plugins import KINDS
 from tests.conftest import ROOT
 from tests.extensions.packages import SHOP, SHOP_POINTS
 
-PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8").partition("## From your own package")[2]
+WHOLE_PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+PAGE = WHOLE_PAGE.partition("## From your own package")[2]
 
 
 def test_the_modules_of_the_page_are_those_of_the_package() -> None:
@@ -24,6 +24,13 @@ def test_the_project_file_has_an_entry_point_of_each_kind() -> None:
     (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     project = tomllib.loads(text)["project"]
     points = project["entry-points"]
-    assert set(points) == {f"nightrank.{kind}" for kind in get_args(Kind)}
+    assert set(points) == {f"nightrank.{kind}" for kind in KINDS}
     assert {kind: points[f"nightrank.{kind}"] for kind in SHOP_POINTS} == SHOP_POINTS
     assert (project["name"], project["version"]) == ("shop-extensions", "1.0")
+
+
+def test_the_loss_of_the_page_is_that_of_the_package() -> None:
+    section = WHOLE_PAGE.partition("\n## A loss\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL) == [
+        (SHOP / "focal.py").read_text(encoding="utf-8")
+    ]

@@ -28,7 +28,7 @@ from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 from training.distributed.collectives import ALONE, Collectives
-from training.loop.losses import mean_loss
+from training.loop.losses import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.settings.negatives import require_no_pair_features
@@ -274,7 +274,7 @@ def test_a_batch_without_a_positive_row_has_one_group_of_weight_zero(files: list
     empty = sampler_of(catalogue_of(files)).expand(replace(batch, labels=batch.labels * 0))
     assert empty.weights.tolist() == [0] * (1 + DRAWS)
     for name in ("bce", "bpr", "softmax"):
-        assert float(mean_loss(name, torch.ones(1 + DRAWS), empty)) == 0
+        assert float(read_loss(name)(torch.ones(1 + DRAWS), empty)) == 0
 
 
 def test_hashes_are_those_of_the_paper() -> None:
@@ -321,9 +321,9 @@ def test_losses_are_those_of_the_papers() -> None:
             terms = {n: math.exp(row[n]) / share[n] for n in kept}
             softmax -= math.log(terms[0] / sum(terms.values()))
     values = torch.tensor(logits, dtype=torch.float32).flatten()
-    assert float(mean_loss("bce", values, batch)) == pytest.approx(bce / (4 * 3), rel=1e-5)
-    assert float(mean_loss("bpr", values, batch)) == pytest.approx(bpr / (4 * 2), rel=1e-5)
-    assert float(mean_loss("softmax", values, batch)) == pytest.approx(softmax / 4, rel=1e-5)
+    assert float(read_loss("bce")(values, batch)) == pytest.approx(bce / (4 * 3), rel=1e-5)
+    assert float(read_loss("bpr")(values, batch)) == pytest.approx(bpr / (4 * 2), rel=1e-5)
+    assert float(read_loss("softmax")(values, batch)) == pytest.approx(softmax / 4, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["bce", "bpr", "softmax"])

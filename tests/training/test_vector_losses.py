@@ -19,10 +19,10 @@ from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec
 from tests.training.feature_tables import make_config
 from tests.training.ranks_in_threads import on_ranks
 from training.data.batch import Batch
-from training.data.compared_items import BatchItems, CatalogueItems
+from training.data.compared_items import BatchItems, CatalogueItems, Vectors
 from training.distributed.collectives import ALONE, Collectives
+from training.loop.losses import read_loss
 from training.loop.train_step import Trainer
-from training.loop.vector_losses import mean_vector_loss
 from training.models import build_model
 from training.models.factorization import VectorModel
 from training.settings import check_loss
@@ -54,7 +54,9 @@ def test_full_softmax_and_its_gradients_equal_numpy() -> None:
     weights = [1.0, 1.0, 1.0, 0.0, 1.0]
     none = torch.zeros(9, 0)
     compared = CatalogueItems(none, none, starts, torch.tensor(own))
-    loss = mean_vector_loss(users, items, batch_of(torch.tensor(weights).double(), compared), ALONE)
+    loss = read_loss("full_softmax")(
+        Vectors(users, items, compared, ALONE), batch_of(torch.tensor(weights).double(), compared)
+    )
     loss.backward()
     u, v = users.detach().numpy(), items.detach().numpy()
     total, of_users, of_items = 0.0, np.zeros_like(u), np.zeros_like(v)
@@ -84,7 +86,9 @@ def test_in_batch_softmax_and_its_gradients_equal_numpy_for_any_ranks(sizes: lis
         u, v = (part.detach()[own].clone().requires_grad_() for part in (users, items))
         none = torch.zeros(sizes[collectives.rank], 0)
         compared = BatchItems(none, none, torch.from_numpy(keys[own]), torch.from_numpy(log_shares[own]))
-        loss = mean_vector_loss(u, v, batch_of(torch.from_numpy(weights[own]), compared), collectives)
+        loss = read_loss("in_batch_softmax")(
+            Vectors(u, v, compared, collectives), batch_of(torch.from_numpy(weights[own]), compared)
+        )
         loss.backward()
         return float(loss), u.grad.numpy(), v.grad.numpy()
 

@@ -25,17 +25,17 @@ from tests.training.test_overlap import run, trainer_of
 from tests.training.test_spread_tables import share
 from training.data import transpose
 from training.data.batch import Batch
+from training.data.compared_items import Vectors
 from training.data.item_catalogue import ItemCatalogue, read_catalogue
 from training.data.item_comparison import ItemComparison
 from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 from training.distributed.collectives import ALONE, Collectives
-from training.loop.losses import mean_loss, mean_penalty
+from training.loop.losses import mean_penalty, read_loss
 from training.loop.run import train_in_process
 from training.loop.table_plan import make_table_plan
 from training.loop.train_step import Trainer
-from training.loop.vector_losses import mean_vector_loss
 from training.models import build_model
 
 SHARDS, BATCH, DRAWS = 4, 64, 3
@@ -260,7 +260,7 @@ def test_a_batch_without_a_positive_row_has_the_loss_zero(files: list[DataFile])
     batch = next(iter(loader_of(files, keys=True).batches()))
     empty = sampler_of(catalogue_of(files)).expand(replace(batch, labels=batch.labels * 0))
     assert empty.weights.tolist() == [0] * (1 + DRAWS)
-    assert float(mean_loss("bce", torch.ones(1 + DRAWS), empty)) == 0
+    assert float(read_loss("bce")(torch.ones(1 + DRAWS), empty)) == 0
 
 
 def test_losses_of_groups_are_weighted_means_in_numpy() -> None:
@@ -283,13 +283,13 @@ def test_losses_of_groups_are_weighted_means_in_numpy() -> None:
     )
     values = torch.from_numpy(logits).flatten()
     bce = row_weights * (np.logaddexp(0, logits) - labels * logits)
-    assert float(mean_loss("bce", values, batch)) == pytest.approx(bce.sum() / (6.6 + 15), rel=1e-6)
+    assert float(read_loss("bce")(values, batch)) == pytest.approx(bce.sum() / (6.6 + 15), rel=1e-6)
     pairs = np.logaddexp(0, logits[:, 1:] - logits[:, :1]) * accepted
     bpr = (pairs.sum(1) * weights).sum() / (6.6 * 3)
-    assert float(mean_loss("bpr", values, batch)) == pytest.approx(bpr, rel=1e-6)
+    assert float(read_loss("bpr")(values, batch)) == pytest.approx(bpr, rel=1e-6)
     terms = np.exp(logits) / shares * np.column_stack([np.ones(5), accepted])
     softmax = (np.log(terms.sum(1) / terms[:, 0]) * weights).sum() / 6.6
-    assert float(mean_loss("softmax", values, batch)) == pytest.approx(softmax, rel=1e-6)
+    assert float(read_loss("softmax")(values, batch)) == pytest.approx(softmax, rel=1e-6)
     penalties = rng.random(20)
     expected = (penalties.reshape(5, 4)[:, 0] * weights).sum() / 6.6
     assert float(mean_penalty(torch.from_numpy(penalties), batch)) == pytest.approx(expected, rel=1e-6)
@@ -322,7 +322,7 @@ def test_losses_over_item_vectors_are_weighted_sums_in_numpy(files: list[DataFil
             other[row] = False
             logits = np.where(other, -np.inf, logits)
         total += weight * (np.log(np.exp(logits).sum()) - logits[place])
-    actual = mean_vector_loss(torch.from_numpy(users), torch.from_numpy(vectors), batch, ALONE)
+    actual = read_loss(loss)(Vectors(torch.from_numpy(users), torch.from_numpy(vectors), items, ALONE), batch)
     assert float(actual) == pytest.approx(total / (BATCH * per_row), rel=1e-6)
 
 

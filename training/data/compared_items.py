@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from training.distributed.collectives import Collectives
+from training.models.objective import Bags
+
 
 @dataclass(frozen=True)
 class CatalogueItems:
@@ -47,3 +50,39 @@ class BatchItems:
 
 
 ComparedItems = CatalogueItems | BatchItems
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What a loss over item vectors compares.
+
+    The logit of a user and an item is the dot product of their vectors. A model's constant bias is the same
+    for all items, so it cancels.
+
+    Attributes:
+        users: (P, E) float32, the vectors of the users of this rank's positive rows.
+        items: (I, E) float32, the vectors of the items of `compared`.
+        compared: the items.
+        collectives: the ranks' collectives. If a loss uses them, all ranks compute it, and run the backward
+            pass.
+        bags: the items that rows reconstruct in addition to their own, for a loss that compares the
+            catalogue; None if each row has only its own item.
+    """
+
+    users: Tensor
+    items: Tensor
+    compared: ComparedItems
+    collectives: Collectives
+    bags: Bags | None = None
+
+    @property
+    def catalogue(self) -> CatalogueItems:
+        """Returns the items of a loss that compares the catalogue."""
+        assert isinstance(self.compared, CatalogueItems)
+        return self.compared
+
+    @property
+    def of_batch(self) -> BatchItems:
+        """Returns the items of a loss that compares the items of the step."""
+        assert isinstance(self.compared, BatchItems)
+        return self.compared

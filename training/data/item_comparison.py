@@ -1,14 +1,14 @@
 """Batches for the losses that compare the user vector of a positive row with vectors of items.
 
-`full_softmax` compares a row with all items in the train rows of its day, with their features of that day.
-`in_batch_softmax` compares it with the items of the step's other positive rows. No features of a later day
-are used, except that the other rows of a step may be of any train day.
+A loss that compares the catalogue, such as `full_softmax`, compares a row with all items in the train rows of
+its day, with their features of that day. A loss that compares the batch, such as `in_batch_softmax`, compares
+it with the items of the step's other positive rows. No features of a later day are used, except that the
+other rows of a step may be of any train day.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -30,14 +30,14 @@ class ItemComparison:
 
     Args:
         catalogue: the items, on the device of the training.
-        train: the settings of the training; the loss is `full_softmax` or `in_batch_softmax`.
+        train: the settings of the training, with a loss that compares vectors.
         spec: the features.
         multi_hot: how many ids of each list are used.
         num_shards: number of this rank's shards.
         unknown: decides which ids of items of the catalogue are replaced by OOV_ID; None replaces none.
 
     Raises:
-        ConfigError: the catalogue has too many items for `full_softmax`.
+        ConfigError: the catalogue has too many items to compare rows with all of them.
     """
 
     def __init__(
@@ -59,19 +59,17 @@ class ItemComparison:
             for places in columns_of_items(spec, columns)
         )
         self._unknown = unknown
-        self._full = train.loss == "full_softmax"
-        if train.loss == "full_softmax":
-            _require_few(catalogue, train.max_softmax_items)
+        self._full = train.loss_settings.compares == "catalogue"
+        if self._full:
+            _require_few(catalogue, train)
             width = columns[-1][1].stop if columns else 0
             self._starts = catalogue.starts.tolist()
             self._dense = _spread(catalogue.dense, self._dense_columns, len(spec.dense))
             self._ids = _spread(catalogue.ids, self._id_columns, width)
-        elif train.loss == "in_batch_softmax":
+        elif train.compares_vectors:
             self._log_shares = _log_shares(catalogue)
-        elif train.loss == "bce" or train.loss == "bpr" or train.loss == "softmax":
-            raise ValueError(f"internal error, please report: the loss {train.loss} compares no vectors")
         else:
-            assert_never(train.loss)
+            raise ValueError(f"internal error, please report: the loss {train.loss_name} compares no vectors")
 
     def expand(self, batch: Batch) -> Batch:
         """Returns the batch of the positive rows, with their items in `Batch.items`.
@@ -142,13 +140,13 @@ def _log_shares(catalogue: ItemCatalogue) -> Tensor:
     return (clicks[item] / clicks.sum()).clamp(min=1e-30).log().float()
 
 
-def _require_few(catalogue: ItemCatalogue, limit: int) -> None:
+def _require_few(catalogue: ItemCatalogue, train: Train) -> None:
     """Raises ConfigError if a step would have to compute the vectors of too many items."""
-    if len(catalogue.items) > limit:
+    if len(catalogue.items) > train.max_softmax_items:
         raise ConfigError(
-            f"train.loss=full_softmax would compute vectors of {len(catalogue.items)} items in each step: "
-            f"the sum, over {len(catalogue.days)} train day(s), of the number of items of a day. "
-            f"train.max_softmax_items allows {limit}",
+            f"train.loss={train.loss_name} would compute vectors of {len(catalogue.items)} items in each "
+            f"step: the sum, over {len(catalogue.days)} train day(s), of the number of items of a day. "
+            f"train.max_softmax_items allows {train.max_softmax_items}",
             "set train.loss=in_batch_softmax, or train.loss=softmax with train.negatives, or raise "
             "train.max_softmax_items",
         )

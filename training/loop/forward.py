@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from conf.errors import ConfigError
 from conf.types import Train
 from training.data.batch import Batch
+from training.data.compared_items import CatalogueItems, Vectors
 from training.device.precision import mixed_precision
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.tables_of_model import tables_of
-from training.loop.losses import mean_loss, mean_penalty
-from training.loop.vector_losses import mean_vector_loss
+from training.loop.losses import mean_penalty, read_loss
 from training.models.click_model import ClickModel
 from training.models.factorization import VectorModel
 from training.models.objective import BagModel, PenalizedModel
@@ -67,7 +67,7 @@ class Forward:
     Args:
         model: the model, with dense parameters in float32. It must stay on its device.
         train: the settings; `precision`, `loss`, `compile` and `cuda_graphs` are used.
-        collectives: the ranks' collectives. The loss `in_batch_softmax` uses them.
+        collectives: the ranks' collectives. A loss that compares the items of a step uses them.
 
     Raises:
         ConfigError: CUDA graphs were requested without a GPU; or the model is to be compiled or recorded, but
@@ -79,7 +79,8 @@ class Forward:
         self._model = model
         self._train = train
         self._collectives = collectives
-        self._vectors = _require_vectors(model, train.loss) if train.compares_vectors else None
+        self._mean_loss = read_loss(train.loss)
+        self._vectors = _require_vectors(model, train.loss_name) if train.compares_vectors else None
         self._device = next(model.parameters()).device
         self._separate = _require_separate(model) if train.compile or train.cuda_graphs else None
         self._prepared: nn.Module | None = None
@@ -113,10 +114,8 @@ class Forward:
             ConfigError: the model's dense part does not compile.
         """
         with _float32_products(self._train.precision, self._device), self._compiler_errors():
-            if self._vectors is None:
-                loss = mean_loss(self._train.loss, self._logits(batch), batch)
-            else:
-                loss = self._vector_loss(self._vectors, batch)
+            compared = self._logits(batch) if self._vectors is None else self._compared(self._vectors, batch)
+            loss = self._mean_loss(compared, batch)
             if isinstance(self._model, PenalizedModel):
                 loss = loss + mean_penalty(self._model.take_penalty(progress), batch)
             if before_backward is not None:
@@ -135,16 +134,16 @@ class Forward:
                 self._prepared = self._prepare(DensePart(self._separate), batch.dense, vectors)
             return self._prepared(batch.dense, *vectors).float()
 
-    def _vector_loss(self, model: VectorModel, batch: Batch) -> Tensor:
-        """Returns this rank's share of the mean loss of a global batch, for a loss over item vectors."""
+    def _compared(self, model: VectorModel, batch: Batch) -> Vectors:
+        """Returns the vectors of users and items that the loss compares, as float32."""
         assert batch.items is not None
         with self._autocast():
             users = model.user_vectors(batch.dense, batch.categorical)
             items = model.item_vectors(batch.items.dense, batch.items.categorical)
         bags = None
-        if self._train.loss == "full_softmax" and isinstance(model, BagModel):
+        if isinstance(batch.items, CatalogueItems) and isinstance(model, BagModel):
             bags = model.bags(batch.categorical, batch.items.categorical)
-        return mean_vector_loss(users.float(), items.float(), batch, self._collectives, bags)
+        return Vectors(users.float(), items.float(), batch.items, self._collectives, bags)
 
     def _autocast(self) -> AbstractContextManager[object]:
         # A recorded graph reads weights at fixed addresses, so the casts of weights must be part of it.

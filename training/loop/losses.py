@@ -1,47 +1,51 @@
-"""The losses of a step.
+"""Calls the loss of a training (training/losses), and computes the penalty of a model.
 
-Notation: L rows of this rank in groups of G rows, a positive row first and then its negatives; w are the
-weights of rows; N is the expected number of groups in the global batch, or the expected sum of the weights of
-their positive rows. A batch without groups has N rows, or rows whose weights have the sum N.
+Notation: L rows of this rank in groups of G rows; N is the expected number of groups in the global batch, or
+the expected sum of the weights of their positive rows.
 """
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
-from conf.train_types import Loss
+from conf.errors import ConfigError
+from conf.loss_types import loss_name, loss_settings
+from conf.plugins import LOSS
 from training.data.batch import Batch
+from training.data.compared_items import Vectors
+
+MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 
 
-def mean_loss(name: Loss, logits: Tensor, batch: Batch) -> Tensor:
-    """Returns this rank's share of the mean loss of a global batch, a scalar.
+def read_loss(loss: str | dict[str, dict[str, Any]]) -> MeanLoss:
+    """Returns the function that computes this rank's share of the mean loss of a global batch, a scalar.
+
+    Its arguments are the logits (L,) float32 or the vectors of the rows, and the batch.
 
     Args:
-        name: `bce`, `bpr` or `softmax`; see `Train.loss`.
-        logits: (L,) float32.
-        batch: the rows. `bpr` and `softmax` need G > 1.
+        loss: the value of `train.loss`.
 
     Raises:
-        ValueError: the loss compares vectors of users and items (`mean_vector_loss`), not logits.
+        ConfigError: the module of a package does not obey the contract of training/losses. The function
+            raises it too, if the loss does not return a scalar tensor.
     """
-    if name == "bce":
-        losses = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
-        drawn = batch.drawn_weight
-        total = batch.global_weight * batch.group if drawn is None else batch.global_weight + drawn
-        return (losses * batch.weights).sum() / total
-    by_group, weights = logits.view(-1, batch.group), batch.weights.view(-1, batch.group)
-    if name == "bpr":
-        return _bpr(by_group, weights) / (batch.global_weight * (batch.group - 1))
-    if name == "softmax":
-        assert batch.log_draw is not None
-        return _softmax(by_group - batch.log_draw.view(-1, batch.group), weights) / batch.global_weight
-    if name == "full_softmax" or name == "in_batch_softmax":
-        raise ValueError(f"internal error, please report: the loss {name} does not compare logits")
-    assert_never(name)
+    plugin, settings = LOSS.get(loss_name(loss)), loss_settings(loss)
+    mean_loss = plugin.member("mean_loss")
+
+    def checked(compared: Tensor | Vectors, batch: Batch) -> Tensor:
+        result = mean_loss(settings, compared, batch)
+        if not isinstance(result, Tensor) or result.ndim:
+            shown = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            raise ConfigError(
+                f"{plugin} returned {shown}, not a scalar tensor",
+                "let its function mean_loss return the sum over rows, divided by the weight of the batch",
+            )
+        return result
+
+    return checked
 
 
 def mean_penalty(penalties: Tensor, batch: Batch) -> Tensor:
@@ -55,21 +59,3 @@ def mean_penalty(penalties: Tensor, batch: Batch) -> Tensor:
     """
     of_groups, weights = penalties.view(-1, batch.group)[:, 0], batch.weights.view(-1, batch.group)[:, 0]
     return (of_groups * weights).sum() / batch.global_weight
-
-
-def _bpr(logits: Tensor, weights: Tensor) -> Tensor:
-    """Returns Σ w · -log sigmoid(positive - negative) over all negatives (Rendle et al. 2009, UAI)."""
-    losses = functional.softplus(logits[:, 1:] - logits[:, :1])
-    return (losses * weights[:, 1:] * weights[:, :1]).sum()
-
-
-def _softmax(logits: Tensor, weights: Tensor) -> Tensor:
-    """Returns Σ w · cross-entropy of the positive row in its group, without negatives of weight zero.
-
-    Subtracting the logarithm of each item's probability of being drawn from its logit makes the sampled
-    softmax approach the softmax over all items (Bengio and Senécal 2008, IEEE Trans. Neural Networks 19).
-    """
-    left_out = weights[:, 1:] == 0
-    negatives = logits[:, 1:].masked_fill(left_out, -torch.inf)
-    losses = torch.cat([logits[:, :1], negatives], dim=1).logsumexp(dim=1) - logits[:, 0]
-    return (losses * weights[:, 0]).sum()

@@ -19,10 +19,10 @@ from training.loop.training_plan import TrainPlan
 from training.registry import versions
 from training.settings import (
     Features,
-    architecture_digests,
     check_loss,
     check_model,
     complete,
+    training_digests,
     with_item,
 )
 
@@ -66,7 +66,7 @@ def make_table_plan(
     if "validation" in splits and not train.evaluate_every_steps:
         train = train.model_copy(update={"evaluate_every_steps": _steps_per_epoch(splits["train"], train)})
     digest = digest_of({split: table_digest(table) for split, table in tables.items()})
-    extensions = architecture_digests([model.architecture])
+    extensions = training_digests(train, [model.architecture])
     version = versions.version_of(model, train, digest, None, extensions)
     description: dict[str, Any] = {
         "name": NAME,

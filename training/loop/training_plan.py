@@ -17,7 +17,7 @@ from storage.paths import Lake
 from training.data.sharding import DataFile, plan_shards, row_groups
 from training.registry import versions
 from training.registry.warm_or_fresh import day_name, find_parent, train_days
-from training.settings import architecture_digests, check_loss, with_item
+from training.settings import check_loss, training_digests, with_item
 from training.settings.negatives import require_no_pair_features
 from training.settings.unknown_share import require_oov_ids
 
@@ -97,7 +97,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     parent = find_parent(config, lake, dataset)
     seen = parent.trained_days if parent else frozenset()
     parent_version = parent.version if parent else None
-    extensions = architecture_digests([config.model.architecture, *config.train.baselines])
+    extensions = training_digests(config.train, [config.model.architecture, *config.train.baselines])
     version = versions.model_version(config, dataset.digest, parent_version, extensions)
     splits = {split: _find_files(lake, dataset, split) for split in SPLITS}
     train_files = _find_files(lake, dataset, "train", without=seen)

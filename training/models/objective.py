@@ -23,7 +23,7 @@ class Bags:
 
 @runtime_checkable
 class BagModel(Protocol):
-    """A model whose rows may reconstruct several items. The loss `full_softmax` asks it for these items."""
+    """A model whose rows may reconstruct several items. Losses that compare the catalogue use these items."""
 
     def bags(self, categorical: Tensor, items: Tensor) -> Bags | None:
         """Returns the items that rows reconstruct; None if each row has only its own item.

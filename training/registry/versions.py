@@ -108,8 +108,8 @@ def version_of(
         model, train: the sections `model` and `train` of the configuration.
         dataset_digest: the digest of the data manifest.
         parent: the version of the model with which the training starts; None for random weights.
-        extensions: the digests of the packages whose architectures are trained. None or empty: the version
-            does not depend on other packages.
+        extensions: the digests of the packages whose architectures or loss are used. None or empty: the
+            version does not depend on other packages.
     """
     settings = train.model_dump(mode="json", exclude=_NOT_IN_VERSION)
     code = [code_version(), *([dict(extensions)] if extensions else [])]

@@ -20,7 +20,6 @@ package. The package names its module by an entry point of the group `nightrank.
 """
 
 from training.settings.check_settings import (
-    architecture_digests,
     architecture_extension,
     check_loss,
     check_model,
@@ -28,13 +27,13 @@ from training.settings.check_settings import (
     complete,
     known_architectures,
     read_settings,
+    training_digests,
     with_item,
 )
 from training.settings.field_types import Features
 
 __all__ = [
     "Features",
-    "architecture_digests",
     "architecture_extension",
     "check_loss",
     "check_model",
@@ -42,5 +41,6 @@ __all__ = [
     "complete",
     "known_architectures",
     "read_settings",
+    "training_digests",
     "with_item",
 ]

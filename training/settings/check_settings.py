@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from conf.errors import ConfigError
-from conf.extensions import Extension, digests_of, find_extension, known_names
 from conf.load import read_section
+from conf.plugins import LOSS, MODEL, Plugin, digests_of
 from conf.types import ModelConfig, Strict, Train
 from storage.feature_spec import require_lists
 from training.settings.architectures import MODEL_SECTIONS, model_section
@@ -44,22 +44,25 @@ def known_architectures() -> list[str]:
     return sorted({module.name for module in pkgutil.iter_modules(folders)} - _SHARED_MODULES)
 
 
-def architecture_extension(architecture: str) -> Extension | None:
+def architecture_extension(architecture: str) -> Plugin | None:
     """Returns the extension of another package that adds the architecture; None if there is none.
 
     Raises:
         ConfigError: two architectures have the name of an installed extension.
     """
-    return find_extension("models", architecture, _built_in())
+    return MODEL.find_in_package(architecture, _built_in())
 
 
-def architecture_digests(architectures: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of the code of each architecture that another package adds; empty if there is none.
+def training_digests(train: Train, architectures: Iterable[str]) -> dict[str, str]:
+    """Returns the digest of the code of each architecture, and of the loss, that other packages add.
+
+    It is empty if there is none.
 
     Raises:
-        ConfigError: the module of an architecture cannot be imported.
+        ConfigError: a module of a package cannot be imported.
     """
-    return digests_of(architecture_extension(name) for name in dict.fromkeys(architectures))
+    models = [architecture_extension(name) for name in dict.fromkeys(architectures)]
+    return digests_of([*models, LOSS.find_in_package(train.loss_name)])
 
 
 def complete(config: ModelConfig) -> ModelConfig:
@@ -146,10 +149,10 @@ def check_loss(train: Train, config: ModelConfig) -> None:
     """
     module = _module(config.architecture)
     if train.compares_vectors and not getattr(module, "VECTORS", False):
-        raise vectors_missing(train.loss, f"architecture {config.architecture}")
+        raise vectors_missing(train.loss_name, f"architecture {config.architecture}")
     check = getattr(module, "check_loss", None)
     if check is not None:
-        check(read_settings(config), train.loss)
+        check(read_settings(config), train.loss_name)
 
 
 def vectors_missing(loss: str, model: str) -> ConfigError:
@@ -173,12 +176,12 @@ def _module(architecture: str) -> ModuleType:
         ConfigError: the architecture does not exist, or its module in another package cannot be imported.
     """
     built_in = _built_in()
-    extension = find_extension("models", architecture, built_in)
+    extension = MODEL.find_in_package(architecture, built_in)
     if extension is not None:
         return extension.load()
     if architecture not in built_in:
         raise ConfigError(
-            f"model.architecture={architecture!r} does not exist; known: {known_names('models', built_in)}",
+            f"model.architecture={architecture!r} does not exist; known: {MODEL.names(built_in)}",
             "set model.architecture to one of these, add the module "
             f"training/models/{architecture}.py, or install a package with an entry point of the group "
             "nightrank.models",

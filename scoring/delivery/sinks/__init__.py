@@ -27,8 +27,8 @@ from typing import Any, Literal
 from pydantic import Field, create_model
 
 from conf.errors import ConfigError
-from conf.extensions import Extension, extensions, known_names
 from conf.load import read_section
+from conf.plugins import SINK, Plugin
 from conf.types import Deliver, SinkConfig, SinkSettings
 from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.published_lists import Delivered, PublishedLists
@@ -45,7 +45,7 @@ def known_sinks() -> list[str]:
     Raises:
         ConfigError: two sinks have the same kind.
     """
-    return known_names("sinks", _modules())
+    return SINK.names(_modules())
 
 
 def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
@@ -55,13 +55,11 @@ def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
         ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, or a value
             breaks its rule. Two sinks of the same kind are installed.
     """
-    plug_ins = (
-        extensions("sinks", _modules()) if deliver.sinks else {}
-    )  # reads files of all installed packages
+    plug_ins = SINK.of_packages(_modules()) if deliver.sinks else {}  # reads files of all installed packages
     return [_read(sink, index, plug_ins) for index, sink in enumerate(deliver.sinks)]
 
 
-def _read(sink: SinkConfig, index: int, plug_ins: Mapping[str, Extension]) -> tuple[ModuleType, SinkSettings]:
+def _read(sink: SinkConfig, index: int, plug_ins: Mapping[str, Plugin]) -> tuple[ModuleType, SinkSettings]:
     module = _module(sink.kind, f"deliver.sinks.{index}.kind", plug_ins)
     settings: type[SinkSettings] = module.Settings
     read = read_section(
@@ -111,7 +109,7 @@ def check_access(deliver: Deliver) -> None:
             check(settings)
 
 
-def _module(kind: str, key: str, plug_ins: Mapping[str, Extension]) -> ModuleType:
+def _module(kind: str, key: str, plug_ins: Mapping[str, Plugin]) -> ModuleType:
     """Returns the module of the sink that the configuration names under `key`.
 
     Raises:

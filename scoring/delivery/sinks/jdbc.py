@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 from pydantic import Field, field_validator
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
+from conf.lazy_pyspark import F
 from conf.types import PositiveInt, Secret, SinkSettings
 from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.postgresql import CANNOT_HOLD, DRIVER, Connection, connect, dates_of
@@ -29,6 +28,9 @@ from scoring.delivery.published_lists import COLUMNS, Delivered, PublishedLists
 from scoring.delivery.secrets import Credentials, read_credentials
 from scoring.delivery.staging_tables import STAMP, delete_users, drop_abandoned
 from scoring.inputs.requests import VARIANT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger("nightrank")
 

@@ -1,0 +1,279 @@
+"""Plug-ins: the readers, operators, models, losses, candidate sources, rules and sinks, by kind and name.
+
+Each plug-in is one module. Those of the checkout are the files of the folder of their kind, which contains
+nothing else: the name of a file is the name of the plug-in in configurations. A package adds a plug-in by an
+entry point. The group of the entry point is `nightrank.<kind>`, its name is the name of the plug-in, and its
+value is the module. docs/extending.md says what a module of each kind contains.
+
+This module only lists names and imports single modules when they are used, so that `conf` depends on no
+other folder. The entry points of all packages are read at most once in a process, because this opens a file
+of each package: when a configuration has a name that the checkout does not have, or when all names are
+listed.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import PurePath
+from types import ModuleType
+from typing import Any
+
+from conf.errors import ConfigError
+from conf.source_digests import combined_digest, source_digests
+
+# Source files and compiled modules of a package.
+_SUFFIXES = (".py", ".so")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of plug-ins.
+
+    Attributes:
+        name: the name of the kind; `nightrank.<name>` is the group of the entry points of packages.
+        word: the word for one plug-in of this kind, for messages.
+        folder: the package whose modules are the plug-ins of the checkout.
+    """
+
+    name: str
+    word: str
+    folder: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def words(self) -> str:
+        """Returns the word for several plug-ins of this kind."""
+        return f"{self.word}es" if self.word.endswith("s") else f"{self.word}s"
+
+    def built_in(self) -> dict[str, str]:
+        """Maps the names of the plug-ins of the checkout to their modules, in the order of the names.
+
+        The modules are not imported. They may be in a folder or in an archive.
+        """
+        return {name: f"{self.folder}.{name}" for name in _modules_in(self.folder)}
+
+    def of_packages(self, built_in: Mapping[str, str] | None = None) -> dict[str, Plugin]:
+        """Maps the names of the plug-ins of all installed packages to the plug-ins, without importing them.
+
+        Args:
+            built_in: the names that the checkout has; None for those of `built_in`.
+
+        Raises:
+            ConfigError: a plug-in has the name of another one, or a name of the checkout.
+        """
+        built_in = self.built_in() if built_in is None else built_in
+        by_name: dict[str, Plugin] = {}
+        for plugin in _installed(tuple(sys.path)):
+            if plugin.kind != self:
+                continue
+            other = by_name.get(plugin.name)
+            if plugin.name in built_in or other is not None:
+                first = other.origin if other is not None else f"{built_in[plugin.name]} of the checkout"
+                raise ConfigError(
+                    f"two {self.words} are named {plugin.name!r}: {first} and {plugin.origin}",
+                    "remove one of the two packages, or rename the entry point in one of them",
+                )
+            by_name[plugin.name] = plugin
+        return by_name
+
+    def names(self, built_in: Mapping[str, str] | None = None) -> list[str]:
+        """Returns all names, those of the checkout and those of packages. See `of_packages`."""
+        known = self.built_in() if built_in is None else built_in
+        return sorted([*known, *self.of_packages(known)])
+
+    def plugins(self) -> list[Plugin]:
+        """Returns the plug-ins of the checkout, in the order of their names."""
+        return [Plugin(self, name, module) for name, module in self.built_in().items()]
+
+    def find(self, name: str) -> Plugin | None:
+        """Returns the plug-in with this name; None if neither the checkout nor a package has it.
+
+        The entry points of packages are not read if the checkout has the name. Raises as `of_packages`.
+        """
+        module = self.built_in().get(name)
+        return self.of_packages().get(name) if module is None else Plugin(self, name, module)
+
+    def find_in_package(self, name: str, built_in: Mapping[str, str] | None = None) -> Plugin | None:
+        """Returns the plug-in of a package with this name; None if there is none, or if the checkout has it.
+
+        The entry points of packages are not read if the checkout has the name. See `of_packages`.
+        """
+        known = self.built_in() if built_in is None else built_in
+        return None if name in known else self.of_packages(known).get(name)
+
+    def get(self, name: str) -> Plugin:
+        """Returns the plug-in with this name, which the configuration has checked.
+
+        Raises:
+            ConfigError: there is no such plug-in in this process. See `of_packages` too.
+        """
+        plugin = self.find(name)
+        if plugin is None:
+            raise ConfigError(
+                f"there is no {self.word} {name!r}; known: {self.names()}",
+                f"use one of these, or install the package with this {self.word} in the environment of every "
+                "process of the job",
+            )
+        return plugin
+
+
+LOSS = Kind("losses", "loss", "training.losses")
+OPERATOR = Kind("operators", "operator", "etl.ops")
+MODEL = Kind("models", "architecture", "training.models")
+RULE = Kind("rules", "rule", "scoring.rules")
+SOURCE = Kind("candidate_sources", "source", "scoring.candidates")
+SINK = Kind("sinks", "sink", "scoring.delivery.sinks")
+READER = Kind("readers", "reader", "etl.readers")
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (READER, OPERATOR, MODEL, LOSS, SOURCE, RULE, SINK)}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One operator, model, loss, rule, source, sink or reader.
+
+    Attributes:
+        kind: its kind.
+        name: its name in configurations.
+        module: the name of its module.
+        package: the name of the package (the distribution) that has the module; None for the checkout.
+        package_version: the version of this package; empty for the checkout.
+    """
+
+    kind: Kind
+    name: str
+    module: str
+    package: str | None = None
+    package_version: str = ""
+
+    def __str__(self) -> str:
+        return f"the {self.kind.word} {self.name!r}, {self.origin},"
+
+    @property
+    def origin(self) -> str:
+        """Returns the module and the package, for messages."""
+        place = "checkout" if self.package is None else f"package {self.package} {self.package_version}"
+        return f"the module {self.module} of the {place}"
+
+    def load(self) -> ModuleType:
+        """Returns the module, and imports it at the first use.
+
+        Raises:
+            ConfigError: the module of a package cannot be imported. The error names package and reason.
+        """
+        if self.package is None:
+            return import_module(self.module)
+        try:
+            return import_module(self.module)
+        except (Exception, SystemExit) as error:  # a module of others may raise anything
+            raise ConfigError(
+                f"{self} cannot be imported: {type(error).__name__}: {error}",
+                "correct or reinstall the package that has this entry point",
+            ) from error
+
+    def member(self, name: str, kind: type = object) -> Any:
+        """Returns a class or function of the module.
+
+        Args:
+            name: its name in the module.
+            kind: the base class that it must have, if it is a class; `object` for a function.
+
+        Raises:
+            ConfigError: the module cannot be imported, or has no such class or function.
+        """
+        value = getattr(self.load(), name, None)
+        is_class = isinstance(value, type) and issubclass(value, kind)
+        if not (callable(value) if kind is object else is_class):
+            what = f"a function {name}" if kind is object else f"a class {name}({kind.__name__})"
+            raise ConfigError(
+                f"{self} lacks {what}",
+                f"correct the module; docs/extending.md describes the contract of nightrank.{self.kind.name}",
+            )
+        return value
+
+    def digest(self) -> str:
+        """Returns a digest of the package's name and version, and of all source files beside the module.
+
+        The source files are those of the outermost package of Python that contains the module, or the module
+        alone. They include compiled modules. Files of other packages that the module imports do not count.
+
+        Raises:
+            ConfigError: the module cannot be imported.
+        """
+        self.load()
+        code = f"{self.package} {self.package_version} {_code_digest(self.module)}"
+        return sha256(code.encode()).hexdigest()[:16]
+
+
+def description(described: Any) -> str:
+    """Returns the docstring of a class on one line, for descriptions of keys."""
+    return " ".join((described.__doc__ or "").split())
+
+
+def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
+    """Returns the digests of the plug-ins of packages that a configuration uses, for a version or for inputs.
+
+    Plug-ins of the checkout have no entry, so that versions without packages do not change.
+
+    Raises:
+        ConfigError: a module cannot be imported.
+    """
+    return {
+        f"{one.kind.name}.{one.name}": one.digest()
+        for one in used
+        if one is not None and one.package is not None
+    }
+
+
+def _modules_in(folder: str) -> list[str]:
+    """Returns the names of the modules in a package, in order, without importing them."""
+    loaded = sys.modules.get(folder)
+    spec = None if loaded else find_spec(folder)
+    paths = loaded.__path__ if loaded else (spec and spec.submodule_search_locations) or []
+    return sorted(module.name for module in pkgutil.iter_modules(paths))
+
+
+@lru_cache(maxsize=4)
+def _installed(path: tuple[str, ...]) -> tuple[Plugin, ...]:
+    """Returns the plug-ins of all packages on the import path `path`, which is the one of this process."""
+    points = entry_points()
+    return tuple(
+        dict.fromkeys(
+            _plugin(kind, point)
+            for kind in KINDS.values()
+            for point in points.select(group=f"nightrank.{kind.name}")
+        )
+    )
+
+
+def _plugin(kind: Kind, point: EntryPoint) -> Plugin:
+    package, version = (point.dist.name, point.dist.version) if point.dist is not None else ("", "")
+    return Plugin(kind, point.name, point.value, package, version)
+
+
+def _code_digest(module: str) -> str:
+    """Returns the digest of the source files beside an imported module.
+
+    A namespace package has no file, and may contain modules of other packages. So the search begins at the
+    outermost package that has a file.
+    """
+    parts = module.split(".")
+    names = [".".join(parts[: length + 1]) for length in range(len(parts))]
+    root = next((sys.modules[name] for name in names if getattr(sys.modules[name], "__file__", None)), None)
+    if root is None or root.__spec__ is None:
+        return ""
+    if hasattr(root, "__path__"):
+        return combined_digest(source_digests(files(root), root.__name__, _SUFFIXES))
+    loader: Any = root.__spec__.loader
+    content: bytes = loader.get_data(root.__file__)
+    return combined_digest([(PurePath(str(root.__file__)).name, sha256(content).hexdigest())])

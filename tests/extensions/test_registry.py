@@ -1,0 +1,50 @@
+"""Every plug-in of the checkout is described, and reading names, settings and schemas imports neither torch nor Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from conf.plugins import LOSS, Kind, Plugin
+from conf.raw_types import Strict
+from tests.conftest import ROOT
+
+# Kinds whose modules have a class Settings.
+WITH_SETTINGS = (LOSS,)
+PLUGINS = [plugin for kind in WITH_SETTINGS for plugin in kind.plugins()]
+NO_HEAVY_IMPORTS = """
+import sys
+from conf.plugins import KINDS
+from jobs.reference.json_schema import config_schema, model_schema
+from jobs.reference.pages import configuration_page, models_page
+for kind in KINDS.values():
+    kind.names()
+for build in (config_schema, model_schema, configuration_page, models_page):
+    build()
+print(sorted({"torch", "pyspark"} & {*sys.modules}))
+"""
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: f"{plugin.kind}.{plugin.name}")
+def test_a_plugin_is_described(plugin: Plugin) -> None:
+    settings: type[Strict] = plugin.member("Settings", Strict)
+    assert plugin.load().__doc__
+    assert settings.__doc__
+    assert settings.__module__ == plugin.module
+    assert [name for name, field in settings.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("kind", WITH_SETTINGS, ids=str)
+def test_a_folder_contains_only_plugins(kind: Kind) -> None:
+    folder = ROOT / kind.folder.replace(".", "/")
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert files == {*kind.built_in()}
+
+
+@pytest.mark.processes
+def test_names_settings_and_schemas_need_neither_torch_nor_spark() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_HEAVY_IMPORTS], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"

@@ -1,0 +1,18 @@
+"""The losses of a step. Each file is one loss, and the name of the file is its name in `train.loss`.
+
+A package adds a loss by an entry point of the group `nightrank.losses`. The module of a loss contains
+
+    class Settings(LossSettings)       the keys of the loss. Its docstring describes the loss
+    mean_loss(settings: Settings, compared: Tensor | Vectors, batch: Batch) -> Tensor
+                                       returns this rank's share of the mean loss of a global batch, a scalar
+
+`compared` are the logits (L,) float32 of the rows of `batch` (conf/loss_types.py has the values of
+`Settings.compares`), or the vectors of users and items for a loss that compares them
+(training/data/compared_items.py). Every job reads the settings, so a module imports torch inside of its
+functions.
+
+Notation: L rows of this rank in groups of G rows, a positive row first and then its negatives; w are the
+weights of rows; N is the expected number of groups in the global batch, or the expected sum of the weights of
+their positive rows (`Batch.global_weight`). A batch without groups has N rows, or rows whose weights have the
+sum N. With vectors there are P positive rows, I items, and E numbers per vector.
+"""

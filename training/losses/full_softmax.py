@@ -1,0 +1,46 @@
+"""Softmax over all items of a row's day."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from conf.loss_types import Compares, LossSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.data.batch import Batch
+    from training.data.compared_items import Vectors
+
+
+class Settings(LossSettings):
+    """Cross-entropy of the item of a positive row among all items in the train rows of the row's day."""
+
+    compares: ClassVar[Compares] = "catalogue"
+
+
+def mean_loss(settings: Settings, vectors: Vectors, batch: Batch) -> Tensor:
+    """Returns Σ w · cross-entropy of each row's own item among all items of the row's day, divided by N.
+
+    With `vectors.bags`, it is Σ w · Σ_i y_i · cross-entropy of item i, the multinomial log-likelihood of
+    Liang et al. (WWW 2018, equation 2) without its constant. y_i is 1 for the row's own item, and the bag's
+    weight for other items.
+    """
+    import torch
+    from torch.nn import functional
+
+    users, items, bags = vectors.users, vectors.items, vectors.bags
+    own, starts = vectors.catalogue.own, vectors.catalogue.starts
+    day = torch.bucketize(own, torch.tensor(starts[1:], device=own.device), right=True)
+    rows_of_days = day.argsort(stable=True).split(torch.bincount(day, minlength=len(starts) - 1).tolist())
+    total = users.new_zeros(())
+    for first, last, rows in zip(starts[:-1], starts[1:], rows_of_days, strict=True):
+        if len(rows):
+            logits = users[rows] @ items[first:last].t()
+            target = place = own[rows] - first
+            if bags is not None:
+                target = bags.weights[rows][:, bags.item_ids[first:last]]  # (rows, items of the day)
+                target.scatter_(1, place.unsqueeze(1), 1.0)
+            losses = functional.cross_entropy(logits, target, reduction="none")
+            total = total + (losses * batch.weights[rows]).sum()
+    return total / batch.global_weight

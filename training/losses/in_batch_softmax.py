@@ -1,0 +1,51 @@
+"""Softmax over the items of a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from conf.loss_types import Compares, LossSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.data.batch import Batch
+    from training.data.compared_items import Vectors
+
+
+class Settings(LossSettings):
+    """Cross-entropy of the item of a positive row among the items of all positive rows of the step.
+
+    Logits are corrected for the popularity of the items.
+    """
+
+    compares: ClassVar[Compares] = "batch"
+
+
+def mean_loss(settings: Settings, vectors: Vectors, batch: Batch) -> Tensor:
+    """Returns Σ w · cross-entropy of each row's own item among the items of all ranks' positive rows, over N.
+
+    The logarithm of each item's share of the positive rows is subtracted from its logit, because an item is
+    in a batch with a probability proportional to this share (Yi et al. 2019, RecSys, section 4, where the
+    share is estimated from a stream). Other rows with the row's own item are left out. A row of weight zero
+    is not an item for other rows.
+    """
+    import torch
+    from torch.nn import functional
+
+    from training.distributed.gather_vectors import gather_vectors
+
+    users, compared, collectives = vectors.users, vectors.of_batch, vectors.collectives
+    rank = torch.full_like(compared.keys, collectives.rank)
+    keys, log_shares, all_weights, ranks = collectives.allgather(
+        compared.keys, compared.log_shares, batch.weights, rank
+    )
+    first = int((ranks < collectives.rank).sum())
+    items = gather_vectors(vectors.items, first, collectives)  # (N, E), the items of all ranks
+    place = torch.arange(len(users), device=users.device)
+    own = first + place
+    left_out = (compared.keys[:, None] == keys) | (all_weights == 0)  # (P, N)
+    left_out[place, own] = False
+    logits = (users @ items.t() - log_shares).masked_fill(left_out, -torch.inf)
+    losses = functional.cross_entropy(logits, own, reduction="none")
+    return (losses * batch.weights).sum() / batch.global_weight
