@@ -87,8 +87,9 @@ def types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
         for member in types:
             if get_origin(member) is dict:
                 below += _members(get_args(member)[1])
-            elif isinstance(member, type) and issubclass(member, Strict) and key in member.model_fields:
-                below += _members(member.model_fields[key].annotation)
+            elif isinstance(member, type) and issubclass(member, Strict):
+                annotation = member.annotation_of(key)
+                below += () if annotation is None else _members(annotation)
         types = tuple(below)
     return types
 

@@ -131,7 +131,7 @@ class Kind:
 LOSS = Kind("losses", "loss", "training.losses")
 OPERATOR = Kind("operators", "operator", "etl.ops")
 MODEL = Kind("models", "architecture", "training.models")
-RULE = Kind("rules", "rule", "scoring.rules")
+RULE = Kind("rules", "rule", "scoring.rules.plugins")
 SOURCE = Kind("candidate_sources", "source", "scoring.candidates")
 SINK = Kind("sinks", "sink", "scoring.delivery.sinks")
 READER = Kind("readers", "reader", "etl.readers")
@@ -213,6 +213,11 @@ class Plugin:
         self.load()
         code = f"{self.package} {self.package_version} {_code_digest(self.module)}"
         return sha256(code.encode()).hexdigest()[:16]
+
+
+def summary(described: Any) -> str:
+    """Returns the first paragraph of the docstring of a class on one line, for descriptions of keys."""
+    return " ".join((described.__doc__ or "").partition("\n\n")[0].split())
 
 
 def description(described: Any) -> str:

@@ -169,6 +169,12 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @classmethod
+    def annotation_of(cls, key: str) -> Any:
+        """Returns the type of a key; None if the section does not have it."""
+        field = cls.model_fields.get(key)
+        return None if field is None else field.annotation
+
 
 class Column(Strict):
     """One raw column, or several columns of the same type if `name` has a range such as `C{1..26}`."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, assert_never
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_serializer, model_validator
+from pydantic import SerializerFunctionWrapHandler as Handler
 
 from conf.names import PlainText, RawLocation
-from conf.plugins import RULE, Plugin
-from conf.raw_types import PositiveInt, Seed, Strict, TableOfRoles
+from conf.plugins import RULE
+from conf.raw_types import Strict, TableOfRoles
 from conf.spark_tables import SPARK_TABLE
 
-# Maps the keys of the section that no rule of another package may have to their modules.
-_BUILT_IN: Mapping[str, str] = {
-    "attributes": "conf.rule_types",
-    "boost": "scoring.rules.boost",
-    "exploration": "scoring.rules.exploration",
-    "max_per_category": "scoring.rules.category",
-}
-_MOST_LOG_ODDS = 50  # moves any float32 probability past any other
+# Keys that dumps contain as null if the rule is not configured. Digests of earlier releases depend on this.
+_DUMPED_AS_NULL = ("boost", "exploration", "max_per_category")
 
 
 class Attribute(TableOfRoles):
@@ -63,123 +58,127 @@ class Attribute(TableOfRoles):
         return self
 
 
-class Boost(Strict):
-    """A rule that moves items up or down by the value of an attribute.
+class RuleSettings(Strict):
+    """Base of the settings of rules.
 
-    The published scores are still the probabilities of the model.
+    Attributes:
+        place: when the rule is applied. `first`: before all others. `middle`: in the order of the
+            configuration. `last`: after all others.
+        keeps_draws: whether the rule leaves the probabilities unchanged with which exploration draws items.
     """
+
+    place: ClassVar[Literal["first", "middle", "last"]] = "middle"
+    keeps_draws: ClassVar[bool] = False
+
+    @property
+    def attributes_used(self) -> list[str]:
+        """Returns the names of the attributes of `score.rules.attributes` that the rule needs."""
+        return []
+
+
+class AttributeRule(RuleSettings):
+    """Base of the settings of rules that depend on an attribute of items."""
 
     attribute: str = Field(description="Name of an attribute in `attributes`.")
-    by: Literal["factor", "log_odds"] = Field(
-        default="factor",
-        description="`factor`: for the ranking, the probability is multiplied by the number in `values`. "
-        "`log_odds`: the number in `values` is added to the log-odds of the probability.",
-    )
-    values: Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)] = Field(
-        description="Maps each value of the attribute to its factor or log-odds. Items with other values are "
-        "not moved."
-    )
 
-    @model_validator(mode="after")
-    def _amounts_are_usable(self) -> Boost:
-        if self.by == "factor":
-            wrong = {name: value for name, value in self.values.items() if value <= 0}
-            if wrong:
-                raise ValueError(f"factors must be above 0: {wrong}; a factor below 1 moves items down")
-        elif self.by == "log_odds":
-            wrong = {name: value for name, value in self.values.items() if abs(value) > _MOST_LOG_ODDS}
-            if wrong:
-                raise ValueError(f"log-odds must be from -{_MOST_LOG_ODDS} to {_MOST_LOG_ODDS}: {wrong}")
-        else:
-            assert_never(self.by)
-        return self
-
-
-class MaxPerCategory(Strict):
-    """A rule that limits how many items of a list have the same value of an attribute."""
-
-    attribute: str = Field(description="Name of an attribute in `attributes`.")
-    max: PositiveInt = Field(description="Largest number of items in a list that have the same value.")
-
-
-class Exploration(Strict):
-    """A rule that fills the last ceil(share × k) positions of a list with items drawn from other candidates.
-
-    These are candidates of the user that the list would not contain otherwise. Items are drawn by a hash of
-    seed, user, item and run date. So a rerun draws the same items, and other run dates draw other items.
-    """
-
-    share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        description="Share of the k positions that get drawn items."
-    )
-    seed: Seed = Field(default=0, description="Seed of the draws.")
-
-
-def rule_extension(name: str) -> Plugin | None:
-    """Returns the extension of another package that adds the rule; None if there is none.
-
-    Raises:
-        ConfigError: two rules have the name of an installed extension.
-    """
-    return RULE.find_in_package(name, _BUILT_IN)
+    @property
+    def attributes_used(self) -> list[str]:
+        """Returns the name of the attribute."""
+        return [self.attribute]
 
 
 class ListRules(Strict):
-    """Business rules, applied after the ranking in this order: boost, maximum per category, exploration.
+    """Business rules, which change lists after the ranking.
 
-    Other keys are names of rules of other packages (docs/extending.md), with their settings. These rules
-    change ranking scores after the boost, and leave out items before the maximum per category.
+    Each key besides `attributes` is the name of a rule, with its settings. `boost` is applied first. Then
+    come rules of other packages (docs/extending.md), in the order of the file: all of them may change ranking
+    scores, and leave out items. `max_per_category` and `exploration` are applied last.
     """
 
-    # Editors know only the keys below.
+    # The rules are extra keys, because they are found by name. Editors know those of the checkout.
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     attributes: dict[str, Attribute] = Field(
         default={}, description="Maps a name to an attribute of items. Rules refer to it by this name."
     )
-    boost: Boost | None = Field(
-        default=None,
-        description="Moves items up or down by the value of an attribute. Null: no item is moved.",
-    )
-    max_per_category: MaxPerCategory | None = Field(
-        default=None,
-        description="Limits the number of items in a list with the same value of an attribute. Null: no "
-        "limit.",
-    )
-    exploration: Exploration | None = Field(
-        default=None,
-        description="Draws items for the last positions of a list. Null: no items are drawn.",
-    )
+
+    @classmethod
+    def annotation_of(cls, key: str) -> Any:
+        """Returns the type of a key; None if it is unknown, or a rule of another package."""
+        return super().annotation_of(key) or built_in_rules().get(key)
 
     @property
-    def packages(self) -> dict[str, dict[str, Any]]:
-        """Returns the settings of each rule of another package by its name, in the order of the file."""
-        return {name: dict(settings or {}) for name, settings in (self.model_extra or {}).items()}
+    def configured(self) -> dict[str, RuleSettings | dict[str, Any]]:
+        """Returns the rules by name, in the order of the file.
+
+        The settings of a rule of another package are a mapping, which this package has not yet checked.
+        """
+        declared = {name: getattr(self, name) for name in type(self).model_fields if name != "attributes"}
+        named = {**declared, **(self.model_extra or {})}.items()
+        return {
+            name: {} if settings is None else settings
+            for name, settings in named
+            if settings is not None or name not in RULE.built_in()
+        }
+
+    @property
+    def packages(self) -> list[str]:
+        """Returns the names of the rules of other packages, in the order of the file."""
+        return [name for name, settings in self.configured.items() if isinstance(settings, dict)]
 
     @model_validator(mode="before")
     @classmethod
     def _rules_exist(cls, values: Any) -> Any:
-        names = [str(name) for name in values if name not in _BUILT_IN] if isinstance(values, dict) else []
-        if unknown := [name for name in names if rule_extension(name) is None]:
-            known = sorted({*RULE.names(_BUILT_IN)} - {"attributes"})
-            raise ValueError(f"there are no rules {unknown}; known: {known}")
-        if wrong := [name for name in names if not isinstance(values.get(name), dict | None)]:
+        if not isinstance(values, dict):
+            return values
+        built_in = RULE.built_in()
+        values = {name: rule for name, rule in values.items() if rule is not None or name not in built_in}
+        names = [str(name) for name in values if name not in cls.model_fields]
+        others = [name for name in names if name not in built_in]
+        if unknown := [name for name in others if RULE.find(name) is None]:
+            raise ValueError(f"there are no rules {unknown}; known: {RULE.names()}")
+        if wrong := [name for name in others if not isinstance(values.get(name), dict | None)]:
             raise ValueError(f"the rules {wrong} need a section with their settings, such as {{weight: 2}}")
-        return values
+        ours = {name: values[name] for name in names if name in built_in}
+        kinds = ((name, RULE.get(name).member("Settings", RuleSettings)) for name in sorted(ours))
+        typed = _section(tuple(kinds)).model_validate(ours)
+        return {**values, **{name: getattr(typed, name) for name in ours}}
 
     @model_validator(mode="after")
     def _attributes_are_used(self) -> ListRules:
-        used = {rule.attribute for rule in (self.boost, self.max_per_category) if rule is not None}
+        used = {
+            name
+            for rule in self.configured.values()
+            if isinstance(rule, RuleSettings)
+            for name in rule.attributes_used
+        }
         if unknown := sorted(used - set(self.attributes)):
             raise ValueError(
                 f"attributes {unknown} are not defined: define them under `attributes`, or use one of "
                 f"{sorted(self.attributes)}"
             )
-        if idle := sorted(set(self.attributes) - used):
+        idle = sorted(set(self.attributes) - used)
+        if idle and not self.packages:  # packages check their settings later
             raise ValueError(f"no rule uses the attributes {idle}: remove them, or name them in a rule")
-        if not used and self.exploration is None and not self.packages:
+        if not self.configured:
             raise ValueError(
                 "the section contains no rule: add `boost`, `max_per_category` or `exploration`, or remove "
                 "the section"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _with_nulls(self, values_of: Handler) -> dict[str, Any]:
+        return {**dict.fromkeys(_DUMPED_AS_NULL), **values_of(self)}
+
+
+def built_in_rules() -> dict[str, type[RuleSettings]]:
+    """Maps the name of each rule of the checkout to the type of its settings."""
+    return {one.name: one.member("Settings", RuleSettings) for one in RULE.plugins()}
+
+
+@lru_cache(maxsize=32)
+def _section(kinds: tuple[tuple[str, type[RuleSettings]], ...]) -> type[BaseModel]:
+    """Returns a type with one key for each of these rules; null means that a rule is not configured."""
+    fields: dict[str, Any] = {name: (kind | None, None) for name, kind in kinds}
+    return create_model("Rules", **fields)

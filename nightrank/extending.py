@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from conf.lazy_pyspark import F, T, Window
     from conf.loss_types import LossSettings
     from conf.raw_types import EventTime, RawTable
+    from conf.rule_types import AttributeRule, RuleSettings
     from conf.types import SinkSettings, Strict
     from etl.ops.base import Fitted, Operator, RowWise, Step, Type
     from etl.ops.doubles import as_doubles, from_doubles
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from etl.readers.base import RawBlock, TableReader
     from scoring.candidates.package_sources import SourceInputs
     from scoring.delivery.published_lists import Delivered, PublishedLists
-    from scoring.rules.package_rules import ItemRule, RuleInputs
+    from scoring.rules.item_rule import ItemRule, RuleInputs
     from storage.file_io import filesystem
     from training.data.batch import Batch
     from training.data.compared_items import Vectors
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from training.settings import Features
 
 __all__ = [
+    "AttributeRule",
     "Batch",
     "ClickModel",
     "ConfigError",
@@ -64,6 +66,7 @@ __all__ = [
     "RowFilter",
     "RowWise",
     "RuleInputs",
+    "RuleSettings",
     "SinkSettings",
     "SourceInputs",
     "Statistics",
@@ -89,6 +92,7 @@ _NAMES = {
     "conf.lazy_pyspark": ("F", "T", "Window"),
     "conf.loss_types": ("LossSettings",),
     "conf.raw_types": ("EventTime", "RawTable"),
+    "conf.rule_types": ("AttributeRule", "RuleSettings"),
     "conf.types": ("SinkSettings", "Strict"),
     "etl.ops.base": ("Fitted", "Operator", "RowWise", "Step", "Type"),
     "etl.ops.doubles": ("as_doubles", "from_doubles"),
@@ -100,7 +104,7 @@ _NAMES = {
     "etl.readers.base": ("RawBlock", "TableReader"),
     "scoring.candidates.package_sources": ("SourceInputs",),
     "scoring.delivery.published_lists": ("Delivered", "PublishedLists"),
-    "scoring.rules.package_rules": ("ItemRule", "RuleInputs"),
+    "scoring.rules.item_rule": ("ItemRule", "RuleInputs"),
     "storage.file_io": ("filesystem",),
     "training.data.batch": ("Batch",),
     "training.data.compared_items": ("Vectors",),

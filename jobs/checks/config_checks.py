@@ -15,7 +15,7 @@ from reporting.monitoring.lineage_events import check_openlineage
 from scoring.candidates.package_sources import read_package_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.inputs.requests import require_context, require_no_pairs
-from scoring.rules.package_rules import read_package_rules
+from scoring.rules.read_settings import read_rule_settings
 from training.settings import Features, check_loss, check_model, check_retriever, read_settings
 from training.settings.negatives import require_no_pair_features
 from training.settings.unknown_share import require_oov_ids
@@ -39,7 +39,7 @@ def check_config(config: Config) -> None:
         with _located(_RETRIEVAL):
             check_retriever(config.candidates.retrieval.model)
     read_package_sources(config.candidates)
-    read_package_rules(config.score.rules)
+    read_rule_settings(config.score.rules)
     read_sinks(config.deliver)
     _check_segments(config, feature_plan)
     _check_blend(config)

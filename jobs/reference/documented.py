@@ -1,7 +1,7 @@
-"""The type of a configuration for documents: the sinks have the types of their settings.
+"""The type of a configuration for documents, with the plug-ins of the checkout.
 
-Config leaves the settings of sinks open, because modules in scoring define them. Sources of candidates and
-sinks of other packages are not in the documents.
+Config finds rules and sinks by name, so its type does not list them. Plug-ins of other packages are not in
+the documents.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Annotated, Any
 from pydantic import Field, create_model
 
 from conf.package_source_types import DocumentedSource
+from conf.plugins import summary
+from conf.rule_types import ListRules, built_in_rules
+from conf.stage_types import Score
 from conf.types import Candidates, Config, Deliver
 from scoring.delivery.sinks import built_in_sinks, sink_section
 
@@ -25,8 +28,25 @@ def documented_config() -> type[Config]:
     deliver = create_model("Deliver", __base__=Deliver, __doc__=Deliver.__doc__, sinks=sinks)
     sources: Any = (list[DocumentedSource], Candidates.model_fields["sources"])
     candidates = create_model("Candidates", __base__=Candidates, __doc__=Candidates.__doc__, sources=sources)
+    score = create_model("Score", __base__=Score, __doc__=Score.__doc__, rules=_rules())
     fields: Any = {
         "candidates": (candidates, Config.model_fields["candidates"]),
+        "score": (score, Config.model_fields["score"]),
         "deliver": (deliver, Config.model_fields["deliver"]),
     }
     return create_model("Config", __base__=Config, __doc__=Config.__doc__, **fields)
+
+
+def _rules() -> Any:
+    """Returns the field `score.rules`, whose type has a key for each rule of the checkout."""
+    rules: dict[str, Any] = {}
+    for name, kind in built_in_rules().items():
+        section = create_model(_class_name(name), __base__=kind, __doc__=kind.__doc__)
+        text = f"{summary(kind)} Null: the rule is not applied."
+        rules[name] = (section | None, Field(default=None, description=text))
+    of_lists = create_model("ListRules", __base__=ListRules, __doc__=ListRules.__doc__, **rules)
+    return of_lists | None, Score.model_fields["rules"]
+
+
+def _class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))

@@ -26,6 +26,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from conf.load import config_digest
+from conf.rule_types import RuleSettings
 from conf.serving_types import Impressions
 from conf.types import Config
 from metrics.bootstrap import Resample, interval, reduce_means
@@ -51,8 +52,13 @@ def why_unknown(config: Config, published: Manifest) -> str | None:
     rules = config.score.rules
     if published.inputs.get("config") != config_digest(config, "score"):
         return "the section score has changed since the lists were made"
-    if rules is not None and rules.max_per_category is not None:
-        return "score.rules.max_per_category changes the probabilities of the draws"
+    changing = [
+        name
+        for name, rule in (rules.configured.items() if rules else ())
+        if isinstance(rule, RuleSettings) and not rule.keeps_draws
+    ]
+    if changing:
+        return f"score.rules.{changing[0]} changes the probabilities of the draws"
     if rules is not None and rules.packages:
         return f"rules of packages may change the probabilities of the draws: {sorted(rules.packages)}"
     return None

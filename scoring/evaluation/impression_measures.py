@@ -81,7 +81,7 @@ def measure_impressions(
             "variants": click_rates(shown, k, settings),
         }
         rules = context.config.score.rules
-        if rules is not None and rules.exploration is not None:
+        if rules is not None and "exploration" in rules.configured:
             unknown = why_unknown(context.config, published)
             estimate = {"reason": unknown} if unknown else estimate_explored(lists, shown, settings)
             facts["explored"] = estimate

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, assert_never
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from conf.errors import ConfigError, DataError
-from scoring.rules.attributes import NO_VALUE, ItemAttribute, align, read_attribute
-from scoring.rules.boost import Boosted
-from scoring.rules.category import within_maximum
-from scoring.rules.exploration import draw_keys, text_hashes
-from scoring.rules.package_rules import ItemRule, load_package_rule
-from scoring.rules.request import EXPLORE, RANKED, BoostRequest, RulesRequest
+from scoring.rules.attributes import align, read_attribute
+from scoring.rules.item_rule import ItemRule, RuleInputs
+from scoring.rules.read_settings import find_rule, read_settings
+from scoring.rules.request import EXPLORE, RANKED, RulesRequest
 
 _RANKED_CODE, _EXPLORE_CODE = 0, 1
 
@@ -44,46 +43,35 @@ class Chosen:
 
 @dataclass(frozen=True)
 class ItemRules:
-    """The business rules, and the attributes of the items that the rules need, on the device.
+    """The business rules on the device.
 
     Attributes:
-        boost: the boost of the items; None if there is no boost.
-        boost_reason: (N,) int64: the reason code of each item for entries that are ranked, not drawn at
-            random.
-        categories: (N,) int64: the category code of each item; None if there is no maximum per category.
-        most: maximum number of items of one category in a list.
-        explore: how many of the k positions get items drawn at random.
-        item_hashes: (N,) int64: the hash of each item key; empty if `explore` is 0.
-        salt: the salt of the hashes of user keys.
+        rules: the rules by name, in the order in which they are applied.
+        reason: (N,) int64: the reason code of each item for entries that are ranked, not drawn at random.
         reasons: the texts of the reasons, indexed by reason code.
-        packages: the rules of other packages by name, in the order in which they are applied.
+        of_packages: the names of the rules of other packages, whose results are checked.
+        drawing: the rule that draws the items of the last positions; None if there is none.
     """
 
-    boost: Boosted | None
-    boost_reason: Tensor
-    categories: Tensor | None
-    most: int
-    explore: int
-    item_hashes: Tensor
-    salt: str
+    rules: Mapping[str, ItemRule]
+    reason: Tensor
     reasons: tuple[str, ...]
-    packages: Mapping[str, ItemRule] = field(default_factory=dict)
+    of_packages: frozenset[str]
+    drawing: ItemRule | None = None
 
     @property
     def need_whole_rankings(self) -> bool:
         """Returns whether a list may contain items that are not among the k best items by ranking key.
 
-        This is so with a maximum per category, with exploration, and with rules of other packages that leave
-        out items. A boost changes the ranking keys themselves, so it does not need more than the k best
-        items.
+        This is so with rules that leave out items, such as a maximum per category, and with rules that draw
+        items. A boost changes the ranking keys themselves, so it does not need more than the k best items.
         """
-        leave_out = any(rule.leaves_out_items for rule in self.packages.values())
-        return self.categories is not None or self.explore > 0 or leave_out
+        return self.drawing is not None or any(rule.leaves_out_items for rule in self.rules.values())
 
     @property
     def moves_items(self) -> bool:
         """Returns whether the ranking scores of items differ from their scores."""
-        return self.boost is not None or any(rule.moves_items for rule in self.packages.values())
+        return any(rule.moves_items for rule in self.rules.values())
 
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:
         """Returns the ranking scores of items, float32.
@@ -96,26 +84,20 @@ class ItemRules:
             ConfigError: a rule of another package returned no tensor.
             DataError: a rule of another package returned scores of another shape, or NaN for a number.
         """
-        ranked_by = scores if self.boost is None else self.boost.keys(scores, items)
-        for name, rule in self.packages.items():
+        ranked_by = scores
+        for name, rule in self.rules.items():
             before, ranked_by = ranked_by, rule.ranking_scores(ranked_by, items)
-            _require_tensor(name, "ranking_scores", ranked_by)
-            ranked_by = ranked_by.float()
-            if ranked_by.shape != before.shape or (ranked_by.isnan() & ~before.isnan()).any():
-                raise DataError(
-                    f"the rule {name} returned ranking scores of the shape {tuple(ranked_by.shape)}, "
-                    f"{int(ranked_by.isnan().sum())} of them NaN, for scores of the shape "
-                    f"{tuple(before.shape)}",
-                    "correct the rule's function ranking_scores, or the table that it reads",
-                )
+            if name in self.of_packages:
+                _require_tensor(name, "ranking_scores", ranked_by)
+                ranked_by = ranked_by.float()
+                _require_scores(name, ranked_by, before)
         return ranked_by
 
     def choose(self, items: Tensor, valid: Tensor, users: Sequence[str], k: int) -> Chosen:
         """Chooses the list of each user from the user's ranking.
 
-        The first k − explore positions get the best items that the maximum per category allows. The other
-        positions get remaining items in a random order. The maximum per category applies to the complete
-        list.
+        The first positions get the best items that all rules allow. The last positions, if a rule draws
+        items, get remaining items in the order of the draw. What rules allow holds for the complete list.
 
         Args:
             items: (U, W) int64 item indices, best first.
@@ -124,12 +106,11 @@ class ItemRules:
             k: length of the lists.
         """
         allowed = self._allowed(items, valid)
-        if not self.explore:
+        if self.drawing is None:
             positions, filled = _first(allowed, k)
-            return Chosen(positions, filled, self.boost_reason[items.gather(1, positions)])
-        ranked = allowed & (allowed.cumsum(1) <= k - self.explore)  # (U, W)
-        hashes = text_hashes(users, self.salt).to(items.device)
-        drawn = draw_keys(hashes, self.item_hashes[items])
+            return Chosen(positions, filled, self.reason[items.gather(1, positions)])
+        ranked = allowed & (allowed.cumsum(1) <= k - self.drawing.drawn_positions)  # (U, W)
+        drawn = self.drawing.draw_keys(users, items)
         # Sort ranked items first, in their order, so that they count towards the maximum per category. Then
         # come drawn items, then empty cells.
         in_order = torch.arange(items.shape[1], device=items.device) + _FIRST  # (W,)
@@ -139,22 +120,27 @@ class ItemRules:
         allowed = self._allowed(items.gather(1, order), valid.gather(1, order))
         positions, filled = _first(allowed, k)
         positions = order.gather(1, positions)
-        reasons = self.boost_reason[items.gather(1, positions)]
+        reasons = self.reason[items.gather(1, positions)]
         return Chosen(positions, filled, torch.where(ranked.gather(1, positions), reasons, _EXPLORE_CODE))
 
     def _allowed(self, items: Tensor, valid: Tensor) -> Tensor:
         """Returns which cells have a candidate that all rules allow, shape (U, W), bool."""
-        for name, rule in self.packages.items():
-            allowed = rule.allowed(items, valid)
-            _require_tensor(name, "allowed", allowed, valid.shape)
-            valid = valid & allowed
-        if self.categories is None:
-            return valid
-        # Cells without a candidate come last, so they cannot use up the maximum before a candidate.
-        categories = self.categories[items]
-        if self.packages:  # nor may items that a rule left out
-            categories = categories.where(valid, NO_VALUE)
-        return valid & within_maximum(categories, self.most)
+        for name, rule in self.rules.items():
+            if rule.leaves_out_items:
+                allowed = rule.allowed(items, valid)
+                _require_tensor(name, "allowed", allowed, valid.shape)
+                valid = valid & allowed
+        return valid
+
+
+def _require_scores(name: str, scores: Tensor, before: Tensor) -> None:
+    """Raises DataError if a rule changed the shape of scores, or made a number NaN."""
+    if scores.shape != before.shape or (scores.isnan() & ~before.isnan()).any():
+        raise DataError(
+            f"the rule {name} returned ranking scores of the shape {tuple(scores.shape)}, "
+            f"{int(scores.isnan().sum())} of them NaN, for scores of the shape {tuple(before.shape)}",
+            "correct the rule's function ranking_scores, or the table that it reads",
+        )
 
 
 def _require_tensor(name: str, function: str, result: Any, flags: Sequence[int] | None = None) -> None:
@@ -166,7 +152,7 @@ def _require_tensor(name: str, function: str, result: Any, flags: Sequence[int] 
     needed = "a tensor" if flags is None else f"bools of the shape {tuple(flags)}"
     raise ConfigError(
         f"the function {function} of the rule {name} returned {shown}, not {needed}",
-        "correct the rule; scoring/rules/package_rules.py describes its functions",
+        "correct the rule; scoring/rules/item_rule.py describes its functions",
     )
 
 
@@ -199,59 +185,53 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
         device: the device for the tensors of the result.
 
     Raises:
-        ConfigError, DataError: the errors that read_attribute, align and load_package_rule raise.
+        ConfigError: the package of a rule is not installed in this process, its module does not obey the
+            contract, or several rules draw items.
+        DataError: the errors that read_attribute and align raise.
     """
-    reasons, boost = [RANKED, EXPLORE], None
-    boost_reason = torch.full((len(items),), _RANKED_CODE)
-    if request.boost is not None:
-        boost, boost_reason, boost_reasons = _boost(request.boost, items)
-        reasons += boost_reasons
-    cap, categories = request.cap, None
-    if cap is not None:
-        attribute = align(cap.table, read_attribute(cap.table), items)
-        categories = torch.from_numpy(attribute.codes).to(device)
-    packages = {rule.name: load_package_rule(rule, items, device) for rule in request.packages}
-    for name, rule in packages.items():
-        moved = rule.moved()
+    rules: dict[str, ItemRule] = {}
+    of_packages = set[str]()
+    for rule in request.rules:
+        plugin = find_rule(rule.name)
+        attributes = {name: align(table, read_attribute(table), items) for name, table in rule.attributes}
+        inputs = RuleInputs(rule.name, items, device, request.run_date, request.k, attributes)
+        loaded = plugin.member("load")(read_settings(plugin, json.loads(rule.settings)), inputs)
+        if not isinstance(loaded, ItemRule):
+            raise ConfigError(
+                f"{plugin} loaded a {type(loaded).__name__}, not an ItemRule",
+                "let the function load of the module return an object of a subclass of ItemRule",
+            )
+        rules[rule.name] = loaded
+        if plugin.package is not None:
+            of_packages.add(rule.name)
+    reason, reasons = _reasons(rules, len(items))
+    return ItemRules(rules, reason.to(device), reasons, frozenset(of_packages), _drawing(rules))
+
+
+def _reasons(rules: Mapping[str, ItemRule], num_items: int) -> tuple[Tensor, tuple[str, ...]]:
+    """Returns the reason code of each item, (N,) int64, and the texts of the codes.
+
+    An item that several rules move has the reason of the first of them.
+    """
+    reasons, codes = [RANKED, EXPLORE], torch.full((num_items,), _RANKED_CODE)
+    for name, rule in rules.items():
+        found = rule.reasons()
+        moved = rule.moved() if found is None else None
         if moved is not None:
-            _require_tensor(name, "moved", moved, (len(items),))
-            boost_reason = boost_reason.where((boost_reason != _RANKED_CODE) | ~moved.cpu(), len(reasons))
-            reasons.append(f"rule:{name}")
-    hashes = text_hashes(items.to_pylist()) if request.explore else torch.empty(0, dtype=torch.int64)
-    return ItemRules(
-        boost and Boosted(boost.amounts.to(device), boost.by),
-        boost_reason.to(device),
-        categories,
-        cap.most if cap else 0,
-        request.explore,
-        hashes.to(device),
-        request.salt,
-        tuple(reasons),
-        packages,
-    )
+            _require_tensor(name, "moved", moved, (num_items,))
+            found = moved.long() - 1, [f"rule:{name}"]
+        if found is not None:
+            of_items, texts = found[0].cpu(), found[1]
+            codes = codes.where((codes != _RANKED_CODE) | (of_items < 0), of_items + len(reasons))
+            reasons += texts
+    return codes, tuple(reasons)
 
 
-def _boost(request: BoostRequest, items: pa.Array) -> tuple[Boosted, Tensor, list[str]]:
-    """Returns the boost, the reason code of each item, and the texts of the new reason codes.
-
-    The reason codes have the shape (N,).
-    """
-    attribute: ItemAttribute = align(request.table, read_attribute(request.table), items)
-    if request.by == "factor":
-        neutral = 1.0
-    elif request.by == "log_odds":
-        neutral = 0.0
-    else:
-        assert_never(request.by)
-    amounts, codes_of_values, texts = list[float](), list[int](), list[str]()
-    configured = dict(request.values)
-    for value in attribute.values:
-        amount = configured.get(value, neutral)
-        amounts.append(amount)
-        codes_of_values.append(_RANKED_CODE if amount == neutral else _EXPLORE_CODE + 1 + len(texts))
-        if amount != neutral:
-            texts.append(f"boost:{value}")
-    # NO_VALUE is -1, so items without a value get the last entry.
-    codes = torch.from_numpy(attribute.codes)
-    by_value = torch.tensor([*amounts, neutral], dtype=torch.float64)
-    return Boosted(by_value[codes], request.by), torch.tensor([*codes_of_values, _RANKED_CODE])[codes], texts
+def _drawing(rules: Mapping[str, ItemRule]) -> ItemRule | None:
+    """Returns the rule that draws items; None if there is none. Raises ConfigError if there are several."""
+    drawing = [name for name, rule in rules.items() if rule.drawn_positions]
+    if len(drawing) > 1:
+        raise ConfigError(
+            f"the rules {drawing} all draw the items of the last positions of a list", "remove all but one"
+        )
+    return rules[drawing[0]] if drawing else None

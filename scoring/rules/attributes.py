@@ -5,39 +5,21 @@ The result has one value code per candidate item, in the order of the candidate 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyarrow import fs
 
 from conf.counted import counted
 from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, RawTable
 from etl.raw.files import find_files
+from scoring.rules.item_rule import NO_VALUE, ItemAttribute
 from scoring.rules.request import AttributeTable
 from storage import file_io
 from storage.manifest import digest_of
 
 SECTION = "score.rules.attributes"  # of the configuration, for messages
-# The code of an item without a value.
-NO_VALUE = -1
-
-
-@dataclass(frozen=True)
-class ItemAttribute:
-    """The values of one attribute of all items.
-
-    Attributes:
-        codes: (N,) int64: for each item index, the index of the item's value in `values`; NO_VALUE for an
-            item without a value.
-        values: the distinct attribute values.
-    """
-
-    codes: NDArray[np.int64]
-    values: list[str]
 
 
 def read_attribute(table: AttributeTable) -> pa.Table:

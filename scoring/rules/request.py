@@ -6,13 +6,12 @@ A request contains only paths and settings, so it can be pickled and hashed.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from conf.rule_types import Attribute
 from conf.types import ListRules
+from scoring.rules.read_settings import attributes_used, read_rule_settings
 
 RANKED, EXPLORE = "ranked", "explore"  # reasons of list entries
 
@@ -53,46 +52,18 @@ def attribute_table(attribute: Attribute, folders: Mapping[str, str]) -> Attribu
 
 
 @dataclass(frozen=True)
-class BoostRequest:
-    """The settings of a boost.
-
-    Attributes:
-        table: the table with the attribute.
-        by: whether the numbers in `values` are factors or log-odds.
-        values: pairs of an attribute value and the factor or log-odds of this value.
-    """
-
-    table: AttributeTable
-    by: Literal["factor", "log_odds"]
-    values: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True)
-class CapRequest:
-    """The settings of a maximum per category.
-
-    Attributes:
-        table: the table with the attribute. Items with the same value of this attribute form a category.
-        most: maximum number of items of one category in a list.
-    """
-
-    table: AttributeTable
-    most: int
-
-
-@dataclass(frozen=True)
-class PackageRuleRequest:
-    """The settings of a rule of another package.
+class RuleRequest:
+    """The settings of a rule.
 
     Attributes:
         name: the name of the rule.
         settings: its settings as JSON.
-        run_date: the date of the lists.
+        attributes: pairs of an attribute that the rule uses and its table.
     """
 
     name: str
     settings: str
-    run_date: str
+    attributes: tuple[tuple[str, AttributeTable], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,18 +71,14 @@ class RulesRequest:
     """The business rules of one run.
 
     Attributes:
-        boost: the settings of the boost; None if there is no boost.
-        cap: the settings of the maximum per category; None if there is no maximum.
-        explore: how many of the k positions get items drawn at random.
-        salt: the seed and the date that the random draw depends on.
-        packages: the settings of the rules of other packages, in the order in which they are applied.
+        rules: the settings of the rules, in the order in which they are applied.
+        k: length of the lists.
+        run_date: the date of the lists.
     """
 
-    boost: BoostRequest | None
-    cap: CapRequest | None
-    explore: int
-    salt: str
-    packages: tuple[PackageRuleRequest, ...] = ()
+    rules: tuple[RuleRequest, ...]
+    k: int
+    run_date: str
 
 
 def rules_request(
@@ -124,6 +91,9 @@ def rules_request(
         k: length of the lists.
         run_date: the date that replaces the placeholder {date} in a path.
         folders: maps the name of a placeholder, such as `lake`, to the folder that replaces it in a path.
+
+    Raises:
+        ConfigError: see `read_rule_settings`.
     """
     if rules is None:
         return None
@@ -131,25 +101,9 @@ def rules_request(
         name: attribute_table(attribute, {**folders, "date": run_date})
         for name, attribute in rules.attributes.items()
     }
-    boost, cap, exploration = rules.boost, rules.max_per_category, rules.exploration
-    return RulesRequest(
-        BoostRequest(tables[boost.attribute], boost.by, tuple(sorted(boost.values.items())))
-        if boost
-        else None,
-        CapRequest(tables[cap.attribute], cap.max) if cap else None,
-        positions_to_explore(exploration.share, k) if exploration else 0,
-        f"{exploration.seed}|{run_date}" if exploration else "",
-        tuple(
-            PackageRuleRequest(name, json.dumps(settings, sort_keys=True, default=str), run_date)
-            for name, settings in rules.packages.items()
-        ),
-    )
-
-
-def positions_to_explore(share: float, k: int) -> int:
-    """Returns ceil(share × k): how many of the k positions of a list get items drawn at random.
-
-    The product is rounded before ceil to remove floating-point errors. So a share of 0.1 and k = 30 give 3,
-    not 4.
-    """
-    return math.ceil(round(share * k, 9))
+    requests = []
+    for plugin, settings in read_rule_settings(rules):
+        text = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
+        used = tuple((name, tables[name]) for name in attributes_used(settings))
+        requests.append(RuleRequest(plugin.name, text, used))
+    return RulesRequest(tuple(requests), k, run_date)

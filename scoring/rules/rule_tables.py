@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
+from conf.plugins import digests_of
+from conf.types import ListRules
 from scoring.rules.attributes import digest_of_table, read_attribute
-from scoring.rules.package_rules import package_rule_digests
-from scoring.rules.request import AttributeTable, RulesRequest, rules_request
+from scoring.rules.read_settings import attributes_used, read_rule_settings
+from scoring.rules.request import RulesRequest, rules_request
 from storage.manifest import digest_of
 from storage.run_context import RunContext
-
-log = logging.getLogger("nightrank")
 
 
 def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]]:
@@ -20,30 +18,38 @@ def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]
     dictionary is empty if the rules read no table. The code of rules of other packages is part of the digest.
 
     Raises:
-        ConfigError, DataError: the errors that read_attribute and package_rule_digests raise.
+        ConfigError, DataError: the errors that read_attribute, rule_digests and the rules' function `check`
+            raise.
     """
     config = context.config
+    rules = config.score.rules
     request = rules_request(
-        config.score.rules, config.score.k, context.run_date, {"lake": config.lake, "data": config.data}
+        rules, config.score.k, context.run_date, {"lake": config.lake, "data": config.data}
     )
     if request is None:
         return None, {}
-    digests = package_rule_digests(config.score.rules, context.run_date)
-    for rule in (request.boost, request.cap):
-        if rule is not None:
-            digests[f"{rule.table.path}:{rule.table.column}"] = _digest(rule.table, request)
+    tables = {name: table for rule in request.rules for name, table in rule.attributes}
+    rows = {name: read_attribute(table) for name, table in tables.items()}
+    for plugin, settings in read_rule_settings(rules):
+        if hasattr(plugin.load(), "check"):
+            plugin.member("check")(settings, {name: rows[name] for name in attributes_used(settings)})
+    digests = rule_digests(rules, context.run_date)
+    for name, table in tables.items():
+        digests[f"{table.path}:{table.column}"] = digest_of_table(rows[name])
     return request, {"rules": digest_of(digests)} if digests else {}
 
 
-def _digest(table: AttributeTable, request: RulesRequest) -> str:
-    """Returns the digest of a table of attributes.
+def rule_digests(rules: ListRules | None, run_date: str) -> dict[str, str]:
+    """Returns the digests of the code of rules of other packages, and of the tables that rules read.
 
-    Logs a warning if the configuration boosts attribute values that no item has.
+    Attributes do not count. The result is empty if there are none.
+
+    Raises:
+        ConfigError: see `read_rule_settings`.
     """
-    rows = read_attribute(table)
-    if request.boost is not None and request.boost.table == table:
-        known = set(rows.column("value").to_pylist())
-        unknown = [value for value, _ in request.boost.values if value not in known]
-        if unknown:
-            log.warning("score.rules.boost: no item of %s has %s=%s", table.path, table.column, unknown)
-    return digest_of_table(rows)
+    configured = read_rule_settings(rules)
+    digests = digests_of(plugin for plugin, _ in configured)
+    for plugin, settings in configured:
+        if hasattr(plugin.load(), "digest"):
+            digests[f"rules.{plugin.name}.tables"] = str(plugin.member("digest")(settings, run_date))
+    return digests

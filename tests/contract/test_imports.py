@@ -288,7 +288,7 @@ def test_the_graph_covers_every_package() -> None:
         ("etl/raw/csv_header.py", "def f():\n    from etl.spark import log_frames", True, True),
         ("storage/paths.py", "import storage.manifest", False, True),
         ("reporting/html/charts/axis.py", "from reporting.html import page", True, True),
-        ("scoring/rules/boost.py", "from scoring.ranking import recommender", True, True),
+        ("scoring/rules/attributes.py", "from scoring.ranking import recommender", True, True),
         ("training/kernels/choice.py", "from training.embeddings.table import StackedEmbedding", True, False),
     ],
 )

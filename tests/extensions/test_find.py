@@ -19,7 +19,7 @@ from etl.ops.join_external import JoinExternal
 from etl.readers.discovery import open_table
 from scoring.candidates.package_sources import read_package_sources
 from scoring.delivery.sinks import read_settings as read_sinks
-from scoring.rules.package_rules import read_package_rules
+from scoring.rules.read_settings import read_rule_settings
 from tests.extensions.packages import write_package, write_shop
 from training.loop.losses import read_loss
 from training.models import build_model
@@ -38,7 +38,7 @@ def sources(name: str) -> Any:
 
 def rules(name: str) -> Any:
     try:
-        return read_package_rules(ListRules.model_validate({name: {}}))
+        return read_rule_settings(ListRules.model_validate({name: {}}))
     except ValueError as error:
         raise ConfigError(str(error), "") from error
 
@@ -68,7 +68,7 @@ USES: dict[str, tuple[str, str, Use]] = {
         r"training\.models\.dlrm",
         lambda name: read_settings(ModelConfig.model_validate({"architecture": name})),
     ),
-    "rules": ("boost", r"scoring\.rules\.boost", rules),
+    "rules": ("boost", r"scoring\.rules\.plugins\.boost", rules),
     "candidate_sources": ("popular", r"conf\.source_types", sources),
     "sinks": (
         "jdbc",
@@ -98,7 +98,7 @@ def test_packages_are_read_once_and_only_for_unknown_names(scans: list[int], sit
     operator_from_config("log1p")
     frame_operator_from_config({"dropna": {"columns": ["a"]}})
     read_settings(ModelConfig.model_validate({"architecture": "dlrm"}))
-    read_package_rules(ListRules.model_validate(EXPLORATION))
+    read_rule_settings(ListRules.model_validate(EXPLORATION))
     read_package_sources(Candidates.model_validate({"sources": [{"source": "popular"}]}))
     read_sinks(Deliver())
     JoinExternal(path="p", columns={"a": "int"}, format="orc")

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 from conf.errors import ConfigError, DataError
-from conf.types import ListRules
+from conf.overrides import types_of
+from conf.plugins import RULE as RULES
+from conf.plugins import Kind
+from conf.types import Config, ListRules
+from jobs.reference.json_schema import config_schema
+from jobs.reference.pages import configuration_page
 from scoring.ranking.recommender import Recommender
-from scoring.rules.package_rules import package_rule_digests, read_package_rules
+from scoring.rules.read_settings import read_rule_settings
 from scoring.rules.request import rules_request
-from tests.extensions.packages import forget_shop, write_package
+from scoring.rules.rule_tables import rule_digests
+from tests.contract.test_config import SMALL
+from tests.extensions.packages import SHOP, forget_shop, write_package
 from tests.scoring.ranking.test_recommender import batch_of
 from tests.scoring.reference_scores import ReferenceScores, make_recommender, make_reference
 
@@ -93,25 +103,23 @@ def test_settings_are_checked_by_the_package(shop: Path) -> None:
         ({"season": "a", "factor": 0}, r"score\.rules\.season\.factor=0: Input should be greater than 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            read_package_rules(ListRules.model_validate({"season": settings}))
+            read_rule_settings(ListRules.model_validate({"season": settings}))
     with pytest.raises(ValueError, match=r"the rules \['season'\] need a section with their settings"):
         ListRules.model_validate({"season": 3})
 
 
 def test_the_digest_depends_on_code_and_tables(site: Path, shop: Path) -> None:
-    assert package_rule_digests(None, RUN_DATE) == {}
-    assert package_rule_digests(ListRules.model_validate({"exploration": {"share": 0.5}}), RUN_DATE) == {}
+    assert rule_digests(None, RUN_DATE) == {}
+    assert rule_digests(ListRules.model_validate({"exploration": {"share": 0.5}}), RUN_DATE) == {}
     rules = ListRules.model_validate({"season": {"season": "a"}})
-    first = package_rule_digests(rules, RUN_DATE)
+    first = rule_digests(rules, RUN_DATE)
     (shop / "__init__.py").write_text("VERSION = 2\n")
     assert [*first] == ["rules.season"]
-    assert package_rule_digests(rules, RUN_DATE) != first
+    assert rule_digests(rules, RUN_DATE) != first
     text = (shop / "season.py").read_text() + "\n\ndef digest(settings, run_date):\n    return run_date\n"
     (shop / "season.py").write_text(text)
     forget_shop()
-    of_day, of_next = (
-        package_rule_digests(rules, day)["rules.season.tables"] for day in (RUN_DATE, "2026-01-06")
-    )
+    of_day, of_next = (rule_digests(rules, day)["rules.season.tables"] for day in (RUN_DATE, "2026-01-06"))
     assert (of_day, of_next) == (RUN_DATE, "2026-01-06")
 
 
@@ -181,3 +189,58 @@ def test_equal_rules_are_equal_requests_for_workers(shop: Path) -> None:
     orders = ({"season": "a", "factor": 2}, {"factor": 2, "season": "a"}, {"season": "a", "factor": 3})
     requests = [rules_request(ListRules.model_validate({"season": one}), K, RUN_DATE, {}) for one in orders]
     assert len({*requests}) == 2
+
+
+def test_one_file_adds_a_rule_to_the_checkout(
+    reference: ReferenceScores, add_to_checkout: Callable[[Kind, str, str], None]
+) -> None:
+    before = jsonschema.Draft7Validator(config_schema())
+    add_to_checkout(RULES, "season", (SHOP / "season.py").read_text(encoding="utf-8"))
+    season = {"season": "i01", "factor": 3.0, "ended": "i02"}
+    lists = lists_of(recommender_with(reference, season=season), reference)
+    for number, user in enumerate(reference.users.user_key):
+        assert lists[lists.user_id == user].item_id.tolist() == expected(reference, number, "i01", 3.0, "i02")
+    rules = ListRules.model_validate({"season": season})
+    assert (rules.packages, rule_digests(rules, RUN_DATE)) == ([], {})
+    assert ListRules.model_validate(rules.model_dump(mode="json")) == rules
+    assert types_of(Config, ["score", "rules", "season", "factor"]) == (float,)
+    with pytest.raises(ValidationError, match=r"season\.factor\n  Input should be greater than 0"):
+        ListRules.model_validate({"season": {**season, "factor": 0}})
+    after = jsonschema.Draft7Validator(config_schema())
+    values = {**SMALL, "score": {"rules": {"season": season}}}
+    assert (before.is_valid(values), after.is_valid(values)) == (False, True)
+    assert not after.is_valid({**SMALL, "score": {"rules": {"season": {"speed": 1}}}})
+    section = configuration_page().partition("## `score.rules.season`\n")[2].partition("\n## ")[0]
+    assert "A rule that moves the items of a season up." in section
+    assert "| `factor` | number, above 0 | `2.0` |" in section
+
+
+def test_a_rule_of_a_package_may_use_an_attribute(
+    reference: ReferenceScores, site: Path, tmp_path: Path
+) -> None:
+    text = """
+from nightrank.extending import AttributeRule as Settings, ItemRule
+import torch
+class Rule(ItemRule):
+    def __init__(self, codes): self.codes = torch.from_numpy(codes)
+    def allowed(self, items, valid): return self.codes[items] >= 0
+def load(settings, inputs): return Rule(inputs.attributes[settings.attribute].codes)
+"""
+    write_package(site, "mine", {"rules": {"on_a_shelf": "on_a_shelf"}}, {"on_a_shelf": text})
+    keys = reference.items.item_key[:4].tolist()
+    (tmp_path / "shelf.csv").write_text("sku,shelf\n" + "".join(f"{key},a\n" for key in keys))
+    shelf = {"path": str(tmp_path / "shelf.csv"), "format": "csv", "key": "sku", "column": "shelf"}
+    rules: dict[str, Any] = {"attributes": {"shelf": shelf}, "on_a_shelf": {"attribute": "shelf"}}
+    lists = lists_of(recommender_with(reference, **rules), reference)
+    assert set(lists.item_id) == set(keys)
+    with pytest.raises(
+        ConfigError, match=r"score\.rules\.on_a_shelf uses the attributes \['rack'\], which are"
+    ):
+        recommender_with(reference, **{**rules, "on_a_shelf": {"attribute": "rack"}})
+
+
+def test_only_one_rule_may_draw(reference: ReferenceScores, site: Path) -> None:
+    text = "from scoring.rules.plugins.exploration import Settings, load\n"
+    write_package(site, "mine", {"rules": {"drawn": "drawn"}}, {"drawn": text})
+    with pytest.raises(ConfigError, match=r"the rules \['drawn', 'exploration'\] all draw the items"):
+        recommender_with(reference, drawn={"share": 0.5}, exploration={"share": 0.5})

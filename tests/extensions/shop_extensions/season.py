@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from nightrank.extending import ItemRule, RuleInputs, Strict
+from nightrank.extending import ItemRule, RuleInputs, RuleSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-class Settings(Strict):
-    """The keys of the rule. The key of an item begins with its season."""
+class Settings(RuleSettings):
+    """A rule that moves the items of a season up. The key of an item begins with its season."""
 
     season: str = Field(description="Season whose items move up.")
     factor: float = Field(default=2.0, gt=0, description="Factor of the probability of these items.")
@@ -41,6 +43,8 @@ class Season(ItemRule):
 
 def load(settings: Settings, inputs: RuleInputs) -> Season:
     """Returns the rule for the items of a run."""
+    import torch
+
     keys = inputs.items.to_pylist()
     factors = [settings.factor if key.startswith(settings.season) else 1.0 for key in keys]
     ended = [settings.ended is not None and key.startswith(settings.ended) for key in keys]

@@ -25,8 +25,8 @@ from conf.types import ListRules
 from scoring.ranking import recommender as module
 from scoring.ranking.recommender import Recommender
 from scoring.rules.attributes import align, digest_of_table, read_attribute
-from scoring.rules.exploration import draw_keys, text_hashes
-from scoring.rules.request import AttributeTable, attribute_table, positions_to_explore, rules_request
+from scoring.rules.plugins.exploration import draw_keys, positions_to_explore, text_hashes
+from scoring.rules.request import AttributeTable, attribute_table, rules_request
 from tests.scoring.ranking.test_recommender import batch_of
 from tests.scoring.reference_scores import ReferenceScores, make_recommender
 from tests.scoring.rules.oracle import PlainRules, draw_of, list_of
