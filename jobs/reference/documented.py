@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
 from conf.package_source_types import DocumentedSource
-from conf.plugins import summary
+from conf.plugins import SINK, Plugin, summary
 from conf.rule_types import ListRules, built_in_rules
 from conf.stage_types import Score
-from conf.types import Candidates, Config, Deliver
-from scoring.delivery.sinks import built_in_sinks, sink_section
+from conf.types import Candidates, Config, Deliver, SinkSettings
 
 
 def documented_config() -> type[Config]:
     """Returns the type of a configuration whose sinks and sources are unions of those in this checkout."""
-    members: list[Any] = [sink_section(kind) for kind in built_in_sinks()]
+    members: list[Any] = [_sink(plugin) for plugin in SINK.plugins()]
     sink: Any = Annotated[reduce(or_, members), Field(discriminator="kind")]
     sinks: Any = (list[sink], Deliver.model_fields["sinks"])
     deliver = create_model("Deliver", __base__=Deliver, __doc__=Deliver.__doc__, sinks=sinks)
@@ -35,6 +34,16 @@ def documented_config() -> type[Config]:
         "deliver": (deliver, Config.model_fields["deliver"]),
     }
     return create_model("Config", __base__=Config, __doc__=Config.__doc__, **fields)
+
+
+def _sink(plugin: Plugin) -> type[SinkSettings]:
+    """Returns the type of the section of a sink: `kind` has only this value."""
+    settings: type[SinkSettings] = plugin.member("Settings", SinkSettings)
+    path = plugin.module.replace(".", "/")
+    only: Any = Literal[plugin.name]
+    named = Field(description=f"`{plugin.name}` selects the sink in {path}.py.")
+    name = f"{_class_name(plugin.name)}Sink"
+    return create_model(name, __base__=settings, __doc__=settings.__doc__, kind=(only, named))
 
 
 def _rules() -> Any:

@@ -11,9 +11,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from conf.errors import ConfigError
+from conf.plugins import SINK
 from conf.types import AllItems, Candidates, Measure, Popular, Strict
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from scoring.delivery.sinks import built_in_sinks
 from tests.contract.choices import (
     BASE,
     EXAMPLES,
@@ -134,7 +134,7 @@ def test_unions_outside_of_the_configuration_are_complete() -> None:
     members = {(choice.key, choice.value) for choice in CHOICES if choice.is_member}
     assert {value for key, value in members if not key} == {*OPERATORS, *FRAME_OPERATORS}
     assert {value for key, value in members if key == "architecture"} == set(known_architectures())
-    assert {value for key, value in members if key == "kind"} == set(built_in_sinks())
+    assert {value for key, value in members if key == "kind"} == {*SINK.built_in()}
 
 
 def test_unions_and_literals_of_a_section_are_choices() -> None:

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from conf.errors import ConfigError
+from conf.plugins import SINK
 from conf.types import Deliver
 from scoring.delivery import sinks
 from scoring.delivery.published_lists import PublishedLists
@@ -61,7 +62,7 @@ def test_a_package_outside_of_the_checkout_adds_a_sink(
     runs: PublishedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "counting", "counter", "counting_sink", COUNTER)
-    assert sinks.known_sinks() == sorted([*sinks.built_in_sinks(), "counter"])
+    assert SINK.names() == ["counter", "jdbc", "json_lines", "redis"]
     wanted = section(kind="counter", file=str(tmp_path / "count"))
     ((module, settings),) = sinks.read_settings(wanted)
     lists: PublishedLists = published(runs)

@@ -18,49 +18,34 @@ packages inside of its functions.
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Mapping
-from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal
-
-from pydantic import Field, create_model
+from typing import Any
 
 from conf.errors import ConfigError
 from conf.load import read_section
-from conf.plugins import SINK, Plugin
+from conf.plugins import SINK
 from conf.types import Deliver, SinkConfig, SinkSettings
 from scoring.delivery.erase_request import Erased, EraseRequest
 from scoring.delivery.published_lists import Delivered, PublishedLists
 
 
-def built_in_sinks() -> list[str]:
-    """Returns the kinds of the sinks in this folder, without importing them."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
-
-
-def known_sinks() -> list[str]:
-    """Returns the kinds of all sinks, also those of other packages, without importing them.
-
-    Raises:
-        ConfigError: two sinks have the same kind.
-    """
-    return SINK.names(_modules())
-
-
 def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
     """Returns the module and the checked settings of each sink of the section `deliver`, in order.
+
+    The entry points of packages are read even if the checkout has all the sinks. A package must not silently
+    have a sink of the same name.
 
     Raises:
         ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, or a value
             breaks its rule. Two sinks of the same kind are installed.
     """
-    plug_ins = SINK.of_packages(_modules()) if deliver.sinks else {}  # reads files of all installed packages
-    return [_read(sink, index, plug_ins) for index, sink in enumerate(deliver.sinks)]
+    if deliver.sinks:
+        SINK.of_packages()
+    return [_read(sink, index) for index, sink in enumerate(deliver.sinks)]
 
 
-def _read(sink: SinkConfig, index: int, plug_ins: Mapping[str, Plugin]) -> tuple[ModuleType, SinkSettings]:
-    module = _module(sink.kind, f"deliver.sinks.{index}.kind", plug_ins)
+def _read(sink: SinkConfig, index: int) -> tuple[ModuleType, SinkSettings]:
+    module = _module(sink.kind, f"deliver.sinks.{index}.kind")
     settings: type[SinkSettings] = module.Settings
     read = read_section(
         settings,
@@ -109,40 +94,19 @@ def check_access(deliver: Deliver) -> None:
             check(settings)
 
 
-def _module(kind: str, key: str, plug_ins: Mapping[str, Plugin]) -> ModuleType:
+def _module(kind: str, key: str) -> ModuleType:
     """Returns the module of the sink that the configuration names under `key`.
 
     Raises:
         ConfigError: there is no such sink, its module cannot be imported, or its module is not one of a sink.
     """
-    if kind in plug_ins:
-        extension = plug_ins[kind]
-        extension.member("Settings", SinkSettings)
-        extension.member("deliver")
-        return extension.load()
-    built_in = built_in_sinks()
-    if kind not in built_in:
+    plugin = SINK.find(kind)
+    if plugin is None:
         raise ConfigError(
-            f"{key}={kind!r} does not exist; known: {sorted([*built_in, *plug_ins])}",
+            f"{key}={kind!r} does not exist; known: {SINK.names()}",
             f"set {key} to one of these, or install a package with an entry point of the group "
             "nightrank.sinks",
         )
-    return import_module(f"{__name__}.{kind}")
-
-
-def sink_section(kind: str) -> type[SinkSettings]:
-    """Returns the type of the section of a sink in this folder, for documents: `kind` has only this value."""
-    settings: type[SinkSettings] = import_module(f"{__name__}.{kind}").Settings
-    only: Any = Literal[kind]
-    named = Field(description=f"`{kind}` selects the sink in scoring/delivery/sinks/{kind}.py.")
-    return create_model(
-        f"{''.join(part.capitalize() for part in kind.split('_'))}Sink",
-        __base__=settings,
-        __doc__=settings.__doc__,
-        kind=(only, named),
-    )
-
-
-def _modules() -> dict[str, str]:
-    """Maps the kind of each sink in this folder to its module."""
-    return {kind: f"{__name__}.{kind}" for kind in built_in_sinks()}
+    plugin.member("Settings", SinkSettings)
+    plugin.member("deliver")
+    return plugin.load()
