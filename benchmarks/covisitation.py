@@ -83,12 +83,12 @@ def run(contender: str, log: str, users: int, folder: str) -> tuple[float, float
     from pyspark.sql import functions as F
 
     from benchmarks.peers.joined_covisitation import joined_lists
-    from conf.types import Covisitation
-    from scoring.candidates.covisitation import covisited_items
     from scoring.candidates.filters import Exclusions
     from scoring.candidates.items import number_items
     from scoring.candidates.lists_in_spark import VectorStore
     from scoring.candidates.similar_items import latest_items
+    from scoring.candidates.sources.covisitation import Settings as Covisitation
+    from scoring.candidates.sources.covisitation import covisited_items
     from spark.properties import read_properties
     from spark.session import build_session
 

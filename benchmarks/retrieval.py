@@ -95,9 +95,9 @@ def approximate(items: Vectors) -> Callable[[Vectors], Lists]:
     """Our approximate search, with the default of `probes`."""
     import torch
 
-    from conf.source_types import Retrieval
     from scoring.candidates.approximate import ApproximateSearch
     from scoring.candidates.clusters import clusters_of
+    from scoring.candidates.sources.retrieval import Settings as Retrieval
     from scoring.candidates.top_items import MICRO_BATCH_USERS
     from scoring.ranking.top_k import split_keys
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
-from conf.package_source_types import PackageSource, Source
 from conf.raw_types import Days, PositiveInt, RawTable, Strict
-from conf.source_types import AllItems, Als, Covisitation, Ease, ItemKnn, Popular, Retrieval
+from conf.source_types import ModelSource, Source, SourceSettings, window_days
 from conf.split_types import SPLITS, Split
 
 
@@ -80,6 +79,12 @@ Filter = Annotated[NotAllowed | OutOfStock, Field(discriminator="filter")]
 Repeats = Literal["none", "unclicked", "all"]
 
 
+def _every_item() -> list[SourceSettings]:
+    """Returns the sources of a configuration that names none."""
+    adapter: TypeAdapter[SourceSettings] = TypeAdapter(Source)
+    return [adapter.validate_python({"source": "all_items"})]
+
+
 class Candidates(Strict):
     """The items that are scored for each user. They come from the sources, in order.
 
@@ -87,7 +92,7 @@ class Candidates(Strict):
     """
 
     sources: Annotated[list[Source], Field(min_length=1)] = Field(
-        default=[AllItems(source="all_items")],
+        default_factory=_every_item,
         description="The sources of candidates, in order. Each source gives a user at most `n` items, not "
         "counting the items that are excluded for the user.",
     )
@@ -124,14 +129,14 @@ class Candidates(Strict):
     filters: list[Filter] = Field(default=[], description="Tables that exclude further items.")
 
     @property
-    def retrieval(self) -> Retrieval | None:
-        """Returns the source `retrieval`; None if it is not one of the sources."""
-        return next((source for source in self.sources if isinstance(source, Retrieval)), None)
+    def retrieval(self) -> ModelSource | None:
+        """Returns the source with a model, `retrieval`; None if it is not one of the sources."""
+        return next((source for source in self.sources if isinstance(source, ModelSource)), None)
 
     @property
     def counts_days(self) -> list[str]:
         """Returns the keys of the configuration that count only some days. They need rows with a date."""
-        windows = [f"sources.{source.name}.window_days" for source in self.sources if _window_days(source)]
+        windows = [f"sources.{source.name}.window_days" for source in self.sources if window_days(source)]
         return [*windows, *(["active_days"] if self.active_days else [])]
 
     @model_validator(mode="after")
@@ -140,9 +145,10 @@ class Candidates(Strict):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"sources contains {repeated} twice: remove one of the two")
-        if "all_items" in names and (len(names) > 1 or self.max is not None):
+        every = [source.name for source in self.sources if source.every_item]
+        if every and (len(names) > 1 or self.max is not None):
             raise ValueError(
-                "sources: all_items gives every item, so remove the other sources and the key `max`"
+                f"sources: {every[0]} gives every item, so remove the other sources and the key `max`"
             )
         filters = [rule.name for rule in self.filters]
         again = sorted({name for name in filters if filters.count(name) > 1})
@@ -166,14 +172,6 @@ class Candidates(Strict):
                 f"filters: attribute={rule.attribute!r} is a {kind} column of user_attributes, but "
                 "rule=at_least compares numbers: give the column the type int or float"
             )
-
-
-def _window_days(source: Source) -> int | None:
-    if isinstance(source, Popular | Covisitation | ItemKnn | Ease | Als | PackageSource):
-        return source.window_days
-    if isinstance(source, AllItems | Retrieval):
-        return None
-    assert_never(source)
 
 
 def _require_columns(table: RawTable, names: list[str]) -> None:

@@ -1,226 +1,137 @@
-"""The types of the sources of candidates, one type per source of scoring/candidates."""
+"""The bases of the settings of sources of candidates, and the type of an entry of `candidates.sources`.
+
+Sources are found by name (scoring/candidates/sources). Those of the checkout are checked when the
+configuration is read. The settings of a source of another package are checked by a type of this package.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from conf.model_types import ModelConfig
-from conf.raw_types import Days, PositiveInt, Seed, Strict
+from conf.plugins import SOURCE
+from conf.raw_types import Days, PositiveInt, Strict
 
 
-class AllItems(Strict):
-    """The source `all_items`: every item except those excluded for a user.
+class SourceSettings(Strict):
+    """Base of the settings of all sources.
 
-    No other source can be combined with `all_items`.
+    Attributes:
+        every_item: whether the source proposes every item. No other source can then be combined with it, and
+            its lists have the columns of the table `candidates`, which hold null.
     """
 
-    source: Literal["all_items"] = Field(description="Every item.")
+    every_item: ClassVar[bool] = False
+    source: str = Field(description="Name of the source.")
 
     @property
     def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
+        """Returns the name of this object in messages and tables. All sources need different names."""
         return self.source
 
-
-class Popular(Strict):
-    """The source `popular`: the items with the most clicks.
-
-    Items with the same number of clicks are ordered by their key.
-    """
-
-    source: Literal["popular"] = Field(description="The items with the most clicks.")
-    n: PositiveInt = Field(default=500, description="Largest number of items of this source for a user.")
-    segment: str | None = Field(
-        default=None,
-        description="Feature of scope `user`, or column of `user_attributes`. For each user, only the clicks "
-        "of users with the same value in this column are counted, and items without such a click are left "
-        "out. Null: the clicks of all users are counted.",
-    )
-    window_days: Days | None = Field(
-        default=None,
-        description="Only clicks of this number of days, the last of which is the run date, are counted. "
-        "Null: the clicks of all days of `splits` are counted.",
-    )
-
     @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return f"{self.source} by {self.segment}" if self.segment else self.source
+    def segments(self) -> list[str]:
+        """Returns the segments that the source needs: features of users, or columns of user_attributes."""
+        return []
 
 
-class Covisitation(Strict):
-    """The source `covisitation`: items that are similar to the items that the user clicked.
+class WindowedSource(SourceSettings):
+    """Base of the settings of sources that count clicks of some days."""
 
-    Two items are similar if often the same users clicked both. docs/candidates.md has the formula of the
-    similarity.
-    """
-
-    source: Literal["covisitation"] = Field(
-        description="Items that were often clicked by the users who clicked the same items as this user."
-    )
     n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
     window_days: Days | None = Field(
         default=None,
         description="Only clicks of this number of days, the last of which is the run date, are counted. "
         "Null: the clicks of all days of `splits` are counted.",
     )
-    clicks_per_user: PositiveInt = Field(
-        default=50,
-        description="Only this number of distinct items of a user, the ones clicked last, are used. This "
-        "limits the number of item pairs of very active users.",
-    )
-    neighbours: PositiveInt = Field(
-        default=100, description="For each item, only this number of items most similar to it are used."
-    )
-
-    @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return self.source
 
 
-class ItemKnn(Strict):
-    """The source `item_knn`: the nearest neighbours, by cosine, of the items that the user clicked.
+class ModelSource(SourceSettings):
+    """Base of the settings of a source with a model, which train_retriever trains."""
 
-    Unlike in `covisitation`, all users count equally, and the similarity of items that few users clicked is
-    reduced. docs/candidates.md has the formula of the similarity.
-    """
-
-    source: Literal["item_knn"] = Field(
-        description="Items whose users are most similar to those of the items that this user clicked."
-    )
-    n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
-    window_days: Days | None = Field(
-        default=None,
-        description="Only clicks of this number of days, the last of which is the run date, are counted. "
-        "Null: the clicks of all days of `splits` are counted.",
-    )
-    clicks_per_user: PositiveInt = Field(
-        default=200,
-        description="Only this number of distinct items of a user, the ones clicked last, are used. This "
-        "limits the number of item pairs of very active users.",
-    )
-    neighbours: PositiveInt = Field(
-        default=100, description="For each item, only this number of items most similar to it are used."
-    )
-    shrink: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        default=0.0,
-        description="Number of users that is added to the denominator of the cosine. A larger value reduces "
-        "the similarity of items that few users clicked.",
-    )
-
-    @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return self.source
-
-
-class Ease(Strict):
-    """The source `ease`: an item-to-item linear model with a closed-form solution (H. Steck, WWW 2019).
-
-    The model predicts the items of a user from the user's other items. docs/candidates.md has its formula.
-    """
-
-    source: Literal["ease"] = Field(
-        description="Items that an item-to-item linear model (EASE, Steck 2019) predicts from the user's "
-        "clicked items."
-    )
-    n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
-    window_days: Days | None = Field(
-        default=None,
-        description="Only clicks of this number of days, the last of which is the run date, are counted. "
-        "Null: the clicks of all days of `splits` are counted.",
-    )
-    l2: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default=500.0,
-        description="Weight of the L2 penalty (λ of the paper). The paper uses 200 to 1000. A larger value "
-        "suits logs with more users.",
-    )
-    max_items: PositiveInt = Field(
-        default=20_000,
-        description="Largest number of items with clicks. If more items have clicks, build_candidates ends "
-        "with an error. With m such items, one worker needs 16·m² bytes of memory, and each worker that "
-        "makes lists needs 4·m² bytes.",
-    )
-
-    @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return self.source
-
-
-class Als(Strict):
-    """The source `als`: a matrix factorization of the clicks by alternating least squares.
-
-    The factors are those of Spark MLlib for implicit feedback (Y. Hu, Y. Koren, C. Volinsky, ICDM 2008).
-    """
-
-    source: Literal["als"] = Field(
-        description="Items that a matrix factorization (implicit ALS, as in Spark MLlib) finds."
-    )
-    n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
-    window_days: Days | None = Field(
-        default=None,
-        description="Only clicks of this number of days, the last of which is the run date, are counted. "
-        "Null: the clicks of all days of `splits` are counted.",
-    )
-    rank: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=32, description="Number of factors: length of the vectors of users and items."
-    )
-    iterations: PositiveInt = Field(
-        default=10, description="Number of iterations. Each computes all user and then all item vectors."
-    )
-    regularization: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default=0.1,
-        description="Weight of the L2 penalty. MLlib multiplies it by the number of clicked items of a user, "
-        "or of users of an item.",
-    )
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default=10.0,
-        description="Growth of the confidence: c clicks of a user on an item have the confidence "
-        "1 + alpha · c, and no click has the confidence 1.",
-    )
-    seed: Seed = Field(default=0, description="Seed of the initial vectors.")
-
-    @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return self.source
-
-
-class Retrieval(Strict):
-    """The source `retrieval`: the items whose vectors have the largest dot product with the user's vector.
-
-    The vectors come from a model of the architecture two_tower, sasrec, bert4rec or mult_vae, or of your own
-    architecture with vectors (docs/extending.md). train_retriever trains this model with the settings of the
-    section `train`.
-    """
-
-    source: Literal["retrieval"] = Field(description="The items that a model with vectors finds.")
     n: PositiveInt = Field(default=200, description="Largest number of items of this source for a user.")
     model: ModelConfig = Field(
         description="The model, of an architecture with vectors of users and items: a section with the "
         "keys of `model`, or the name of a model file."
     )
-    search: Literal["auto", "exact", "approximate"] = Field(
-        default="auto",
-        description="`exact`: a user's vector is compared with the vectors of all items. `approximate`: the "
-        "items are divided into clusters, and the user is compared only with the items of the `probes` "
-        "nearest clusters. `auto`: approximate search on a CPU if there are more than 100,000 items, "
-        "otherwise exact search.",
-    )
-    probes: PositiveInt = Field(
-        default=64,
-        description="Number of clusters that approximate search reads for a user. There are about "
-        "2 · √items clusters. More probes find more of the nearest items, and take more time.",
+
+
+class PackageSource(SourceSettings):
+    """A source of another package (docs/extending.md), with its settings.
+
+    All keys except those below are settings of the source. Every job checks these settings when it starts.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    source: str = Field(description="Name of an entry point of the group `nightrank.candidate_sources`.")
+    n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
+    window_days: Days | None = Field(
+        default=None,
+        description="Only rows of this number of days, the last of which is the run date, are passed to the "
+        "source. Null: the rows of all days of `splits` are passed.",
     )
 
     @property
-    def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
-        return self.source
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that the package defines, unchanged."""
+        return dict(self.model_extra or {})
 
 
-BuiltInSource = AllItems | Popular | Covisitation | ItemKnn | Ease | Als | Retrieval
+def window_days(source: SourceSettings) -> int | None:
+    """Returns the number of days whose rows a source counts; None if it counts those of all days."""
+    days: int | None = getattr(source, "window_days", None)
+    return days
+
+
+def built_in_sources() -> dict[str, type[SourceSettings]]:
+    """Maps the name of each source of the checkout to the type of its settings."""
+    return {one.name: one.member("Settings", SourceSettings) for one in SOURCE.plugins()}
+
+
+def _require_known(values: Any) -> Any:
+    """Raises ValueError if the checkout and all installed packages have no source of this name."""
+    name = values.get("source") if isinstance(values, dict) else getattr(values, "source", None)
+    if name is None:
+        raise ValueError("a source needs the key `source` with its name, such as {source: popular}")
+    if not isinstance(name, str) or SOURCE.find(name) is None:
+        raise ValueError(f"source={name!r} does not exist; known: {SOURCE.names()}")
+    return values
+
+
+def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Reads a source with the type of its settings."""
+    if isinstance(values, SourceSettings):
+        return values
+    plugin = SOURCE.get(values["source"])
+    if plugin.package is not None:
+        return _tagged(PackageSource, "package").validate_python(values)
+    return _tagged(plugin.member("Settings", SourceSettings), plugin.name).validate_python(values)
+
+
+@lru_cache(maxsize=32)
+def _tagged(kind: type[SourceSettings], tag: str) -> TypeAdapter[SourceSettings]:
+    """Returns what reads a source. Its errors have the tag behind the number of the source."""
+
+    def schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.tagged_union_schema({tag: handler(source)}, lambda values: tag)
+
+    tagged: Any = Annotated[kind, GetPydanticSchema(schema)]
+    return TypeAdapter(tagged)
+
+
+Source = Annotated[SerializeAsAny[SourceSettings], WrapValidator(_read), BeforeValidator(_require_known)]

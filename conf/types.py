@@ -38,7 +38,6 @@ from conf.raw_types import (
 )
 from conf.rule_types import ListRules
 from conf.serving_types import Serving
-from conf.source_types import AllItems, Als, Covisitation, Ease, Popular, Retrieval
 from conf.spark_tables import SPARK_TABLE
 from conf.split_types import SPLITS, Split, SplitConfig
 from conf.stage_types import Generate, Measure, Output, Score
@@ -46,14 +45,10 @@ from conf.train_types import ScoreKind, Train
 
 __all__ = [
     "SPLITS",
-    "AllItems",
-    "Als",
     "Candidates",
     "Column",
     "Config",
-    "Covisitation",
     "Deliver",
-    "Ease",
     "EmbeddingStorage",
     "EventTime",
     "FeatureGroup",
@@ -75,13 +70,11 @@ __all__ = [
     "OperatorEntry",
     "OutOfStock",
     "Output",
-    "Popular",
     "PositiveInt",
     "Profile",
     "Quality",
     "RawTable",
     "Reading",
-    "Retrieval",
     "Scope",
     "Scopes",
     "Score",
@@ -184,7 +177,7 @@ class Config(Strict):
     train: Train = Field(default=Train(), description="The training loop.")
     gate: Gate = Field(default=Gate(), description="When a challenger replaces the champion.")
     candidates: Candidates = Field(
-        default=Candidates(), description="The items that are scored for each user."
+        default_factory=Candidates, description="The items that are scored for each user."
     )
     score: Score = Field(default=Score(), description="The daily lists and the probabilities of rows.")
     deliver: Deliver = Field(

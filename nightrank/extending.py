@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from conf.loss_types import LossSettings
     from conf.raw_types import EventTime, RawTable
     from conf.rule_types import AttributeRule, RuleSettings
+    from conf.source_types import SourceSettings, WindowedSource
     from conf.types import SinkSettings, Strict
     from etl.ops.base import Fitted, Operator, RowWise, Step, Type
     from etl.ops.doubles import as_doubles, from_doubles
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from etl.raw.file_splits import FileSplit
     from etl.readers.arrow_blocks import check_schema, typed_block
     from etl.readers.base import RawBlock, TableReader
-    from scoring.candidates.package_sources import SourceInputs
+    from scoring.candidates.proposals import SourceInputs
+    from scoring.candidates.source_tables import SourceTables
     from scoring.delivery.published_lists import Delivered, PublishedLists
     from scoring.rules.item_rule import ItemRule, RuleInputs
     from storage.file_io import filesystem
@@ -69,6 +71,8 @@ __all__ = [
     "RuleSettings",
     "SinkSettings",
     "SourceInputs",
+    "SourceSettings",
+    "SourceTables",
     "Statistics",
     "Step",
     "Strict",
@@ -79,6 +83,7 @@ __all__ = [
     "VectorModel",
     "Vectors",
     "Window",
+    "WindowedSource",
     "as_doubles",
     "check_schema",
     "filesystem",
@@ -93,6 +98,7 @@ _NAMES = {
     "conf.loss_types": ("LossSettings",),
     "conf.raw_types": ("EventTime", "RawTable"),
     "conf.rule_types": ("AttributeRule", "RuleSettings"),
+    "conf.source_types": ("SourceSettings", "WindowedSource"),
     "conf.types": ("SinkSettings", "Strict"),
     "etl.ops.base": ("Fitted", "Operator", "RowWise", "Step", "Type"),
     "etl.ops.doubles": ("as_doubles", "from_doubles"),
@@ -102,7 +108,8 @@ _NAMES = {
     "etl.raw.file_splits": ("FileSplit",),
     "etl.readers.arrow_blocks": ("check_schema", "typed_block"),
     "etl.readers.base": ("RawBlock", "TableReader"),
-    "scoring.candidates.package_sources": ("SourceInputs",),
+    "scoring.candidates.proposals": ("SourceInputs",),
+    "scoring.candidates.source_tables": ("SourceTables",),
     "scoring.delivery.published_lists": ("Delivered", "PublishedLists"),
     "scoring.rules.item_rule": ("ItemRule", "RuleInputs"),
     "storage.file_io": ("filesystem",),

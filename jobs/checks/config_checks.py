@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from conf.errors import ConfigError
-from conf.types import AllItems, Config, ModelConfig, Popular
+from conf.types import Config, ModelConfig
 from etl.ops.drop_low_cardinality import DropLowCardinality
 from etl.workflow.feature_plan import Plan, plan_of
 from etl.workflow.id_features import features_with_oov_id
 from reporting.monitoring.lineage_events import check_openlineage
-from scoring.candidates.package_sources import read_package_sources
+from scoring.candidates.read_sources import read_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.inputs.requests import require_context, require_no_pairs
 from scoring.rules.read_settings import read_rule_settings
@@ -38,7 +38,7 @@ def check_config(config: Config) -> None:
     if config.candidates.retrieval:
         with _located(_RETRIEVAL):
             check_retriever(config.candidates.retrieval.model)
-    read_package_sources(config.candidates)
+    read_sources(config.candidates)
     read_rule_settings(config.score.rules)
     read_sinks(config.deliver)
     _check_segments(config, feature_plan)
@@ -147,7 +147,7 @@ def _features(config: Config, feature_plan: Plan) -> Features:
 def _check_blend(config: Config) -> None:
     """Raises ConfigError if a blend is configured, but no source gives scores."""
     sources = config.candidates.sources
-    if config.score.blend == "auto" and any(isinstance(source, AllItems) for source in sources):
+    if config.score.blend == "auto" and any(source.every_item for source in sources):
         raise ConfigError(
             "score.blend=auto needs the scores of sources, but the only source in candidates.sources is "
             "all_items, which gives none",
@@ -222,10 +222,10 @@ def _check_segments(config: Config, feature_plan: Plan) -> None:
     """Raises ConfigError unless each segment is a feature of scope user or a column of user_attributes."""
     table = config.candidates.user_attributes
     known = [*config.scopes.user, *(table.names if table else [])]
-    for source in config.candidates.sources:
-        if isinstance(source, Popular) and source.segment is not None and source.segment not in known:
+    for segment in (name for source in config.candidates.sources for name in source.segments):
+        if segment not in known:
             raise ConfigError(
-                f"candidates.sources: segment={source.segment!r} is neither a feature of scope user nor a "
+                f"candidates.sources: segment={segment!r} is neither a feature of scope user nor a "
                 f"column of candidates.user_attributes; these are {known}",
                 "write one of these names as `segment`",
             )

@@ -6,15 +6,17 @@ the documents.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from annotated_types import MinLen
+from pydantic import BaseModel, Field, create_model
 
-from conf.package_source_types import DocumentedSource
 from conf.plugins import SINK, Plugin, summary
 from conf.rule_types import ListRules, built_in_rules
+from conf.source_types import SourceSettings, built_in_sources
 from conf.stage_types import Score
 from conf.types import Candidates, Config, Deliver, SinkSettings
 
@@ -25,15 +27,43 @@ def documented_config() -> type[Config]:
     sink: Any = Annotated[reduce(or_, members), Field(discriminator="kind")]
     sinks: Any = (list[sink], Deliver.model_fields["sinks"])
     deliver = create_model("Deliver", __base__=Deliver, __doc__=Deliver.__doc__, sinks=sinks)
-    sources: Any = (list[DocumentedSource], Candidates.model_fields["sources"])
-    candidates = create_model("Candidates", __base__=Candidates, __doc__=Candidates.__doc__, sources=sources)
+    candidates = _candidates()
     score = create_model("Score", __base__=Score, __doc__=Score.__doc__, rules=_rules())
     fields: Any = {
-        "candidates": (candidates, Config.model_fields["candidates"]),
+        "candidates": (candidates, _field(Config, "candidates", candidates())),
         "score": (score, Config.model_fields["score"]),
         "deliver": (deliver, Config.model_fields["deliver"]),
     }
     return create_model("Config", __base__=Config, __doc__=Config.__doc__, **fields)
+
+
+def _candidates() -> type[Candidates]:
+    """Returns the type of the section `candidates`, whose sources are a union of those of the checkout."""
+    sections = {name: _source(name, kind) for name, kind in built_in_sources().items()}
+    every_item = next(kind(source=name) for name, kind in sections.items() if kind.every_item)
+    members: list[Any] = list(sections.values())
+    source: Any = Annotated[reduce(or_, members), Field(discriminator="source")]
+    sources: Any = (list[source], _field(Candidates, "sources", [every_item]))
+    return create_model("Candidates", __base__=Candidates, __doc__=Candidates.__doc__, sources=sources)
+
+
+def _source(name: str, settings: type[SourceSettings]) -> type[SourceSettings]:
+    """Returns the type of the section of a source: `source` has only this value."""
+    only: Any = Literal[name]
+    text = summary(settings).partition(": ")[2] or summary(settings)
+    named = Field(description=text[:1].upper() + text[1:])
+    return create_model(_class_name(name), __base__=settings, __doc__=settings.__doc__, source=(only, named))
+
+
+def _field(section: type[BaseModel], name: str, default: Any) -> Any:
+    """Returns a field of a section with a default in place of the function that makes it."""
+    field = section.model_fields[name]
+    return Field(default=default, description=field.description, min_length=_least(field.metadata))
+
+
+def _least(metadata: Sequence[Any]) -> int | None:
+    """Returns the least number of elements that annotations of a list allow; None if there is none."""
+    return next((one.min_length for one in metadata if isinstance(one, MinLen)), None)
 
 
 def _sink(plugin: Plugin) -> type[SinkSettings]:

@@ -35,9 +35,10 @@ def config_schema() -> Schema:
         ]
     }
     definitions["FeatureGroup"]["properties"]["ops"]["items"] = {"$ref": f"{_PREFIX}FeatureEntry"}
-    definitions["Retrieval"]["properties"]["model"] = {
-        "allOf": [{"$ref": f"{_PREFIX}ModelConfig"}, _NEEDS_ARCHITECTURE]
-    }
+    for member in alternatives(definitions["Candidates"]["properties"]["sources"]["items"]):
+        of_source = definitions[member["$ref"].removeprefix(_PREFIX)]["properties"]
+        if "model" in of_source:
+            of_source["model"] = {"allOf": [{"$ref": f"{_PREFIX}ModelConfig"}, _NEEDS_ARCHITECTURE]}
     properties = schema["properties"]
     properties["prepare"]["items"] = {"$ref": f"{_PREFIX}PrepareEntry"}
     sections: set[str] = set()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from conf.load import config_digest
-from conf.types import AllItems
-from scoring.candidates.build import SourceTables, make_candidates
+from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_tables import (
     CandidateTables,
     candidate_rows,
@@ -18,6 +17,7 @@ from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.places import places_by_source
 from scoring.candidates.retrieved import retrieve
+from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.vector_tables import release, vector_store
 from scoring.inputs.feature_rows import count_rows
 from scoring.inputs.requests import ITEM_INDEX, SOURCES
@@ -50,7 +50,7 @@ def run(context: RunContext) -> JobSummary:
             release(store)
     partition = context.lake.candidates(dataset.workflow_version).partition(context.run_date)
     places = {}
-    if not any(isinstance(source, AllItems) for source in context.config.candidates.sources):
+    if not any(source.every_item for source in context.config.candidates.sources):
         with context.phase("places"):
             listed = read_rows(context, partition, candidates, columns=[SOURCES])
             places = {"places_by_source": places_by_source(listed, candidates.facts["sources"])}

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F, Window
-from conf.types import Als
 from scoring.candidates.clicks import weight_of_clicks
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore, lists_from_vectors, no_lists, with_exclusions
+from scoring.candidates.parameters import AlsParameters
 from scoring.inputs.requests import ITEM_INDEX, VECTOR
 from spark.choose_workers import cores_without_jvm
 from spark.rows import Rows, count, persist, query
@@ -41,7 +41,9 @@ _BLOCKS = 10
 _CHECKPOINT_ITERATIONS = 2
 
 
-def als_items(config: Als, exclusions: Exclusions, rows: Rows, items: Rows, store: VectorStore) -> Rows:
+def als_items(
+    config: AlsParameters, exclusions: Exclusions, rows: Rows, items: Rows, store: VectorStore
+) -> Rows:
     """Returns, for each user with clicks, the n items with the highest scores that are not excluded.
 
     The result has the columns user_key, candidates and scores. Only items that somebody clicked are
@@ -65,7 +67,7 @@ def als_items(config: Als, exclusions: Exclusions, rows: Rows, items: Rows, stor
     return lists_from_vectors(of_users, VECTOR, files, config.n, store)
 
 
-def als_vectors(config: Als, rows: Rows, items: Rows, checkpoints: str) -> tuple[Rows, Rows] | None:
+def als_vectors(config: AlsParameters, rows: Rows, items: Rows, checkpoints: str) -> tuple[Rows, Rows] | None:
     """Computes the vectors of the users and items that have clicks.
 
     Args:
@@ -88,7 +90,7 @@ def als_vectors(config: Als, rows: Rows, items: Rows, checkpoints: str) -> tuple
     return _vectors_of_frame(config, clicks, checkpoints)
 
 
-def _vectors_of_table(config: Als, clicks: pa.Table) -> tuple[pa.Table, pa.Table]:
+def _vectors_of_table(config: AlsParameters, clicks: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Does the work of `als_vectors` in this process."""
     import torch
 
@@ -115,7 +117,9 @@ def _vectors_of_table(config: Als, clicks: pa.Table) -> tuple[pa.Table, pa.Table
     )
 
 
-def _vectors_of_frame(config: Als, clicks: DataFrame, checkpoints: str) -> tuple[DataFrame, DataFrame] | None:
+def _vectors_of_frame(
+    config: AlsParameters, clicks: DataFrame, checkpoints: str
+) -> tuple[DataFrame, DataFrame] | None:
     """Does the work of `als_vectors` in Spark. `clicks` has user_key, item_index and clicks (float)."""
     from pyspark.ml.recommendation import ALS
 

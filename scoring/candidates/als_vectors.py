@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError
-from conf.types import Als
 from scoring.candidates.mllib_random import first_vectors
+from scoring.candidates.parameters import AlsParameters
 
 # Elements of the arrays that a batch of normal equations needs: 64 MiB each.
 _BATCH_ELEMENTS = 1 << 23
@@ -59,7 +59,11 @@ class _Side:
 
 
 def fit_vectors(
-    users: NDArray[np.int64], items: NDArray[np.int64], clicks: NDArray[np.float32], config: Als, blocks: int
+    users: NDArray[np.int64],
+    items: NDArray[np.int64],
+    clicks: NDArray[np.float32],
+    config: AlsParameters,
+    blocks: int,
 ) -> tuple[Vectors, Vectors]:
     """Returns the vectors of all users and of all items.
 
@@ -83,7 +87,7 @@ def fit_vectors(
 
 
 @torch.inference_mode()
-def _solved(side: _Side, of_others: Tensor, config: Als) -> Tensor:
+def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
     """Returns the vectors of a side, (R, k) float32, from those of the other side."""
     factors = of_others.double()  # (O, k)
     gram = factors.T @ factors

@@ -14,15 +14,14 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, DataError
 from conf.lazy_pyspark import F
 from conf.load import config_digest
-from conf.package_source_types import PackageSource
-from conf.types import Config, NotAllowed, OutOfStock, Popular, RawTable, Split
+from conf.types import Config, NotAllowed, OutOfStock, RawTable, Split
 from etl.prepare.attributes import plain_array, read_attribute_table
 from etl.raw.files import require_raw
 from etl.spark.attribute_frames import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude, known_items
-from scoring.candidates.package_sources import source_digests
 from scoring.candidates.popular import SEGMENT
+from scoring.candidates.read_sources import frames_needed_by, source_digests
 from scoring.inputs.feature_rows import read_split
 from scoring.model.model_info import ModelInfo, read_model_info
 from spark.rows import ReadableRows, Rows, read_rows, select
@@ -77,11 +76,11 @@ class CandidateTables:
 def frames_needed(config: Config) -> bool:
     """Returns whether only Spark frames can compute the candidates of a configuration.
 
-    Only frames can be returned by sources of other packages. Spark and Arrow write different texts for the
+    Sources that propose pairs return frames. Spark and Arrow write different texts for the
     same float, so a filter that compares a float with another type as texts needs frames.
     """
     candidates = config.candidates
-    return any(isinstance(source, PackageSource) for source in candidates.sources) or any(
+    return frames_needed_by(candidates) or any(
         isinstance(table, NotAllowed) and _compares_floats(config, table) for table in candidates.filters
     )
 
@@ -211,7 +210,7 @@ def _segments(context: RunContext, version: str, users: Manifest, attributes: Ro
     The result maps the name of each segment to rows with the columns user_key and segment.
     """
     sources = context.config.candidates.sources
-    names = [source.segment for source in sources if isinstance(source, Popular) and source.segment]
+    names = [name for source in sources for name in source.segments]
     spec_features = read_spec(context.lake, version).scoped("user") if names else []
     features = [feature.name for feature in spec_features]
     known = column_names(attributes) if attributes is not None else []

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from conf.errors import DataError
 from conf.lazy_pyspark import F
-from conf.types import Ease
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import (
@@ -29,6 +28,7 @@ from scoring.candidates.lists_in_spark import (
     no_lists,
     with_exclusions,
 )
+from scoring.candidates.parameters import EaseParameters
 from scoring.inputs.requests import HISTORY, ITEM_INDEX, VECTOR, DeviceKind
 from scoring.spark.scoring_workers import SCORING_IMPORTS
 from scoring.spark.task_slot import task_slot
@@ -48,7 +48,9 @@ Batches = Iterable[pa.RecordBatch]
 _WEIGHTS = pa.schema([(ITEM_INDEX, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
 
-def ease_items(config: Ease, exclusions: Exclusions, rows: Rows, items: Rows, store: VectorStore) -> Rows:
+def ease_items(
+    config: EaseParameters, exclusions: Exclusions, rows: Rows, items: Rows, store: VectorStore
+) -> Rows:
     """Returns, for each user with clicks, the n items with the highest scores that are not excluded.
 
     The result has the columns user_key, candidates and scores. Only items that somebody clicked are

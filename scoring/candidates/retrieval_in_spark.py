@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, assert_never
 
 import pyarrow as pa
 
-from conf.source_types import Retrieval
 from scoring.candidates.lists_in_spark import USERS_PER_BATCH
+from scoring.candidates.parameters import SearchParameters
 from scoring.inputs.requests import (
     CLUSTER,
     EXCLUDED,
@@ -44,7 +44,7 @@ EXACT_ITEMS = 100_000
 
 def is_approximate(
     spark: SparkSession | None,
-    source: Retrieval,
+    source: SearchParameters,
     items: int,
     device: DeviceKind,
     exact_items: int = EXACT_ITEMS,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 from scoring.candidates.candidate_tables import CandidateTables, users_of
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore
+from scoring.candidates.parameters import SearchParameters
 from scoring.candidates.retrieval_in_spark import clustered_items, is_approximate, retrieved_items
 from scoring.inputs.requests import RetrievalRequest
 from scoring.model.context_features import encoded_context
@@ -62,9 +63,10 @@ def retrieve(
     Raises:
         DataError: approximate search, and the vector of an item is not finite.
     """
-    source, retriever = context.config.candidates.retrieval, tables.retriever
-    if source is None or retriever is None:
+    configured, retriever = context.config.candidates.retrieval, tables.retriever
+    if configured is None or retriever is None:
         return None
+    source: SearchParameters = cast("Any", configured)
     names = [feature.name for feature in retriever.spec.scoped("user")]
     if users is None:
         users = users_of(context, version, tables.users, [USER_KEY, *names])

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from conf.lazy_pyspark import F, Window
-from conf.source_types import Covisitation, ItemKnn
 from scoring.candidates.clicks import recency
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import USERS_PER_BATCH, VectorStore, empty_lists, histories
+from scoring.candidates.parameters import SimilarItems
 from scoring.inputs.requests import ITEM_INDEX, LISTED, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
 from scoring.spark.score_frames import score_in_batches
 from spark.rows import Rows, count, persist, query, unpersist
@@ -43,7 +43,7 @@ Batches = Iterable[pa.RecordBatch]
 
 
 def lists_of_similar_items(
-    source: Covisitation | ItemKnn,
+    source: SimilarItems,
     history: Rows,
     exclusions: Exclusions,
     store: VectorStore,

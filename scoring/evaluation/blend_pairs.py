@@ -17,13 +17,14 @@ import pyarrow as pa
 
 from conf.types import Candidates, Split
 from etl.latest.latest_features import latest_rules
-from scoring.candidates.build import SourceTables, make_candidates
+from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_tables import CandidateTables, candidate_rows, column_names, segment_of
 from scoring.candidates.clicks import CLICK_COLUMNS, within
 from scoring.candidates.filters import exclude, known_items
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.retrieved import retrieve
+from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.vector_tables import release, vector_store
 from scoring.evaluation.blend_fit import FOLDS, MeasuredPairs
 from scoring.evaluation.features_before_test import rows_before_test

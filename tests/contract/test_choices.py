@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
 from conf.errors import ConfigError
 from conf.plugins import SINK
-from conf.types import AllItems, Candidates, Measure, Popular, Strict
+from conf.types import Measure, Strict
 from etl.ops import FRAME_OPERATORS, OPERATORS
+from jobs.reference.documented import documented_config
 from tests.contract.choices import (
     BASE,
     EXAMPLES,
@@ -175,11 +176,13 @@ def test_a_new_source_without_documents_is_reported(pages: Mapping[str, str], sh
 
         source: Literal["newest"] = Field(description="The newest items.")
 
-    class MoreCandidates(Candidates):
-        sources: list[Annotated[AllItems | Popular | Newest, Field(discriminator="source")]]  # type: ignore[assignment]
-
-    choices = list(choices_of(MoreCandidates, PAGE, "`candidates`", "candidates"))
-    before = undocumented(choices_of(Candidates, PAGE, "`candidates`", "candidates"), pages)
+    candidates: Any = documented_config().model_fields["candidates"].annotation
+    (listed,) = get_args(candidates.model_fields["sources"].annotation)
+    members: Any = get_args(listed)[0] | Newest
+    sources: Any = (list[Annotated[members, Field(discriminator="source")]], ...)
+    more = create_model("MoreCandidates", __base__=candidates, sources=sources)
+    choices = list(choices_of(more, PAGE, "`candidates`", "candidates"))
+    before = undocumented(choices_of(candidates, PAGE, "`candidates`", "candidates"), pages)
     (problem,) = set(undocumented(choices, pages)) - set(before)
     assert problem.startswith("source: newest (docs/configuration.md, `candidates.sources newest`)")
     (problem,) = without_example(choices, shown)

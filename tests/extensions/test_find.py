@@ -17,7 +17,7 @@ from conf.types import Candidates, Deliver, ListRules, ModelConfig, Train
 from etl.ops import frame_operator_from_config, operator_from_config
 from etl.ops.join_external import JoinExternal
 from etl.readers.discovery import open_table
-from scoring.candidates.package_sources import read_package_sources
+from scoring.candidates.read_sources import read_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.rules.read_settings import read_rule_settings
 from tests.extensions.packages import write_package, write_shop
@@ -31,7 +31,7 @@ EXPLORATION = {"exploration": {"share": 0.1}}
 
 def sources(name: str) -> Any:
     try:
-        return read_package_sources(Candidates.model_validate({"sources": [{"source": name}]}))
+        return read_sources(Candidates.model_validate({"sources": [{"source": name}]}))
     except ValueError as error:  # pydantic's; load_config makes a ConfigError of it
         raise ConfigError(str(error), "") from error
 
@@ -69,7 +69,7 @@ USES: dict[str, tuple[str, str, Use]] = {
         lambda name: read_settings(ModelConfig.model_validate({"architecture": name})),
     ),
     "rules": ("boost", r"scoring\.rules\.plugins\.boost", rules),
-    "candidate_sources": ("popular", r"conf\.source_types", sources),
+    "candidate_sources": ("popular", r"scoring\.candidates\.sources\.popular", sources),
     "sinks": (
         "jdbc",
         r"scoring\.delivery\.sinks\.jdbc",
@@ -99,7 +99,7 @@ def test_packages_are_read_once_and_only_for_unknown_names(scans: list[int], sit
     frame_operator_from_config({"dropna": {"columns": ["a"]}})
     read_settings(ModelConfig.model_validate({"architecture": "dlrm"}))
     read_rule_settings(ListRules.model_validate(EXPLORATION))
-    read_package_sources(Candidates.model_validate({"sources": [{"source": "popular"}]}))
+    read_sources(Candidates.model_validate({"sources": [{"source": "popular"}]}))
     read_sinks(Deliver())
     JoinExternal(path="p", columns={"a": "int"}, format="orc")
     assert scans == []

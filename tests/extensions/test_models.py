@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from conf.errors import ConfigError
-from conf.source_types import Retrieval
 from conf.types import Config, ModelConfig, Split
 from jobs.checks import check_config
+from scoring.candidates.sources.retrieval import Settings as Retrieval
 from storage.dataset import Dataset
 from storage.paths import Lake
 from tests.extensions.packages import forget_shop, write_package

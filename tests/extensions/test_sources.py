@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import ConfigError
+from conf.plugins import SOURCE, Kind
 from conf.types import Candidates
-from scoring.candidates.build import SourceTables, make_candidates
+from jobs.reference.json_schema import config_schema
+from jobs.reference.pages import configuration_page
+from scoring.candidates.build import make_candidates
 from scoring.candidates.filters import Exclusions
-from scoring.candidates.package_sources import read_package_sources, source_digests
-from tests.extensions.packages import write_package
+from scoring.candidates.read_sources import frames_needed_by, read_sources, source_digests
+from scoring.candidates.source_tables import SourceTables
+from tests.contract.test_config import SMALL
+from tests.extensions.packages import SHOP, write_package
 
 RUN_DATE = "2026-01-04"
 # item -> the day of its first row; i3 and i4 share a day, "gone" is no item of the run.
@@ -73,7 +80,7 @@ def test_settings_are_checked_by_the_package(shop: Path) -> None:
         ({"clicks": True}, r"unknown key candidates\.sources\.0\.newest\.clicks=True"),
     ):
         with pytest.raises(ConfigError, match=message):
-            read_package_sources(config({"source": "newest", **settings}))
+            read_sources(config({"source": "newest", **settings}))
     with pytest.raises(ValueError, match=r"sources\.0\.package\.n\n.*greater than 0"):
         config({"source": "newest", "n": 0})
 
@@ -119,3 +126,45 @@ def test_pairs_without_a_finite_score_and_repeated_pairs_are_left_out(
         "u0": ([4, 5], [0, 0]),
         "u1": ([], []),
     }
+
+
+def test_one_file_adds_a_source_to_the_checkout(
+    tables: SourceTables, add_to_checkout: Callable[[Kind, str, str], None]
+) -> None:
+    before = jsonschema.Draft7Validator(config_schema())
+    add_to_checkout(SOURCE, "newest", (SHOP / "newest.py").read_text(encoding="utf-8"))
+    newest = {"source": "newest", "n": 3}
+    read = config(newest)
+    assert lists_of(make_candidates(read, tables)) == {
+        "u0": ([3, 4, 2], [0, 0, 0]),
+        "u1": ([1, 3, 4], [0, 0, 0]),
+    }
+    assert source_digests(read) == {}
+    dumped = read.model_dump(mode="json")["sources"]
+    assert dumped == [{"source": "newest", "n": 3, "window_days": None, "clicked": False}]
+    with pytest.raises(ValueError, match=r"sources\.0\.newest\.n\n.*greater than 0"):
+        config({"source": "newest", "n": 0})
+    after = jsonschema.Draft7Validator(config_schema())
+    values = {**SMALL, "candidates": {"sources": [newest]}}
+    assert (before.is_valid(values), after.is_valid(values)) == (False, True)
+    assert not after.is_valid({**SMALL, "candidates": {"sources": [{**newest, "clicks": 1}]}})
+    section = configuration_page().partition("## `candidates.sources newest`\n")[2].partition("\n## ")[0]
+    assert "The source `newest`: the items whose first row in the log is the latest." in section
+    assert "| `clicked` | true or false | `false` |" in section
+
+
+def test_a_source_of_a_package_may_return_lists(
+    tables: SourceTables, site: Path, spark: SparkSession
+) -> None:
+    text = (
+        "from nightrank.extending import WindowedSource as Settings\n"
+        "def candidates(settings, tables):\n"
+        "    users = tables.exclusions.users\n"
+        "    return users.selectExpr('user_key', 'array(5, 0) AS candidates',\n"
+        "                            'array(cast(2 AS float), cast(1 AS float)) AS scores')\n"
+    )
+    write_package(site, "mine", {"candidate_sources": {"fixed": "fixed"}}, {"fixed": text})
+    read = config({"source": "fixed", "n": 2})
+    assert not frames_needed_by(read)
+    assert frames_needed_by(config({"source": "popular"})) is False
+    assert lists_of(make_candidates(read, tables)) == {"u0": ([5, 0], [0, 0]), "u1": ([5, 0], [0, 0])}

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from nightrank.extending import F, SourceInputs, Strict
+from nightrank.extending import F, SourceInputs, WindowedSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Settings(Strict):
-    """The keys of the source, in addition to `source`, `n` and `window_days`."""
+class Settings(WindowedSource):
+    """The source `newest`: the items whose first row in the log is the latest."""
 
     clicked: bool = Field(default=False, description="Whether only rows with a click count.")
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
-from conf.source_types import Retrieval
 from conf.types import Generate, ModelConfig, MultiHot
 from etl.synthetic.clicks.columns import FEATURES
 from etl.synthetic.clicks.impressions import draw_impressions
@@ -33,6 +32,7 @@ from scoring.candidates.clusters import (
 )
 from scoring.candidates.retrieval import Retriever, load_retriever
 from scoring.candidates.retrieval_in_spark import clustered_items, is_approximate, retrieved_items
+from scoring.candidates.sources.retrieval import Settings as Retrieval
 from scoring.inputs.requests import ModelRequest, RetrievalRequest
 from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side

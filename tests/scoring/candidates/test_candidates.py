@@ -13,16 +13,18 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
-from conf.types import Candidates, Covisitation
-from scoring.candidates.build import SourceTables, make_candidates
+from conf.types import Candidates
+from scoring.candidates.build import make_candidates
 from scoring.candidates.clicks import clicked_items, observed_items, within
-from scoring.candidates.covisitation import covisited_items, with_weights
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.quotas import unite
 from scoring.candidates.similar_items import latest_items, similarities
+from scoring.candidates.source_tables import SourceTables
+from scoring.candidates.sources.covisitation import Settings as Covisitation
+from scoring.candidates.sources.covisitation import covisited_items, with_weights
 from spark.rows import count, records
 from tests.rows import BOTH_FORMS, AsRows, as_frame, as_table, columns_of
 

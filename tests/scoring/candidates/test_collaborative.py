@@ -11,14 +11,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
-from conf.types import Als, Candidates, Ease
+from conf.types import Candidates
 from scoring.candidates.als import als_items, als_vectors
-from scoring.candidates.build import SourceTables, make_candidates
+from scoring.candidates.build import make_candidates
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.ease import ease_items
 from scoring.candidates.filters import Exclusions, exclude
 from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
+from scoring.candidates.source_tables import SourceTables
+from scoring.candidates.sources.als import Settings as Als
+from scoring.candidates.sources.ease import Settings as Ease
 
 GROUPS, PER_GROUP = 3, 8
 ITEMS = [f"i{index:02d}" for index in range(GROUPS * PER_GROUP + 2)]  # nobody clicks the last two

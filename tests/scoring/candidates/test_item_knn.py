@@ -7,14 +7,15 @@ import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.source_types import ItemKnn
 from conf.types import Candidates
-from scoring.candidates.build import SourceTables, make_candidates
+from scoring.candidates.build import make_candidates
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.filters import Exclusions, exclude
-from scoring.candidates.item_knn import item_knn_items
 from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
+from scoring.candidates.source_tables import SourceTables
+from scoring.candidates.sources.item_knn import Settings as ItemKnn
+from scoring.candidates.sources.item_knn import item_knn_items
 
 USERS = [f"u{index:02d}" for index in range(14)]  # the last user has no click
 ITEMS = [f"i{index:02d}" for index in range(12)]  # nobody clicks the last item

@@ -12,14 +12,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.types import Als, Candidates
+from conf.types import Candidates
 from scoring.candidates.als import als_vectors
-from scoring.candidates.build import SourceTables, make_candidates
+from scoring.candidates.build import make_candidates
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.filters import exclude
 from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.source_scores import aligned_scores
+from scoring.candidates.source_tables import SourceTables
+from scoring.candidates.sources.als import Settings as Als
 
 ITEMS = [f"i{index:02d}" for index in range(14)]  # nobody clicks the last one
 USERS = [f"u{index:02d}" for index in range(20)]  # the last user has no click

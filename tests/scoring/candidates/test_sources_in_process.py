@@ -15,12 +15,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
-from conf.source_types import ItemKnn
-from conf.types import Als, Candidates, Covisitation, Ease
+from conf.types import Candidates
 from jobs.stages.build_candidates import run as build_candidates
 from scoring.candidates import item_pairs, popular
 from scoring.candidates.als import als_items, als_vectors
-from scoring.candidates.build import SourceTables, make_candidates
+from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_tables import read_candidate_tables, segment_of
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.ease import ease_items
@@ -30,6 +29,11 @@ from scoring.candidates.item_pairs import ClickMatrix, neighbour_table, pair_bat
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.mllib_random import first_vectors
 from scoring.candidates.places import places_by_source
+from scoring.candidates.source_tables import SourceTables
+from scoring.candidates.sources.als import Settings as Als
+from scoring.candidates.sources.covisitation import Settings as Covisitation
+from scoring.candidates.sources.ease import Settings as Ease
+from scoring.candidates.sources.item_knn import Settings as ItemKnn
 from scoring.evaluation.blend_pairs import measured_pairs
 from scoring.model import context_features
 from scoring.model.champion import champion_and_dataset

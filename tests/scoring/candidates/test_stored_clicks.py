@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 
 from conf.types import Candidates
-from scoring.candidates.build import SourceTables, make_candidates
+from scoring.candidates.build import make_candidates
 from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.filters import exclude
 from scoring.candidates.popular import popularity
+from scoring.candidates.source_tables import SourceTables
 from spark.rows import query, with_value
 from spark.stored_rows import StoredRows
 from storage.paths import Lake

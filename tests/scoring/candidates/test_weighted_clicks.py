@@ -11,16 +11,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.source_types import ItemKnn
-from conf.types import Als, Ease
 from scoring.candidates.als import als_vectors
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.ease import ease_items
 from scoring.candidates.filters import Exclusions, exclude
-from scoring.candidates.item_knn import item_knn_items
 from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
+from scoring.candidates.sources.als import Settings as Als
+from scoring.candidates.sources.ease import Settings as Ease
+from scoring.candidates.sources.item_knn import Settings as ItemKnn
+from scoring.candidates.sources.item_knn import item_knn_items
 
 ITEMS = [f"i{index:02d}" for index in range(12)]  # nobody clicks the last one
 USERS = [f"u{index:02d}" for index in range(20)]

@@ -1,0 +1,65 @@
+"""Reads the sources of candidates of a configuration, and finds their modules."""
+
+from __future__ import annotations
+
+from conf.errors import ConfigError
+from conf.load import read_package_settings, read_section
+from conf.plugins import SOURCE, Plugin, digests_of
+from conf.source_types import PackageSource, SourceSettings
+from conf.types import Candidates, Strict
+
+
+def read_sources(config: Candidates) -> list[tuple[Plugin, Strict]]:
+    """Returns each source with its checked settings, in order.
+
+    Raises:
+        ConfigError: a source does not exist or cannot be imported, a key is not one of its settings, or a
+            value breaks its rule.
+    """
+    return [read_source(source, index) for index, source in enumerate(config.sources)]
+
+
+def read_source(source: SourceSettings, index: int | None = None) -> tuple[Plugin, Strict]:
+    """Returns a source with its checked settings.
+
+    Args:
+        source: its section.
+        index: its number in the configuration, for errors.
+
+    Raises:
+        ConfigError: see `read_sources`.
+    """
+    plugin = SOURCE.find(source.source)
+    if plugin is None:
+        raise ConfigError(
+            f"candidates.sources: source={source.source!r} does not exist",
+            "install the package that has this source",
+        )
+    if not hasattr(plugin.load(), "candidates"):
+        plugin.member("propose")
+    if not isinstance(source, PackageSource):
+        return plugin, source
+    place = () if index is None else (str(index),)
+    path = ("candidates", "sources", *place, source.source)
+    kind: type[Strict] = plugin.member("Settings", Strict)
+    if issubclass(kind, SourceSettings):
+        keys = source.model_dump(exclude_unset=True)
+        remedy = (
+            f"its settings are {sorted(kind.model_fields)}; correct them in the configuration file or --set"
+        )
+        return plugin, read_section(kind, keys, f"source {source.source}: ", remedy, path)
+    return plugin, read_package_settings(plugin, source.settings, path, ("n", "window_days"))
+
+
+def frames_needed_by(config: Candidates) -> bool:
+    """Returns whether a source proposes pairs, which only Spark can make lists of."""
+    return any(not hasattr(plugin.load(), "candidates") for plugin, _ in read_sources(config))
+
+
+def source_digests(config: Candidates) -> dict[str, str]:
+    """Returns the digests of the code of sources of other packages; empty if there are none.
+
+    Raises:
+        ConfigError: a source cannot be imported.
+    """
+    return digests_of(SOURCE.find_in_package(source.source) for source in config.sources)

@@ -1,0 +1,21 @@
+"""The sources of candidates. Each file is one source, and the name of the file is its name.
+
+A package adds a source by an entry point of the group `nightrank.candidate_sources`. The module of a source
+contains
+
+    class Settings(SourceSettings)   the keys of the source (conf/source_types.py). Its docstring describes
+                                     the source. In a package, `Strict` is enough as a base class; the source
+                                     then also has the keys n and window_days
+
+and one of these two functions:
+
+    candidates(settings: Settings, tables: SourceTables) -> Rows
+                                     returns lists: user_key, candidates array<int>, scores array<float>, as
+                                     frames of Spark or as Arrow tables, like those in `tables`
+                                     (scoring/candidates/source_tables.py)
+    propose(settings: Settings, inputs: SourceInputs) -> DataFrame
+                                     returns pairs with scores, always as a frame of Spark. They are joined,
+                                     sorted and cut for it (scoring/candidates/proposals.py)
+
+Every job reads the settings, so a module imports what its functions need inside of them.
+"""

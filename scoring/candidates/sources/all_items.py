@@ -1,0 +1,46 @@
+"""The source `all_items`: proposes all items except the excluded items.
+
+A null array of candidates stands for all these items.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from conf.source_types import SourceSettings
+
+if TYPE_CHECKING:
+    from scoring.candidates.filters import Exclusions
+    from scoring.candidates.source_tables import SourceTables
+    from spark.rows import Rows
+
+
+class Settings(SourceSettings):
+    """The source `all_items`: every item except those excluded for a user.
+
+    No other source can be combined with `all_items`.
+    """
+
+    every_item: ClassVar[bool] = True
+
+
+def candidates(settings: Settings, tables: SourceTables) -> Rows:
+    """Returns the candidates of all users."""
+    return all_items(tables.exclusions)
+
+
+def all_items(exclusions: Exclusions) -> Rows:
+    """Returns the candidates table of the source `all_items`, one row per user.
+
+    The columns are user_key, candidates, excluded and sources. `candidates` and `sources` are null.
+    `excluded` is null if no item is excluded for the user.
+    """
+    import pyarrow as pa
+
+    from scoring.inputs.requests import CANDIDATES, EXCLUDED, SOURCES
+    from spark.rows import select, with_nulls
+    from storage.feature_spec import USER_KEY
+
+    rows = with_nulls(exclusions.users, CANDIDATES, pa.list_(pa.int32()))
+    rows = with_nulls(rows, SOURCES, pa.list_(pa.int8()))
+    return select(rows, [USER_KEY, CANDIDATES, EXCLUDED, SOURCES])
