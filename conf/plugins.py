@@ -134,7 +134,7 @@ MODEL = Kind("models", "architecture", "training.models")
 RULE = Kind("rules", "rule", "scoring.rules.plugins")
 SOURCE = Kind("candidate_sources", "source", "scoring.candidates.sources")
 SINK = Kind("sinks", "sink", "scoring.delivery.sinks")
-READER = Kind("readers", "reader", "etl.readers")
+READER = Kind("readers", "reader", "etl.readers.formats")
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (READER, OPERATOR, MODEL, LOSS, SOURCE, RULE, SINK)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -13,59 +13,15 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    WithJsonSchema,
     model_serializer,
     model_validator,
 )
 
 from conf.names import ColumnName, PlainText, RawLocation, column_name
-from conf.plugins import READER, Plugin
+from conf.plugin_names import PluginNames
+from conf.plugins import READER, description
 from conf.spark_tables import SPARK_TABLE, split_table_path
 from conf.time_types import ISO, UTC, TimeFormat, TimeZone, only_date
-
-# The formats of raw files, and their descriptions. To add one: a line here, and a reader in etl/readers.
-FORMATS: Mapping[str, str] = {
-    "tsv": "no header, and a double quote is an ordinary character.",
-    "csv": "a header line and quotes by RFC 4180; a value must not contain a line break, not even in quotes, "
-    "otherwise its lines are quarantined with the reason `quote` or `field_count`.",
-    "parquet": "columns are matched by name.",
-    "orc": "columns are matched by name; types are read as those of Parquet.",
-    "jsonl": "a JSON object in each line; `source: a.b` is the field `b` of the object `a`, and a field "
-    "that a line lacks is null; other lines are quarantined with the reason `json`.",
-    "avro": "object container files with any codec; columns are matched by name.",
-    "delta": "the current version of a Delta table; `path` is its folder, and may end with folders of "
-    "partition columns, such as `/dt={date}` (docs/lakes.md).",
-    SPARK_TABLE: "a table or view of Spark's catalogue, such as one of Hive or Iceberg; `path` is its name, "
-    "and may end with values of columns, such as `shop.clicks/dt={date}`. It needs a JVM (docs/lakes.md).",
-}
-
-
-def reader_extension(name: str) -> Plugin | None:
-    """Returns the extension of another package that reads a format; None if there is none.
-
-    Raises:
-        ConfigError: two readers have the name of an installed extension.
-    """
-    return READER.find_in_package(name, _BUILT_IN)
-
-
-def _known_format(name: str) -> str:
-    if name not in FORMATS and reader_extension(name) is None:
-        raise ValueError(f"there is no such format; known: {READER.names(_BUILT_IN)}")
-    return name
-
-
-# The formats of the checkout, or the name of the reader of another package. Editors know only the first.
-Format = Annotated[
-    str, AfterValidator(_known_format), WithJsonSchema({"enum": list(FORMATS), "type": "string"})
-]
-# Maps the formats of the checkout to the package of their readers, for messages.
-_BUILT_IN: Mapping[str, str] = dict.fromkeys(FORMATS, "etl.readers")
-
-# Formats with one row a line and a separator between fields.
-SEPARATED_FORMATS: frozenset[str] = frozenset({"tsv", "csv"})
-# Formats in which a text may stand for null.
-NULL_VALUE_FORMATS: frozenset[str] = SEPARATED_FORMATS | {"jsonl"}
 
 # Types of columns in files.
 ColumnType = Literal[
@@ -176,6 +132,48 @@ class Strict(BaseModel):
         return None if field is None else field.annotation
 
 
+class FormatSettings(Strict):
+    """Base of the settings of a format of raw files. The docstring of a format describes it in the reference.
+
+    Attributes:
+        is_text: whether files have lines of text. Rows of other formats have no text; errors show them as
+            JSON.
+        is_separated: whether a line has fields with a separator between them.
+        has_null_values: whether a text may stand for null.
+    """
+
+    is_text: ClassVar[bool] = False
+    is_separated: ClassVar[bool] = False
+    has_null_values: ClassVar[bool] = False
+
+
+def format_settings(name: str) -> type[FormatSettings]:
+    """Returns what the configuration must know of a format, which exists.
+
+    Raises:
+        ConfigError: the module of a package's reader cannot be imported.
+    """
+    settings: type[FormatSettings] = getattr(READER.get(name).load(), "Settings", FormatSettings)
+    return settings
+
+
+def _known_format(name: str) -> str:
+    if READER.find(name) is None:
+        raise ValueError(f"there is no such format; known: {READER.names()}")
+    return name
+
+
+# The name of a reader: a module of etl/readers/formats, or of another package. Editors know only the first.
+Format = Annotated[str, AfterValidator(_known_format), PluginNames(READER)]
+
+
+def _describe_formats(schema: dict[str, Any]) -> None:
+    """Adds the description of each format of the checkout to that of the key."""
+    formats = {one.name: one.member("Settings", FormatSettings) for one in READER.plugins()}
+    meanings = [f"`{name}`: {description(settings)}" for name, settings in formats.items()]
+    schema["description"] = " ".join([*meanings, schema["description"]])
+
+
 class Column(Strict):
     """One raw column, or several columns of the same type if `name` has a range such as `C{1..26}`."""
 
@@ -262,8 +260,8 @@ class RawTable(Strict):
         "Text files whose names end in .gz, .bz2 or .zst are decompressed."
     )
     format: Format = Field(
-        description=" ".join(f"`{name}`: {meaning}" for name, meaning in FORMATS.items())
-        + " Readers of other packages have the names of their entry points (docs/extending.md)."
+        description="Readers of other packages have the names of their entry points (docs/extending.md).",
+        json_schema_extra=_describe_formats,
     )
     separator: Separator | None = Field(
         default=None,
@@ -305,11 +303,11 @@ class RawTable(Strict):
     def _fitting_format(self) -> RawTable:
         if self.format == SPARK_TABLE:
             split_table_path(self.path)
-        if self.separator is not None and self.format not in SEPARATED_FORMATS:
+        if self.separator is not None and not format_settings(self.format).is_separated:
             raise ValueError(
                 f"separator divides the fields of text files, but the format is {self.format}: remove it"
             )
-        if self.null_values != [""] and self.format not in NULL_VALUE_FORMATS:
+        if self.null_values != [""] and not format_settings(self.format).has_null_values:
             raise ValueError(
                 f"null_values are texts that stand for null in text files, but the format is {self.format}, "
                 "which has nulls: remove them"

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from pyspark.sql import DataFrame
 
 from conf.errors import ConfigError
+from conf.raw_types import format_settings
 from conf.types import Split
 from etl.fit.fit_inputs import TrainingBlocks
 from etl.native.library import is_built
@@ -16,7 +17,7 @@ from etl.prepare.click_tables import ClickTables, click_tables
 from etl.prepare.task_passes import TaskPasses
 from etl.quality.day_counts import DayCounts
 from etl.quality.profile import CountedDays
-from etl.raw.files import TEXT_FORMATS, RawFiles
+from etl.raw.files import RawFiles
 from etl.spark.frame_passes import FramePasses
 from etl.spark.last_clicks import LastClicks, clicks_before
 from etl.text.two_passes import TextPasses
@@ -98,7 +99,7 @@ def passes_of(workers: Workers, plan: Plan, lake: Lake) -> DayPasses:
         ConfigError: an operator of `prepare` has only a form for Spark frames, and tasks prepare the rows; or
             files are text, and the compiled scanner of text is missing.
     """
-    if plan.config.log.format in TEXT_FORMATS and not is_built():
+    if format_settings(plan.config.log.format).is_text and not is_built():
         raise ConfigError("the compiled scanner of text is missing", "run `make setup`")
     road = road_of(plan, on_one_machine=isinstance(workers, LocalWorkers))
     if road.kind == "log":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conf.errors import ConfigError, DataError, InfrastructureError
     from conf.lazy_pyspark import F, T, Window
     from conf.loss_types import LossSettings
-    from conf.raw_types import EventTime, RawTable
+    from conf.raw_types import EventTime, FormatSettings, RawTable
     from conf.rule_types import AttributeRule, RuleSettings
     from conf.source_types import SourceSettings, WindowedSource
     from conf.types import SinkSettings, Strict
@@ -53,6 +53,7 @@ __all__ = [
     "Features",
     "FileSplit",
     "Fitted",
+    "FormatSettings",
     "InfrastructureError",
     "Inputs",
     "ItemRule",
@@ -96,7 +97,7 @@ _NAMES = {
     "conf.errors": ("ConfigError", "DataError", "InfrastructureError"),
     "conf.lazy_pyspark": ("F", "T", "Window"),
     "conf.loss_types": ("LossSettings",),
-    "conf.raw_types": ("EventTime", "RawTable"),
+    "conf.raw_types": ("EventTime", "FormatSettings", "RawTable"),
     "conf.rule_types": ("AttributeRule", "RuleSettings"),
     "conf.source_types": ("SourceSettings", "WindowedSource"),
     "conf.types": ("SinkSettings", "Strict"),

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.raw_types import SEPARATED_FORMATS
+from conf.raw_types import format_settings
 from conf.types import Config
 from etl.erasure.lake_partitions import PREPARED, TYPED, Published
 from etl.erasure.workflow_tables import UserTables, key_has_user, tombstones
@@ -68,7 +68,7 @@ class Users:
         """
         digests = ErasedUsers(salt, frozenset(map(digest, ids)))
         column, log = config.keys.user if config.keys else "", config.log
-        return cls(ids, digests, column, log.field_separator, log.format not in SEPARATED_FORMATS)
+        return cls(ids, digests, column, log.field_separator, not format_settings(log.format).is_separated)
 
     def are_in(self, values: pa.ChunkedArray) -> np.ndarray:
         """Returns which of n ids (string or int64, some of them null) are those of the users: (n,) bool."""

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from conf.errors import ConfigError
 from conf.load import read_section
 from conf.names import PlainText
-from conf.raw_types import FORMATS, Column, Format, OperatorType, Strict, operator_type
+from conf.raw_types import Column, Format, OperatorType, Strict, operator_type
 from conf.time_types import ISO, UTC, TimeFormat
 from conf.types import JoinedTable
 from etl.ops.base import KEYS, Operator, Step, Type
@@ -119,9 +119,8 @@ class JoinExternal(Operator):
     )
     format: Format = Field(
         default="parquet",
-        description="Format of the files, as in the section `log`: "
-        + ", ".join(f"`{name}`" for name in FORMATS)
-        + ", or that of a package. A `tsv` file has the key, and then the columns in their order.",
+        description="Format of the files, one of those of the section `log`. A `tsv` file has the key, "
+        "and then the columns in their order.",
     )
     separator: str | None = Field(
         default=None,

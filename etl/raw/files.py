@@ -11,7 +11,8 @@ from pyarrow import fs
 
 from conf.errors import DataError
 from conf.names import scheme_of
-from conf.raw_types import Format, reader_extension
+from conf.plugins import READER
+from conf.raw_types import Format, format_settings
 from conf.spark_tables import SPARK_TABLE
 from conf.types import Config, RawTable
 from etl.raw.delta_tables import files_at
@@ -25,9 +26,6 @@ from storage.paths import Partition
 _WILDCARD = re.compile(r"[*?\[]")
 # Suffixes of compressed text that no engine can read. etl.raw.file_splits has the supported suffixes.
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
-
-# The formats whose files have lines. Rows of other formats have no text; errors show them as JSON.
-TEXT_FORMATS: tuple[str, ...] = ("tsv", "csv", "jsonl")
 
 # A compressed file without text is smaller: gzip needs 20 bytes and the name of the file.
 _EMPTY_BYTES = 512
@@ -90,7 +88,7 @@ def find_raw(
         return None
     _require_readable(matches, table.format)
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in matches])
-    extension = reader_extension(table.format)
+    extension = READER.find_in_package(table.format)
     if extension is not None:  # another version of the reader may give other rows
         digest = digest_of([digest, extension.digest()])
     size = sum(info.size for _, _, info in matches)
@@ -132,7 +130,7 @@ def has_no_text(table: RawTable, raw: RawFiles) -> bool:
     """Returns whether all files are empty. A compressed file of text is empty if its text is."""
     if raw.bytes == 0:
         return True
-    if table.format not in TEXT_FORMATS or raw.bytes > _EMPTY_BYTES * len(raw.paths):
+    if not format_settings(table.format).is_text or raw.bytes > _EMPTY_BYTES * len(raw.paths):
         return False
     return not any(len(block) for part in split_files(raw.paths) for block in read_blocks(part))
 
@@ -172,8 +170,8 @@ def require_raw(
 
 def _require_readable(matches: Sequence[tuple[str, str, fs.FileInfo]], form: Format) -> None:
     """Raises DataError if a file of text is compressed in a format that no engine can read."""
-    unreadable = [path for path, _, _ in matches if path.endswith(_UNREADABLE) and form in TEXT_FORMATS]
-    if unreadable:
+    unreadable = [path for path, _, _ in matches if path.endswith(_UNREADABLE)]
+    if unreadable and format_settings(form).is_text:
         raise DataError(
             f"{unreadable[0]} is compressed in a format that is not supported",
             "deliver it as .gz, .bz2 or .zst",

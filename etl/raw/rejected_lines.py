@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from conf.raw_types import DECLARE_TIME, NULL_VALUE_FORMATS, SEPARATORS, TIME_TYPES, Column, Log, RawTable
+from conf.raw_types import DECLARE_TIME, SEPARATORS, TIME_TYPES, Column, Log, RawTable, format_settings
 from conf.time_types import ISO, only_date
 from etl.raw import key_rule, quotes
 from etl.raw.csv_header import common_header
-from etl.raw.files import TEXT_FORMATS
 
 _SHOWN = 100  # maximum number of characters of a value or line in a message
 _MOST_VALUES = 5  # of the values of one reason in a message
@@ -80,7 +79,7 @@ class RejectedLine:
 def description(table: RawTable, rejected: RejectedLine) -> str:
     """Returns a text with the number of the row, its value, and the rule that the value breaks."""
     kind, column = _split(rejected.reason)
-    place = f"{'line' if table.format in TEXT_FORMATS else 'row'} {rejected.line_number}"
+    place = f"{'line' if format_settings(table.format).is_text else 'row'} {rejected.line_number}"
     if kind in _ABOUT_LINES and not column:
         return f"{place} {_ABOUT_LINES[kind][0]}: {_short(rejected.line)}"
     if kind == "field_count":
@@ -136,7 +135,7 @@ def _field(table: RawTable, line: str, column: str, header: list[str] | None) ->
     if table.format == "jsonl":
         value = _json_value(line, source)
         return value if value is None or isinstance(value, str) else json.dumps(value)
-    if table.format not in TEXT_FORMATS:
+    if not format_settings(table.format).is_text:
         value = json.loads(line).get(source)
         return value if value is None or isinstance(value, str) else json.dumps(value)
     names = table.names if header is None else header
@@ -204,7 +203,7 @@ def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: 
     number = _is_number(value)
     if declared.type in ("int", "float", "decimal") and _DECIMAL_COMMA.fullmatch(value):
         return f"write the numbers of {column} with a decimal point, and without separators of thousands"
-    keys = table.format in NULL_VALUE_FORMATS and not number
+    keys = format_settings(table.format).has_null_values and not number
     null = f", add {_quoted(value)} to {section}.null_values if it stands for null" if keys else ""
     kind = "float or string" if number and rejected.reason.startswith("integer:") else "string"
     if declared.type == "list<int>":

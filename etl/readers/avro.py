@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -87,7 +87,6 @@ class AvroReader(TableReader):
         event_time: the section `log.event_time`; None for a table without times.
     """
 
-    formats: ClassVar[tuple[str, ...]] = ("avro",)
     files: tuple[_File, ...]
     event_time: EventTime | None
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -78,12 +78,10 @@ class TableReader(ABC):
     """Reads the files of one raw table. The driver opens it, and tasks read the blocks of file splits.
 
     Attributes:
-        formats: the values of `format` in the configuration that this reader reads.
         table: names and types of the columns.
         paths: the files, in the order of their rows.
     """
 
-    formats: ClassVar[tuple[str, ...]]
     table: RawTable
     paths: tuple[str, ...]
 

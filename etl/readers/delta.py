@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +37,6 @@ class DeltaReader(TableReader):
         event_time: the section `log.event_time`; None for a table without times.
     """
 
-    formats: ClassVar[tuple[str, ...]] = ("delta",)
     parquet: ParquetReader
     values: Mapping[str, pa.Array]
     kept: Mapping[str, np.ndarray]

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -47,8 +47,6 @@ _MOST_SHOWN = 20  # fields of a line in an error message
 @dataclass(frozen=True)
 class JsonLinesReader(TableReader):
     """Reads `jsonl`."""
-
-    formats: ClassVar[tuple[str, ...]] = ("jsonl",)
 
     @classmethod
     def open(

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import pyarrow as pa
 from pyarrow import orc
@@ -47,7 +46,6 @@ class OrcReader(TableReader):
         event_time: the section `log.event_time`; None for a table without times.
     """
 
-    formats: ClassVar[tuple[str, ...]] = ("orc",)
     files: tuple[_File, ...]
     event_time: EventTime | None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,6 @@ import pyarrow.parquet as pq
 
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
-from conf.spark_tables import SPARK_TABLE
 from etl.native.library import is_built
 from etl.native.scan import merge_dictionaries
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
@@ -93,7 +91,6 @@ class ParquetReader(TableReader):
         event_time: the section `log.event_time`; None for a table without times.
     """
 
-    formats: ClassVar[tuple[str, ...]] = ("parquet", SPARK_TABLE)
     files: tuple[_File, ...]
     event_time: EventTime | None
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from conf.counted import counted
 from conf.errors import DataError
-from conf.raw_types import SEPARATED_FORMATS, RawTable
+from conf.raw_types import RawTable, format_settings
 from etl.raw import key_rule
 from etl.raw.csv_header import common_header, positions_in
 from etl.raw.file_splits import FileSplit, compression, read_blocks
@@ -43,7 +43,7 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
         ConfigError: a column is stored with a type that its declared type cannot hold.
     """
     rejected: Iterator[RejectedLine | None]
-    if table.format in SEPARATED_FORMATS:
+    if format_settings(table.format).is_separated:
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)
         if table.format == "csv":

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +33,6 @@ class TextReader(TableReader):
         of_files: positions and width in csv files whose header differs from that of the first file, by path.
     """
 
-    formats: ClassVar[tuple[str, ...]] = ("tsv", "csv")
     positions: tuple[int | None, ...]
     width: int
     of_files: Mapping[str, tuple[tuple[int | None, ...], int]] = field(default_factory=dict)

@@ -75,7 +75,7 @@ USES: dict[str, tuple[str, str, Use]] = {
         r"scoring\.delivery\.sinks\.jdbc",
         lambda name: read_sinks(Deliver.model_validate({"sinks": [{"name": "s", "kind": name}]})),
     ),
-    "readers": ("csv", r"etl\.readers", readers),
+    "readers": ("csv", r"etl\.readers\.formats\.csv", readers),
     "losses": ("bce", r"training\.losses\.bce", losses),
 }
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from conf.errors import EXIT_OK, ConfigError, DataError
+from conf.plugins import READER, Kind
 from conf.raw_types import RawTable
 from conf.types import ItemsTable
 from etl.ops.join_external import JoinExternal
 from etl.prepare.attributes import read_attribute_table
 from etl.raw.files import find_raw
 from etl.readers.discovery import open_table
+from jobs.reference.json_schema import config_schema
+from jobs.reference.pages import configuration_page
 from storage.paths import Lake
+from tests.conftest import ROOT
+from tests.contract.test_config import SMALL
 from tests.etl import cases
 from tests.etl.readers.test_orc_days import LOG
 from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables
@@ -100,3 +109,24 @@ def test_a_log_in_its_format_has_the_tables_of_parquet(shop: Path, tmp_path: Pat
         built[kind] = tables(Lake(config.lake))
     assert built["npz"] == built["parquet"]
     assert len(built["npz"][f"features {DAYS[0]}"]) == 79
+
+
+def test_one_file_adds_a_format_to_the_checkout(
+    add_to_checkout: Callable[[Kind, str, str], None], tmp_path: Path
+) -> None:
+    before = jsonschema.Draft7Validator(config_schema())
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8").partition("\n## A reader\n")[2]
+    (text,) = re.findall(r"^```python\n(.*?)^```$", page.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
+    add_to_checkout(READER, "feather", text)
+    path = tmp_path / "items.feather"
+    feather.write_feather(pa.table({"what": ["a", "b"], "price": [1.5, None]}), path)
+    config = cases.write_config(tmp_path)
+    section = {"path": str(path), "format": "feather", "columns": COLUMNS}
+    rows = read_attribute_table(config, ItemsTable.model_validate(section), "what", "items", DAYS[0])
+    assert rows.to_pydict() == {"what": ["a", "b"], "price": [1.5, None]}
+    with pytest.raises(ValueError, match=r"null_values are texts .* but the format is feather"):
+        ItemsTable.model_validate({**section, "null_values": ["NULL"]})
+    after = jsonschema.Draft7Validator(config_schema())
+    values = {**SMALL, "log": {**SMALL["log"], "format": "feather"}}
+    assert (before.is_valid(values), after.is_valid(values)) == (False, True)
+    assert "`feather`: Arrow files (Feather, version 2); columns are matched by name." in configuration_page()

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from conf.plugins import LOSS, RULE, SINK, SOURCE, Kind, Plugin
+from conf.plugins import LOSS, READER, RULE, SINK, SOURCE, Kind, Plugin
 from conf.raw_types import Strict
 from tests.conftest import ROOT
 
 # Kinds whose modules have a class Settings.
-WITH_SETTINGS = (LOSS, RULE, SINK, SOURCE)
+WITH_SETTINGS = (LOSS, READER, RULE, SINK, SOURCE)
 PLUGINS = [plugin for kind in WITH_SETTINGS for plugin in kind.plugins()]
 NO_HEAVY_IMPORTS = """
 import sys

@@ -25,7 +25,8 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import config_digest
-from conf.raw_types import FORMATS, Column
+from conf.plugins import READER
+from conf.raw_types import Column
 from conf.rule_types import ListRules
 from conf.serving_types import Impressions
 from conf.spark_tables import SPARK_TABLE
@@ -407,7 +408,7 @@ def write_in(form: str, folder: Path, zone: str) -> dict[str, Any]:
     return {"format": form, "columns": columns, "time_zone": zone}
 
 
-@pytest.mark.parametrize("form", sorted({*FORMATS} - {SPARK_TABLE}))
+@pytest.mark.parametrize("form", sorted({*READER.built_in()} - {SPARK_TABLE}))
 def test_all_formats_have_the_same_rows(config: Config, tmp_path: Path, form: str) -> None:
     settings = write_in(form, tmp_path, "Europe/Berlin")
     timed = {"event_time": EventTime(column="at", unit="s"), "time": "t", "row_column": "shown"}

@@ -32,7 +32,7 @@ PAGE, _, _ = (
     .partition("## From your own package")
 )
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-NAMES = ["reciprocal", "subtract_maximum", "count_rows", "feather"]
+NAMES = ["reciprocal", "subtract_maximum", "count_rows", "feather", "focal"]
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_both_forms_of_the_row_operator_agree(modules: dict[str, ModuleType], sp
 
 
 def test_the_reader_reads_its_format(modules: dict[str, ModuleType], tmp_path: Path) -> None:
-    reader: type[TableReader] = modules["feather"].FeatherReader
+    reader: type[TableReader] = modules["feather"].Reader
     times = pa.array([1_999_999_999, None, 5], pa.timestamp("ns"))
     path = str(tmp_path / "a.feather")
     columns = {"n": [1.0, 0.5, None], "s": ["a", "", "b"], "at": times, "unlisted": [1, 2, 3]}

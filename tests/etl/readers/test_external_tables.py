@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import orc
 
-from conf.raw_types import FORMATS
+from conf.plugins import READER
 from conf.spark_tables import SPARK_TABLE
 from etl.ops.join_external import JoinExternal
 from etl.prepare.attributes import read_attribute_table
@@ -91,7 +91,8 @@ WRITERS: dict[str, Callable[[list[tuple[Any, ...]], Path], object]] = {
 
 
 def test_every_format_is_tested() -> None:
-    assert {*WRITERS, SPARK_TABLE} == set(FORMATS)  # tests/etl/spark/test_copy_tables.py has the last one
+    # tests/etl/spark/test_copy_tables.py has the last one
+    assert {*WRITERS, SPARK_TABLE} == {*READER.built_in()}
 
 
 @pytest.mark.parametrize("form", WRITERS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,6 @@ from nightrank.extending import (
 class Reader(TableReader):
     """Reads `npz`."""
 
-    formats: ClassVar[tuple[str, ...]] = ("npz",)
     event_time: EventTime | None
 
     @classmethod

@@ -1,0 +1,29 @@
+"""The format `csv` (etl/readers/text.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from conf.raw_types import FormatSettings
+
+if TYPE_CHECKING:
+    from etl.readers.base import TableReader
+
+
+class Settings(FormatSettings):
+    """A header line and quotes by RFC 4180.
+
+    A value must not contain a line break, not even in quotes, otherwise its lines are quarantined with the
+    reason `quote` or `field_count`.
+    """
+
+    is_text: ClassVar[bool] = True
+    is_separated: ClassVar[bool] = True
+    has_null_values: ClassVar[bool] = True
+
+
+def reader() -> type[TableReader]:
+    """Returns the class that reads the format."""
+    from etl.readers.text import TextReader
+
+    return TextReader

@@ -1,0 +1,21 @@
+"""The format `parquet` (etl/readers/parquet.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conf.raw_types import FormatSettings
+
+if TYPE_CHECKING:
+    from etl.readers.base import TableReader
+
+
+class Settings(FormatSettings):
+    """Columns are matched by name."""
+
+
+def reader() -> type[TableReader]:
+    """Returns the class that reads the format."""
+    from etl.readers.parquet import ParquetReader
+
+    return ParquetReader
