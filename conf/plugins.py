@@ -129,7 +129,7 @@ class Kind:
 
 
 LOSS = Kind("losses", "loss", "training.losses")
-OPERATOR = Kind("operators", "operator", "etl.ops")
+OPERATOR = Kind("operators", "operator", "etl.operators")
 MODEL = Kind("models", "architecture", "training.models")
 RULE = Kind("rules", "rule", "scoring.rules.plugins")
 SOURCE = Kind("candidate_sources", "source", "scoring.candidates.sources")
@@ -245,6 +245,11 @@ def _modules_in(folder: str) -> list[str]:
     loaded = sys.modules.get(folder)
     spec = None if loaded else find_spec(folder)
     paths = loaded.__path__ if loaded else (spec and spec.submodule_search_locations) or []
+    return _modules_at(tuple(paths))
+
+
+@lru_cache(maxsize=32)
+def _modules_at(paths: tuple[str, ...]) -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(paths))
 
 

@@ -20,9 +20,9 @@ from etl.fit.chain_progress import ChainRequest
 from etl.fit.count_statistics import CountStatistics
 from etl.fit.fit_inputs import TrainingDays
 from etl.fit.version_tables import VersionTables
+from etl.operators.categorify import Categorify
+from etl.operators.join_external import JoinExternal
 from etl.ops.base import LISTS, Step, Type
-from etl.ops.categorify import Categorify
-from etl.ops.join_external import JoinExternal
 from etl.ops.keyed import KEY, table_name
 from etl.ops.tables import VOCABULARY
 from etl.ops.training_statistics import Statistics

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conf.errors import ConfigError
+from etl.operators.categorify import Categorify
 from etl.ops.base import Fitted, Step, Type
-from etl.ops.categorify import Categorify
 from etl.ops.training_statistics import Statistics
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.unfitted_chains import Chain

@@ -7,8 +7,8 @@ from typing import Any
 
 from etl.fit.chain_progress import ChainRequest, vocabulary_of
 from etl.fit.version_tables import VersionTables
+from etl.operators.categorify import Categorify
 from etl.ops.base import Operator, Step, Type
-from etl.ops.categorify import Categorify
 from etl.ops.tables import RARE, VOCABULARY
 from etl.ops.training_statistics import Statistics
 from etl.statistics.id_rule import IdRule

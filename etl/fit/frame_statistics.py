@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.fit.chain_progress import ChainRequest, vocabulary_of
+from etl.operators.categorify import Categorify
 from etl.ops.array_statistics import GroupedRows
 from etl.ops.base import LISTS, Operator, Step
-from etl.ops.categorify import Categorify
 from etl.ops.doubles import as_doubles
 from etl.ops.keyed import KEY, table_name
 from etl.ops.memory_tables import MemoryTables

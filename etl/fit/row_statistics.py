@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 from etl.fit.chain_progress import ChainRequest, vocabulary_of
 from etl.fit.fit_inputs import TrainingDays
 from etl.fit.version_tables import VersionTables
+from etl.operators.categorify import Categorify
+from etl.operators.join_external import JoinExternal
 from etl.ops.base import LISTS
-from etl.ops.categorify import Categorify
-from etl.ops.join_external import JoinExternal
 from etl.ops.keyed import KEY, table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.ops.training_statistics import Statistics

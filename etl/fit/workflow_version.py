@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from conf.errors import ConfigError
 from conf.load import config_digest
+from etl.operators.join_external import JoinExternal
 from etl.ops import operator_digests
-from etl.ops.join_external import JoinExternal
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.impression_log import rows_digest
 from etl.workflow.chain_descriptions import canonical_groups

@@ -1,7 +1,7 @@
-"""The operators of the sections `features` and `prepare`. Each has one file, which discovery.py finds.
+"""What operators share, and the operators of the sections `features` and `prepare` by name.
 
-Other packages may add operators (package_operators.py). OPERATORS and FRAME_OPERATORS do not contain them,
-because they are imported only if a configuration or a stored workflow names them.
+Each file of etl/operators is one operator; discovery.py finds them, and those of packages. A module is
+imported if a configuration or a stored workflow names its operator.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from typing import Any, cast
 from conf.errors import ConfigError
 from conf.plugins import OPERATOR, Plugin, digests_of
 from etl.ops.base import Fitted, Operator, Pipeline, RowWise, Step, Type
-from etl.ops.discovery import find_operators
+from etl.ops.discovery import ColumnOperators, FrameOperators, find_operator
 from etl.ops.frames import FrameOperator, RowChanger, RowFilter
-from etl.ops.package_operators import PackageOperator, package_operator
 from etl.ops.parameters import Parameters
 from etl.ops.training_statistics import MergeableStatistic, Moments, Statistics
 
-_FOUND = find_operators()
 # Operators for the section `features`, which transform columns.
-OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = _FOUND.of_columns
+OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = ColumnOperators()
 # Operators for the section `prepare`, which transform rows.
-FRAME_OPERATORS: Mapping[str, type[FrameOperator]] = _FOUND.of_rows
+FRAME_OPERATORS: Mapping[str, type[FrameOperator]] = FrameOperators()
 
 __all__ = [
     "FRAME_OPERATORS",
@@ -55,9 +53,9 @@ def operator_from_config(entry: Entry) -> Operator:
 
     Raises:
         ConfigError: the operator is unknown, or a parameter is unknown, missing or not allowed. Or the
-            operator of a package cannot be used (`package_operator`).
+            operator of a package cannot be used (`find_operator`).
     """
-    return cast(Operator, _from_config(entry, "features.ops", _of_columns(), Operator))
+    return cast(Operator, _from_config(entry, "features.ops", OPERATORS, Operator))
 
 
 def frame_operator_from_config(entry: Entry) -> FrameOperator:
@@ -71,21 +69,19 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
     Raises:
         ConfigError: the operator does not exist, or the operator of a package cannot be used.
     """
-    if name in OPERATORS:
-        return OPERATORS[name]
-    of_package = _of_package(name)
-    if of_package is None or of_package.fitted is None:
+    found = find_operator(name)
+    if found is None or found[1][1] is None:
         raise _unknown(name, "features.ops", OPERATORS)
-    return cast(type[Operator], of_package.operator), of_package.fitted
+    return cast(type[Operator], found[1][0]), found[1][1]
 
 
 def operator_extension(name: str) -> Plugin | None:
-    """Returns the extension that adds the operator; None for an operator of this folder.
+    """Returns the operator of a package; None for an operator of the checkout.
 
     Raises:
         ConfigError: two operators have the name of an installed extension.
     """
-    return None if name in OPERATORS else OPERATOR.find_in_package(name, _built_in())
+    return OPERATOR.find_in_package(name)
 
 
 def operator_digests(names: Iterable[str]) -> dict[str, str]:
@@ -112,62 +108,46 @@ def stored_fitted_type(name: str, package: str | None) -> type[Fitted]:
     Raises:
         ConfigError: the operator does not exist here, or is one of another package.
     """
-    if package is None and name in OPERATORS:
-        return OPERATORS[name][1]
-    of_package = _of_package(name)
-    if of_package is None or of_package.fitted is None:
+    found = find_operator(name)
+    fitted = found and found[1][1]
+    if found is None or fitted is None:
         owner = f"the package {package}" if package else "another release"
         raise ConfigError(
             f"a workflow contains the operator {name!r} of {owner}, which is not installed here",
             f"install {package or 'that release'} in the environment of every process that computes features "
             "of this workflow, or fit a workflow without the operator",
         )
-    if of_package.extension.package != package:
+    plugin = found[0]
+    if plugin.package != package:
         owner = f"the package {package}" if package else "another release"
         raise ConfigError(
-            f"a workflow contains the operator {name!r} of {owner}, but here it is "
-            f"{of_package.extension.origin}",
+            f"a workflow contains the operator {name!r} of {owner}, but here it is {plugin.origin}",
             "install only the package with which the workflow was fitted, or fit a new workflow",
         )
-    return of_package.fitted
-
-
-def _built_in() -> dict[str, str]:
-    """Maps each operator of this folder to its module."""
-    return {name: operator.__module__ for name, operator in {**_of_columns(), **FRAME_OPERATORS}.items()}
-
-
-def _of_columns() -> dict[str, type[Parameters]]:
-    return {name: operator for name, (operator, _) in OPERATORS.items()}
-
-
-def _of_package(name: str) -> PackageOperator | None:
-    return package_operator(name, _built_in())
+    return fitted
 
 
 def _from_config(
     entry: Entry,
     where: str,
-    known: Mapping[str, type[Parameters]],
+    known: Mapping[str, Any],
     kind: type[Operator] | type[FrameOperator],
 ) -> Parameters:
     """Creates the operator for an entry of the section `where`.
 
     Args:
         known: the operators of the checkout for this section, by name.
-        kind: the base class that an operator of a package needs in this section.
+        kind: the base class of the operators of this section.
     """
     if isinstance(entry, Mapping) and len(entry) != 1:
         raise ConfigError(
             f"{where}: the entry {dict(entry)} has {len(entry)} operators", "write one operator per entry"
         )
     name, parameters = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
-    operator_type = known.get(name)
-    if operator_type is None:
-        of_package = _of_package(name)
-        if of_package is None or not issubclass(of_package.operator, kind):
-            raise _unknown(name, where, known)
-        operator_type = of_package.operator
+    found = find_operator(name)
+    if found is None or not issubclass(found[1][0], kind):
+        raise _unknown(name, where, known)
+    operator_type: type[Parameters] = found[1][0]
     parameters = {} if parameters is None else parameters
     if not isinstance(parameters, Mapping) or not all(isinstance(key, str) for key in parameters):
         raise ConfigError(
@@ -183,7 +163,7 @@ def _from_config(
 
 
 def _unknown(name: str, where: str, known: Mapping[str, Any]) -> ConfigError:
-    of_packages = set(OPERATOR.names(_built_in())) - set(_built_in())
+    of_packages = OPERATOR.of_packages()
     return ConfigError(
         f"{where} contains an unknown operator {name!r}", f"use one of {sorted({*known, *of_packages})}"
     )

@@ -9,7 +9,7 @@ A fitted step returns the same results in both engines. In the engine `sql`, the
 Spark column expressions and joins. In the engine `arrow`, the step's method `compute` processes Arrow arrays.
 Operators must not use a Spark session or a file path.
 
-To add an operator, add a file to this folder (etl/ops/discovery.py finds it) and an example to tests/etl/ops.
+To add an operator, add a file to etl/operators (discovery.py finds it) and an example to tests/etl/ops.
 """
 
 from __future__ import annotations

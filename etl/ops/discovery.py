@@ -1,70 +1,85 @@
-"""Finds the operators: every file of this folder that is not in `_SHARED_MODULES` contains one operator."""
+"""Finds the operators by name: those of the checkout (etl/operators), and those of packages."""
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import cast
 
 from conf.errors import ConfigError
+from conf.plugins import OPERATOR, Plugin
 from etl.ops.base import Fitted, Operator
 from etl.ops.frames import FrameOperator
 
-_FOLDER = "etl.ops"
-# Modules of this folder that contain no operator.
-_SHARED_MODULES = {
-    "array_statistics",
-    "base",
-    "choose_engine",
-    "discovery",
-    "doubles",
-    "formula",
-    "frames",
-    "keyed",
-    "memory_tables",
-    "package_operators",
-    "pages",
-    "parameters",
-    "row_groups",
-    "tables",
-    "training_statistics",
-    "xxhash64",
-}
+# The class of an operator, and that of its fitted step; None for an operator of `prepare`.
+Found = tuple[type[Operator] | type[FrameOperator], type[Fitted] | None]
 
 
-@dataclass(frozen=True)
-class Operators:
-    """The operators that were found, by name.
+class ColumnOperators(Mapping[str, tuple[type[Operator], type[Fitted]]]):
+    """The operators of the checkout for the section `features`, by name.
 
-    Attributes:
-        of_columns: operators for the section `features`, with the type of the fitted step.
-        of_rows: operators for the section `prepare`.
+    The module of an operator is imported when the operator is used.
     """
 
-    of_columns: Mapping[str, tuple[type[Operator], type[Fitted]]]
-    of_rows: Mapping[str, type[FrameOperator]]
+    def __getitem__(self, name: str) -> tuple[type[Operator], type[Fitted]]:
+        """Returns the class of an operator, and that of its fitted step."""
+        operator, fitted = _built_in(name)
+        if fitted is None:
+            raise KeyError(name)
+        return cast(type[Operator], operator), fitted
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in OPERATOR.built_in() if _built_in(name)[1] is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
-def find_operators() -> Operators:
-    """Imports the files of this folder, and returns their operators in the order of their names.
+class FrameOperators(Mapping[str, type[FrameOperator]]):
+    """The operators of the checkout for the section `prepare`, by name.
+
+    The module of an operator is imported when the operator is used.
+    """
+
+    def __getitem__(self, name: str) -> type[FrameOperator]:
+        """Returns the class of an operator."""
+        operator, fitted = _built_in(name)
+        if fitted is not None:
+            raise KeyError(name)
+        return cast(type[FrameOperator], operator)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in OPERATOR.built_in() if _built_in(name)[1] is None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def find_operator(name: str) -> tuple[Plugin, Found] | None:
+    """Returns the operator with this name, and imports its module; None if there is none.
 
     Raises:
-        ConfigError: a file does not contain one operator.
+        ConfigError: two operators have this name, or the module of a package cannot be imported or does not
+            contain one operator with this name.
     """
-    of_columns: dict[str, tuple[type[Operator], type[Fitted]]] = {}
-    of_rows: dict[str, type[FrameOperator]] = {}
-    for module in _modules():
-        operator, fitted = operator_in(module)
-        if issubclass(operator, FrameOperator):
-            of_rows[operator.name] = operator
-        elif fitted is not None:
-            of_columns[operator.name] = operator, fitted
-    return Operators(dict(sorted(of_columns.items())), dict(sorted(of_rows.items())))
+    plugin = OPERATOR.find(name)
+    if plugin is None:
+        return None
+    if plugin.package is None:
+        return plugin, _built_in(name)
+    module = plugin.load()
+    try:
+        found = operator_in(module)
+    except ConfigError as error:
+        raise _wrong(plugin, error.problem) from error
+    if found[0].name != name:
+        raise _wrong(plugin, f"its operator is named {found[0].name!r}")
+    return plugin, found
 
 
-def operator_in(module: ModuleType) -> tuple[type[Operator] | type[FrameOperator], type[Fitted] | None]:
+def operator_in(module: ModuleType) -> Found:
     """Returns the operator that a module defines, and the type of its fitted step; None for `prepare`.
 
     These are classes of the module that set `name`. Both classes have the same name.
@@ -82,8 +97,8 @@ def operator_in(module: ModuleType) -> tuple[type[Operator] | type[FrameOperator
     if len(operators) != 1:
         raise ConfigError(
             f"{module.__name__} defines {len(operators)} operators, but it must define one",
-            "define one subclass of Operator or FrameOperator that sets `name`; if the file has code that "
-            "operators share, list it in _SHARED_MODULES of etl/ops/discovery.py",
+            "define one subclass of Operator or FrameOperator that sets `name`; code that operators share "
+            "belongs into etl/ops",
         )
     operator = operators[0]
     if issubclass(operator, FrameOperator):
@@ -97,8 +112,24 @@ def operator_in(module: ModuleType) -> tuple[type[Operator] | type[FrameOperator
     return operator, fitted[0]
 
 
-def _modules() -> Iterator[ModuleType]:
-    """Yields the modules of the operators. They may be in a folder or in an archive."""
-    folders = import_module(_FOLDER).__path__
-    for name in sorted({module.name for module in pkgutil.iter_modules(folders)} - _SHARED_MODULES):
-        yield import_module(f"{_FOLDER}.{name}")
+def _built_in(name: str) -> Found:
+    """Returns an operator of the checkout. Raises KeyError if there is none."""
+    return _of_module(OPERATOR.built_in()[name], name)
+
+
+@cache
+def _of_module(module: str, name: str) -> Found:
+    found = operator_in(import_module(module))
+    if found[0].name != name:
+        raise ConfigError(
+            f"{module} defines the operator {found[0].name!r}", "give the file the name of its operator"
+        )
+    return found
+
+
+def _wrong(plugin: Plugin, problem: str) -> ConfigError:
+    return ConfigError(
+        f"{plugin} is not an operator: {problem}",
+        "let the module define one operator with the name of the entry point; docs/extending.md has an "
+        "example",
+    )

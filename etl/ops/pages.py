@@ -46,22 +46,24 @@ PAGES: Mapping[str, tuple[str, str]] = {
         "`prepare`.",
     ),
 }
-_OPERATORS: Mapping[str, type[Operator] | type[FrameOperator]] = {
-    **{name: operator for name, (operator, _) in OPERATORS.items()},
-    **FRAME_OPERATORS,
-}
 _FILTERS = "On one machine, and if rows need no preparation, tasks apply this filter without Spark frames.\n"
 _FORMS = (
     "On one machine, tasks apply this operator to Arrow tables when they "
     "[prepare rows](../roads.md). Elsewhere, Spark applies it to frames.\n"
 )
-_HEAD = "<!-- Made from the docstrings of etl/ops by `make docs`; changes here are lost. -->\n"
+_HEAD = "<!-- Made from the docstrings of etl/operators by `make docs`; changes here are lost. -->\n"
+
+
+def _operators() -> dict[str, type[Operator] | type[FrameOperator]]:
+    """Maps the name of each operator of the checkout to its class."""
+    return {**{name: operator for name, (operator, _) in OPERATORS.items()}, **FRAME_OPERATORS}
 
 
 def pages() -> dict[str, str]:
     """Returns a mapping from the file name of each page to the text of the page."""
     names = {
-        page: sorted(name for name, operator in _OPERATORS.items() if operator.page == page) for page in PAGES
+        page: sorted(name for name, operator in _operators().items() if operator.page == page)
+        for page in PAGES
     }
     texts = {f"{page}.md": _page(title, intro, names[page]) for page, (title, intro) in PAGES.items()}
     index = [_HEAD, "# Operators\n"]
@@ -90,7 +92,7 @@ def pages() -> dict[str, str]:
 def _page(title: str, intro: str, names: Sequence[str]) -> str:
     parts = [_HEAD, f"# {title}\n", intro + "\n"]
     for name in names:
-        operator = _OPERATORS[name]
+        operator = _operators()[name]
         parts += [f"## {name}\n", inspect.cleandoc(operator.__doc__ or "") + "\n", _facts(operator)]
         if name == "expression":
             parts.append(

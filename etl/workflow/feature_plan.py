@@ -9,9 +9,9 @@ from typing import Literal
 
 from conf.raw_types import OTHER_EVENT
 from conf.types import Config, FeatureGroup, JoinedTable
+from etl.operators.join_external import JoinExternal
 from etl.ops import RowChanger, RowFilter, Type, frame_operator_from_config
 from etl.ops.choose_engine import Engine, choose_engine
-from etl.ops.join_external import JoinExternal
 from etl.raw.erased_rows import ERASED
 from etl.raw.layout_digest import layout_digest
 from etl.workflow.plan_checks import require_chains, require_free_weight, require_keys, require_scopes

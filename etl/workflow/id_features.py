@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etl.ops.categorify import Categorify
+from etl.operators.categorify import Categorify
 from etl.workflow.feature_plan import Plan
 from etl.workflow.unfitted_chains import Chain
 

@@ -9,9 +9,9 @@ from conf.errors import ConfigError
 from conf.names import column_name
 from conf.raw_types import fits_column
 from conf.types import RESERVED, Config
+from etl.operators.categorify import Categorify
 from etl.ops import FrameOperator, Type
 from etl.ops.base import NUMBERS
-from etl.ops.categorify import Categorify
 from etl.ops.keyed import table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.workflow.unfitted_chains import Chain

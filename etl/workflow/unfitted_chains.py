@@ -9,9 +9,9 @@ from typing import assert_never
 from conf.errors import ConfigError
 from conf.feature_types import FeatureKind
 from conf.types import FeatureGroup
+from etl.operators.categorify import Categorify
 from etl.ops import Operator, Step, Type, operator_from_config
 from etl.ops.base import LISTS, NUMBERS
-from etl.ops.categorify import Categorify
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from conf.errors import ConfigError
 from conf.types import Config, ModelConfig
-from etl.ops.drop_low_cardinality import DropLowCardinality
+from etl.operators.drop_low_cardinality import DropLowCardinality
 from etl.workflow.feature_plan import Plan, plan_of
 from etl.workflow.id_features import features_with_oov_id
 from reporting.monitoring.lineage_events import check_openlineage

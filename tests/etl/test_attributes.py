@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from etl.latest.latest_features import keyed_attributes
-from etl.ops.join_external import JoinExternal
+from etl.operators.join_external import JoinExternal
 from etl.spark.attribute_frames import read_attributes
 from etl.workflow.feature_plan import plan_of
 from storage.erased_users import add_erased, list_or_new

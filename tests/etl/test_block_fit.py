@@ -26,12 +26,12 @@ from etl.fit.fit_inputs import RowBatch, TrainingBlocks
 from etl.fit.fit_workflow import fit_workflow
 from etl.native import mapped_tables
 from etl.native.lookup import Lookup
+from etl.operators.categorify import FittedCategorify
+from etl.operators.value_count import ValueCount
 from etl.ops.array_statistics import GroupedNumbers, GroupParts, concat_groups, doubles_of_sums
 from etl.ops.base import Operator, Type
-from etl.ops.categorify import FittedCategorify
 from etl.ops.memory_tables import MemoryTables
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
-from etl.ops.value_count import ValueCount
 from etl.raw.files import RawFiles
 from etl.split.time_split import DAY
 from etl.text.two_passes import TextPasses

@@ -23,7 +23,7 @@ from conf.raw_types import Label
 from conf.types import Config
 from etl.build import BuildResult
 from etl.fit.workflow_version import require_weights, workflow_version
-from etl.ops.groupby import Groupby
+from etl.operators.groupby import Groupby
 from etl.raw.layout_digest import layout_digest
 from etl.raw.row_rules import RowRule, row_rules
 from etl.workflow.feature_plan import plan_of

@@ -9,7 +9,7 @@ import pandas as pd
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from etl.ops.target_encoding import TargetEncoding
+from etl.operators.target_encoding import TargetEncoding
 from etl.statistics.keyed_tables import keyed_tables
 
 ROWS = 200

@@ -14,8 +14,8 @@ from conf.errors import ConfigError
 from conf.plugins import KINDS, OPERATOR, RULE, SINK
 from conf.raw_types import RawTable
 from conf.types import Candidates, Deliver, ListRules, ModelConfig, Train
+from etl.operators.join_external import JoinExternal
 from etl.ops import frame_operator_from_config, operator_from_config
-from etl.ops.join_external import JoinExternal
 from etl.readers.discovery import open_table
 from scoring.candidates.read_sources import read_sources
 from scoring.delivery.sinks import read_settings as read_sinks
@@ -62,7 +62,7 @@ def losses(name: str) -> Any:
 
 # Kind -> a name that the checkout has, its module there, and what uses an extension with a name.
 USES: dict[str, tuple[str, str, Use]] = {
-    "operators": ("log1p", r"etl\.ops\.log1p", operator_from_config),
+    "operators": ("log1p", r"etl\.operators\.log1p", operator_from_config),
     "models": (
         "dlrm",
         r"training\.models\.dlrm",

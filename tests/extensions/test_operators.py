@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,14 +18,21 @@ from pyspark.sql import SparkSession
 
 import nightrank
 from conf.errors import ConfigError, raised_in
+from conf.plugins import OPERATOR as OPERATORS
+from conf.plugins import Kind
 from conf.types import Config
 from etl.fit.workflow_version import workflow_version
+from etl.ops import frame_operator_from_config, operator_from_config
+from etl.ops.pages import pages
 from etl.raw.files import RawFiles, require_raw
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.local_workflow import load_local
 from etl.workflow.preparation_methods import preparation
+from jobs.reference.json_schema import config_schema
 from storage.paths import Lake
+from tests.conftest import ROOT
+from tests.contract.test_config import SMALL
 from tests.etl.log_rows import rows_of_log
 from tests.etl.ops.case import assert_same
 from tests.etl.ops.rows import (
@@ -274,3 +284,26 @@ def test_chains_without_extensions_are_pickled_as_before(shop: Path) -> None:
             made_by = chain.__reduce_ex__(4)[0]
             assert (made_by == FittedChain.from_json) == by_name
             assert pickle.loads(pickle.dumps(chain)) == chain
+
+
+def test_one_file_adds_an_operator_to_the_checkout(add_to_checkout: Callable[[Kind, str, str], None]) -> None:
+    before = jsonschema.Draft7Validator(config_schema())
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8").partition("\n## An operator\n")[2]
+    (text,) = re.findall(r"^```python\n(.*?)^```$", page.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
+    add_to_checkout(OPERATORS, "reciprocal", text)
+    workflow = nightrank.Workflow([{"columns": ["I1"], "kind": "dense", "ops": ["reciprocal"]}]).fit(FRAME)
+    encoded: Any = workflow.encode(FRAME)
+    assert encoded["I1"].tolist() == [1.0, 0.125, 0.25]
+    after = jsonschema.Draft7Validator(config_schema())
+    values = {**SMALL, "features": [{"columns": ["I1"], "kind": "dense", "ops": ["reciprocal"]}]}
+    assert (before.is_valid(values), after.is_valid(values)) == (False, True)
+    assert "Computes 1 / x. Zero becomes null." in pages()["numbers.md"]
+    with pytest.raises(ConfigError, match="prepare contains an unknown operator 'reciprocal'"):
+        frame_operator_from_config("reciprocal")
+
+
+def test_a_file_has_the_name_of_its_operator(add_to_checkout: Callable[[Kind, str, str], None]) -> None:
+    text = Path(import_module("etl.operators.log1p").__file__ or "").read_text(encoding="utf-8")
+    add_to_checkout(OPERATORS, "logarithm", text)
+    with pytest.raises(ConfigError, match=r"etl\.operators\.logarithm defines the operator 'log1p'"):
+        operator_from_config("logarithm")

@@ -18,7 +18,7 @@ from conf.errors import EXIT_OK, ConfigError, DataError
 from conf.plugins import READER, Kind
 from conf.raw_types import RawTable
 from conf.types import ItemsTable
-from etl.ops.join_external import JoinExternal
+from etl.operators.join_external import JoinExternal
 from etl.prepare.attributes import read_attribute_table
 from etl.raw.files import find_raw
 from etl.readers.discovery import open_table

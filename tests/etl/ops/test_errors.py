@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
+from etl.operators.hash_bucket import HashBucket
 from etl.ops import Statistics, frame_operator_from_config, operator_from_config
-from etl.ops.hash_bucket import HashBucket
 from etl.workflow.feature_plan import plan_of
 from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
 

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
+from etl.operators.normalize import FittedNormalize
+from etl.operators.normalize_min_max import FittedNormalizeMinMax
 from etl.ops import frame_operator_from_config, operator_from_config
 from etl.ops.base import Fitted
-from etl.ops.normalize import FittedNormalize
-from etl.ops.normalize_min_max import FittedNormalizeMinMax
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Moments, Statistics
 from etl.workflow.fitted_chains import FittedChain

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from etl.operators.expression import Expression, kinds_of
 from etl.ops import Statistics
-from etl.ops.expression import Expression, kinds_of
 from etl.ops.formula import FUNCTIONS, parse
 from etl.ops.tables import LocalTables, Tables
 from tests.etl.ops import formulas

@@ -18,11 +18,11 @@ from pyspark.sql import functions as F
 
 from conf.dates import days_since_epoch
 from conf.errors import ConfigError, DataError
+from conf.plugins import OPERATOR, Kind
 from etl.fit.fit_workflow import fit_workflow
-from etl.ops import OPERATORS
+from etl.operators.winsorize import Winsorize
 from etl.ops.base import Fitted
 from etl.ops.discovery import operator_in
-from etl.ops.winsorize import Winsorize
 from etl.raw.files import RawFiles
 from etl.split.time_split import DAY
 from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable
@@ -61,8 +61,13 @@ ROWS = [row for day in DAYS for row in make_rows(day, 40, seed=7)]
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator `subtract_mean`, found in its file as those of etl/ops are."""
-    monkeypatch.setitem(OPERATORS, "subtract_mean", operator_in(subtract_mean))
+    """The operator `subtract_mean`, found in its file as those of etl/operators are."""
+    built_in = Kind.built_in
+
+    def with_ours(kind: Kind) -> dict[str, str]:
+        return built_in(kind) | ({"subtract_mean": subtract_mean.__name__} if kind == OPERATOR else {})
+
+    monkeypatch.setattr(Kind, "built_in", with_ours)
 
 
 def _counts(folder: Path, rows: Sequence[Row]) -> Counts:

@@ -9,20 +9,20 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import FeatureGroup
+from etl.operators.bucketize import Bucketize
+from etl.operators.categorify import Categorify
+from etl.operators.clip import Clip
+from etl.operators.drop_low_cardinality import DropLowCardinality
+from etl.operators.fill import Fill
+from etl.operators.hash_bucket import HashBucket
+from etl.operators.join_external import JoinExternal
+from etl.operators.join_groupby import JoinGroupby
+from etl.operators.list_slice import ListSlice
+from etl.operators.log1p import Log1p
+from etl.operators.normalize import Normalize
+from etl.operators.rename import Rename
+from etl.operators.split_list import SplitList
 from etl.ops import OPERATORS, Pipeline, operator_from_config
-from etl.ops.bucketize import Bucketize
-from etl.ops.categorify import Categorify
-from etl.ops.clip import Clip
-from etl.ops.drop_low_cardinality import DropLowCardinality
-from etl.ops.fill import Fill
-from etl.ops.hash_bucket import HashBucket
-from etl.ops.join_external import JoinExternal
-from etl.ops.join_groupby import JoinGroupby
-from etl.ops.list_slice import ListSlice
-from etl.ops.log1p import Log1p
-from etl.ops.normalize import Normalize
-from etl.ops.rename import Rename
-from etl.ops.split_list import SplitList
 from tests.etl.ops.examples import EXAMPLES, EXTERNAL_PATH
 from tests.etl.ops.rows import DAYS, by_day, fit_rows, make_config, make_rows
 

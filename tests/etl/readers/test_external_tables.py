@@ -20,7 +20,7 @@ from pyarrow import orc
 
 from conf.plugins import READER
 from conf.spark_tables import SPARK_TABLE
-from etl.ops.join_external import JoinExternal
+from etl.operators.join_external import JoinExternal
 from etl.prepare.attributes import read_attribute_table
 from tests.etl import cases
 

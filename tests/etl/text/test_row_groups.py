@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.ops.fill import FittedFill
+from etl.operators.fill import FittedFill
 from etl.ops.tables import LocalTables
 from etl.raw.file_splits import split_files
 from etl.text import encode_pass

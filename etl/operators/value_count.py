@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
+from etl.operators.data_stats import FittedDataStats
 from etl.ops.array_statistics import extremes, merge_extremes
 from etl.ops.base import LISTS, Operator, Step, Type
-from etl.ops.data_stats import FittedDataStats
 from etl.ops.training_statistics import Need, Statistics
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
+from etl.operators.hash_bucket import bucket_array, bucket_column
 from etl.ops.base import KEYS, Operator, RowWise, Step, Type
-from etl.ops.hash_bucket import bucket_array, bucket_column
 from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics

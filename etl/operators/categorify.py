@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from conf.errors import ConfigError, InfrastructureError
 from conf.lazy_pyspark import F
+from etl.operators.hash_bucket import bucket_array, bucket_column
 from etl.ops.base import LISTS, Fitted, Operator, Step, Type
-from etl.ops.hash_bucket import bucket_array, bucket_column
 from etl.ops.parameters import Count, Values
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Need, Statistics

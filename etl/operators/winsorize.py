@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from conf.errors import ConfigError, DataError
+from etl.operators.clip import FittedClip
 from etl.ops.base import Operator, Step
-from etl.ops.clip import FittedClip
 from etl.ops.training_statistics import Need, Statistics
 
 Probability = Annotated[float, Field(ge=0, le=1)]

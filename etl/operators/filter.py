@@ -9,8 +9,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from conf.errors import ConfigError
+from etl.operators.expression import kinds_of
 from etl.ops.base import Type
-from etl.ops.expression import kinds_of
 from etl.ops.formula import parse
 from etl.ops.frames import RowFilter
 
