@@ -56,11 +56,11 @@ from conf.freed_memory import keep_freed_memory
 from conf.types import Train
 from spark.properties import read_properties
 from spark.session import build_session
+from training.architectures.dlrm import DLRM
 from training.data.batch import Batch
 from training.distributed.collectives import ALONE, Collectives, ReceivedRows
 from training.loop.train_step import Trainer
 from training.models import build_model
-from training.models.dlrm import DLRM
 
 ROOT = Path(__file__).resolve().parent.parent
 MODES = ("silent", "blocking", "overlapped")

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from training.architectures.dlrm import DLRM
 from training.models.click_model import ClickModel
-from training.models.dlrm import DLRM
 from training.models.interaction import interact
 
 _GRADIENT = 1e-6

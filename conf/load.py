@@ -103,7 +103,7 @@ def read_package_settings(
         ConfigError: the module cannot be imported or has no such class, a key is not one of the settings, or
             a value breaks its rule.
     """
-    kind: type[Strict] = extension.member("Settings", Strict)
+    kind: type[Strict] = extension.settings(Strict)
     return read_section(
         kind,
         values,

@@ -47,7 +47,7 @@ def loss_settings(loss: str | dict[str, dict[str, Any]]) -> LossSettings:
         ConfigError: the module of a package cannot be imported, or has no class `Settings`.
         ValidationError: a key is not one of the settings, or a value breaks its rule.
     """
-    kind: type[LossSettings] = LOSS.get(loss_name(loss)).member("Settings", LossSettings)
+    kind: type[LossSettings] = LOSS.get(loss_name(loss)).settings(LossSettings)
     return kind.model_validate({} if isinstance(loss, str) else loss[loss_name(loss)])
 
 
@@ -93,7 +93,7 @@ _NEEDS: Mapping[Compares, str] = {
 
 def built_in_losses() -> dict[str, type[LossSettings]]:
     """Maps the name of each loss of the checkout to the type of its settings."""
-    return {one.name: one.member("Settings", LossSettings) for one in LOSS.plugins()}
+    return {one.name: one.settings(LossSettings) for one in LOSS.plugins()}
 
 
 def _describe(schema: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class ModelConfig(Strict):
 
     model_config = ConfigDict(extra="allow")
 
-    architecture: str = Field(description="Name of a module in training/models.")
+    architecture: str = Field(description="Name of a module in training/architectures.")
     multi_hot: MultiHot = Field(
         default=MultiHot(), description="How the model reads features that are lists of ids."
     )

@@ -25,11 +25,12 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import PurePath
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from conf.errors import ConfigError
 from conf.source_digests import combined_digest, source_digests
 
+Settings = TypeVar("Settings")
 # Source files and compiled modules of a package.
 _SUFFIXES = (".py", ".so")
 
@@ -42,11 +43,14 @@ class Kind:
         name: the name of the kind; `nightrank.<name>` is the group of the entry points of packages.
         word: the word for one plug-in of this kind, for messages.
         folder: the package whose modules are the plug-ins of the checkout.
+        settings_folder: a package whose modules have the settings of those plug-ins that import heavy
+            packages; None if settings are in the plug-ins themselves.
     """
 
     name: str
     word: str
     folder: str
+    settings_folder: str | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -130,7 +134,7 @@ class Kind:
 
 LOSS = Kind("losses", "loss", "training.losses")
 OPERATOR = Kind("operators", "operator", "etl.operators")
-MODEL = Kind("models", "architecture", "training.models")
+MODEL = Kind("models", "architecture", "training.architectures", "training.architecture_settings")
 RULE = Kind("rules", "rule", "scoring.rules.plugins")
 SOURCE = Kind("candidate_sources", "source", "scoring.candidates.sources")
 SINK = Kind("sinks", "sink", "scoring.delivery.sinks")
@@ -181,6 +185,26 @@ class Plugin:
                 "correct or reinstall the package that has this entry point",
             ) from error
 
+    def load_settings(self) -> ModuleType:
+        """Returns the module with the settings: one of `Kind.settings_folder`, or that of the plug-in.
+
+        Raises:
+            ConfigError: see `load`.
+        """
+        folder = self.kind.settings_folder
+        if self.package is None and folder is not None and self.name in _modules_in(folder):
+            return import_module(f"{folder}.{self.name}")
+        return self.load()
+
+    def settings(self, kind: type[Settings]) -> type[Settings]:
+        """Returns the class `Settings`, which has the base class `kind`.
+
+        Raises:
+            ConfigError: see `member`.
+        """
+        found: type[Settings] = self._member(self.load_settings(), "Settings", kind)
+        return found
+
     def member(self, name: str, kind: type = object) -> Any:
         """Returns a class or function of the module.
 
@@ -191,7 +215,10 @@ class Plugin:
         Raises:
             ConfigError: the module cannot be imported, or has no such class or function.
         """
-        value = getattr(self.load(), name, None)
+        return self._member(self.load(), name, kind)
+
+    def _member(self, module: ModuleType, name: str, kind: type) -> Any:
+        value = getattr(module, name, None)
         is_class = isinstance(value, type) and issubclass(value, kind)
         if not (callable(value) if kind is object else is_class):
             what = f"a function {name}" if kind is object else f"a class {name}({kind.__name__})"

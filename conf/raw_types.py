@@ -169,7 +169,7 @@ Format = Annotated[str, AfterValidator(_known_format), PluginNames(READER)]
 
 def _describe_formats(schema: dict[str, Any]) -> None:
     """Adds the description of each format of the checkout to that of the key."""
-    formats = {one.name: one.member("Settings", FormatSettings) for one in READER.plugins()}
+    formats = {one.name: one.settings(FormatSettings) for one in READER.plugins()}
     meanings = [f"`{name}`: {description(settings)}" for name, settings in formats.items()]
     schema["description"] = " ".join([*meanings, schema["description"]])
 

@@ -140,7 +140,7 @@ class ListRules(Strict):
         if wrong := [name for name in others if not isinstance(values.get(name), dict | None)]:
             raise ValueError(f"the rules {wrong} need a section with their settings, such as {{weight: 2}}")
         ours = {name: values[name] for name in names if name in built_in}
-        kinds = ((name, RULE.get(name).member("Settings", RuleSettings)) for name in sorted(ours))
+        kinds = ((name, RULE.get(name).settings(RuleSettings)) for name in sorted(ours))
         typed = _section(tuple(kinds)).model_validate(ours)
         return {**values, **{name: getattr(typed, name) for name in ours}}
 
@@ -174,7 +174,7 @@ class ListRules(Strict):
 
 def built_in_rules() -> dict[str, type[RuleSettings]]:
     """Maps the name of each rule of the checkout to the type of its settings."""
-    return {one.name: one.member("Settings", RuleSettings) for one in RULE.plugins()}
+    return {one.name: one.settings(RuleSettings) for one in RULE.plugins()}
 
 
 @lru_cache(maxsize=32)

@@ -100,7 +100,7 @@ def window_days(source: SourceSettings) -> int | None:
 
 def built_in_sources() -> dict[str, type[SourceSettings]]:
     """Maps the name of each source of the checkout to the type of its settings."""
-    return {one.name: one.member("Settings", SourceSettings) for one in SOURCE.plugins()}
+    return {one.name: one.settings(SourceSettings) for one in SOURCE.plugins()}
 
 
 def _require_known(values: Any) -> Any:
@@ -120,7 +120,7 @@ def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     plugin = SOURCE.get(values["source"])
     if plugin.package is not None:
         return _tagged(PackageSource, "package").validate_python(values)
-    return _tagged(plugin.member("Settings", SourceSettings), plugin.name).validate_python(values)
+    return _tagged(plugin.settings(SourceSettings), plugin.name).validate_python(values)
 
 
 @lru_cache(maxsize=32)

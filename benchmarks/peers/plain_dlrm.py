@@ -1,6 +1,6 @@
 """DLRM written plainly in torch: 26 EmbeddingBags with sparse gradients, and no fused operators.
 
-The network (except for its initial weights) and the loss are those of training/models/dlrm.py. One optimizer
+The network (except for its initial weights) and the loss are those of training/architectures/dlrm.py. One optimizer
 updates the embedding tables, and another one updates the dense part, that is all other layers. The tables use torch's Adagrad or SGD. Adagrad,
 with one accumulator per weight, is the optimizer of torch that is most similar to our row-wise Adagrad. SGD
 is cheaper. The dense part uses Adam in the fastest implementation for the device (`fused`). With bf16, the

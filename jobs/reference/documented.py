@@ -68,7 +68,7 @@ def _least(metadata: Sequence[Any]) -> int | None:
 
 def _sink(plugin: Plugin) -> type[SinkSettings]:
     """Returns the type of the section of a sink: `kind` has only this value."""
-    settings: type[SinkSettings] = plugin.member("Settings", SinkSettings)
+    settings: type[SinkSettings] = plugin.settings(SinkSettings)
     path = plugin.module.replace(".", "/")
     only: Any = Literal[plugin.name]
     named = Field(description=f"`{plugin.name}` selects the sink in {path}.py.")

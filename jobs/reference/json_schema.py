@@ -13,7 +13,7 @@ from conf.reference import Schema, alternatives
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.ops.parameters import Parameters
 from jobs.reference.documented import documented_config
-from training.settings.architectures import MODELS
+from training.settings.architectures import models_adapter
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _PREFIX = "#/$defs/"
@@ -80,7 +80,7 @@ def _model_definitions() -> dict[str, Schema]:
     The definitions do not require the key `architecture`, because a configuration may inherit this key from
     the file that it `extends`.
     """
-    schema = _without_titles(MODELS.json_schema())
+    schema = _without_titles(models_adapter().json_schema())
     definitions: dict[str, Schema] = schema.pop("$defs")
     members = [member["$ref"].removeprefix(_PREFIX) for member in schema["oneOf"]]
     for name in members:

@@ -13,9 +13,12 @@ from conf.loss_types import built_in_losses
 from conf.reference import field_table
 from conf.types import ModelConfig, Train
 from jobs.reference.documented import documented_config
-from training.settings.architectures import MODEL_SECTIONS
+from training.settings.architectures import model_sections
 
-_HEAD = "<!-- Made from the types in conf and training/settings by `make docs`; changes here are lost. -->\n"
+_HEAD = (
+    "<!-- Made from the types in conf and the settings of plug-ins by `make docs`; changes here are lost. "
+    "-->\n"
+)
 
 _CONFIGURATION = """# Configuration
 
@@ -77,7 +80,7 @@ def models_page() -> str:
     parts = [_HEAD, _MODELS]
     for kind, path in common.items():
         parts += [*([f"### `{path}`\n"] if path else []), _documented(kind, links)]
-    for architecture, section in MODEL_SECTIONS.items():
+    for architecture, section in model_sections().items():
         settings = section.__bases__[0]
         nested = dict(_sections(settings, architecture))
         links = {kind.__name__: f"[section](#{_anchor(path)})" for kind, path in nested.items()}

@@ -41,7 +41,7 @@ def read_source(source: SourceSettings, index: int | None = None) -> tuple[Plugi
         return plugin, source
     place = () if index is None else (str(index),)
     path = ("candidates", "sources", *place, source.source)
-    kind: type[Strict] = plugin.member("Settings", Strict)
+    kind: type[Strict] = plugin.settings(Strict)
     if issubclass(kind, SourceSettings):
         keys = source.model_dump(exclude_unset=True)
         remedy = (

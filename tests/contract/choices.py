@@ -28,7 +28,7 @@ from conf.types import Config, ModelConfig
 from etl.ops import FRAME_OPERATORS, OPERATORS, frame_operator_from_config, operator_from_config
 from jobs.checks import check_config, check_training
 from jobs.reference.documented import documented_config
-from training.settings.architectures import MODEL_SECTIONS, MODELS
+from training.settings.architectures import model_sections, models_adapter
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = "docs/examples.md"
@@ -83,7 +83,7 @@ def configuration_choices() -> list[Choice]:
         *choices_of(Experiments, "docs/configuration.md", "Experiments file", ""),
     ]
     choices += choices_of(ModelConfig, "docs/models.md", "Keys of every model", "")
-    for name, section in MODEL_SECTIONS.items():
+    for name, section in model_sections().items():
         choices.append(Choice(section, "architecture", name, True, "docs/models.md", f"`{name}`"))
         choices += choices_of(section.__bases__[0], "docs/models.md", f"`{name}`", name)
     operators = [*(operator for operator, _ in OPERATORS.values()), *FRAME_OPERATORS.values()]
@@ -150,7 +150,7 @@ def _models(annotation: Any, discriminator: str) -> Iterator[tuple[type[BaseMode
 
 def declaring(kind: type[BaseModel], name: str) -> type[BaseModel]:
     """Returns the class that declares a field: `kind`, or one that it inherits from."""
-    if kind in MODEL_SECTIONS.values() and name != "architecture" and name in ModelConfig.model_fields:
+    if kind in model_sections().values() and name != "architecture" and name in ModelConfig.model_fields:
         return ModelConfig  # the generated section of an architecture copies the keys of every model
     return next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", {}))
 
@@ -247,7 +247,7 @@ def load_document(document: Mapping[str, Any], folder: Path) -> list[BaseModel]:
 def _sections_of(config: Config) -> list[BaseModel]:
     """Returns the configuration with typed sinks, the settings of its model, and its operators."""
     typed = documented_config().model_validate(config.model_dump(exclude_unset=True))
-    model = MODELS.validate_python(config.model.model_dump(exclude_unset=True))
+    model = models_adapter().validate_python(config.model.model_dump(exclude_unset=True))
     operators = [operator_from_config(entry) for group in config.features for entry in group.ops]
     return [typed, model, *operators, *map(frame_operator_from_config, config.prepare)]
 

@@ -132,7 +132,11 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 }
 NOT_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("scoring.model.predictor",),  # the predictor runs without Spark
-    "torch": ("training.registry", "training.settings"),  # drivers import these
+    "torch": (
+        "training.registry",
+        "training.settings",
+        "training.architecture_settings",
+    ),  # drivers import these
 }
 
 

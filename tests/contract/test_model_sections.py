@@ -10,22 +10,22 @@ from pydantic import ValidationError
 
 from conf.types import ModelConfig
 from training.settings import complete, known_architectures
-from training.settings.architectures import MODEL_SECTIONS, MODELS
+from training.settings.architectures import model_sections, models_adapter
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "conf/models").glob("*.yaml"))
 
 
 def test_the_union_has_every_architecture() -> None:
-    assert sorted(MODEL_SECTIONS) == known_architectures()
+    assert sorted(model_sections()) == known_architectures()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_union_accepts_the_shipped_files(path: Path) -> None:
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    section = MODELS.validate_python(values)
+    section = models_adapter().validate_python(values)
     config = ModelConfig.model_validate(values)
-    assert type(section) is MODEL_SECTIONS[config.architecture]
+    assert type(section) is model_sections()[config.architecture]
     assert ModelConfig.model_validate(section.model_dump()) == complete(config)
 
 
@@ -34,13 +34,13 @@ def test_the_union_accepts_the_shipped_files(path: Path) -> None:
 )
 def test_the_union_refuses_keys_of_another_architecture(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        MODELS.validate_python(values)
+        models_adapter().validate_python(values)
 
 
 def test_every_setting_is_described() -> None:
     bare = [
         f"{architecture}.{name}"
-        for architecture, section in MODEL_SECTIONS.items()
+        for architecture, section in model_sections().items()
         for name, field in section.model_fields.items()
         if not field.description
     ]

@@ -65,7 +65,7 @@ USES: dict[str, tuple[str, str, Use]] = {
     "operators": ("log1p", r"etl\.operators\.log1p", operator_from_config),
     "models": (
         "dlrm",
-        r"training\.models\.dlrm",
+        r"training\.architectures\.dlrm",
         lambda name: read_settings(ModelConfig.model_validate({"architecture": name})),
     ),
     "rules": ("boost", r"scoring\.rules\.plugins\.boost", rules),

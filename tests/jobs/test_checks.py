@@ -250,7 +250,7 @@ def test_the_settings_are_checked_without_torch() -> None:
 
 
 def test_every_architecture_of_ours_has_settings_apart_from_its_module() -> None:
-    apart = {path.stem for path in (ROOT / "training/settings").glob("*.py")}
+    apart = {path.stem for path in (ROOT / "training/architecture_settings").glob("*.py")}
     assert set(known_architectures()) <= apart
 
 

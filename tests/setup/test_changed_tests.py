@@ -147,7 +147,7 @@ def test_a_run_names_what_it_leaves_out(
     "changed, test",
     [
         ("etl/operators/clip.py", "tests/etl/ops/test_compute.py"),
-        ("training/models/dlrm.py", "tests/training/test_models.py"),
+        ("training/architectures/dlrm.py", "tests/training/test_models.py"),
         ("etl/native/scan.cpp", "tests/etl/text/test_scan.py"),
         ("jobs/show.py", "tests/contract/test_help.py"),
     ],

@@ -14,8 +14,8 @@ from conf.types import ModelConfig, Scope
 from storage.feature_spec import PAD_ID, Feature, FeatureSpec
 from tests.training.architectures import VARIANTS, small_spec, variant
 from tests.training.numpy_models import Network
+from training.architectures.dcn_v2 import cross_input_sides
 from training.models import build_model, known_architectures
-from training.models.dcn_v2 import cross_input_sides
 from training.models.factorization import (
     Factorizable,
     FeatureSides,

@@ -38,7 +38,7 @@ def test_without_a_gpu_kernels_are_for_the_interpreter_alone(monkeypatch: pytest
 
 @pytest.mark.processes
 def test_triton_is_not_imported_before_a_kernel_is_asked_for() -> None:
-    program = "import sys, training.loop.train_step, training.models.dlrm; assert 'triton' not in sys.modules"
+    program = "import sys, training.loop.train_step, training.architectures.dlrm; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, env=plain_environment())
 
 

@@ -21,6 +21,7 @@ from tests.training.feature_rows import Rows, random_rows
 from tests.training.feature_tables import make_config, publish_all, write_file
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.sequence_models import ITEMS, PLACES, PLAIN, config, inputs_of, randomised
+from training.architectures.mult_vae import MultVAE, annealed
 from training.data.batch import Batch
 from training.data.compared_items import CatalogueItems
 from training.data.item_catalogue import read_catalogue
@@ -33,7 +34,6 @@ from training.loop.run import train_in_process
 from training.loop.train_step import Trainer
 from training.loop.training_plan import make_plan
 from training.models import build_model
-from training.models.mult_vae import MultVAE, annealed
 from training.models.sequence import SequenceNoise
 from training.settings import check_loss
 

@@ -12,13 +12,14 @@ from torch import nn
 
 from conf.errors import ConfigError
 from conf.load import load_config
-from conf.types import ModelConfig
+from conf.plugins import MODEL
+from conf.types import ModelConfig, Strict
 from storage.feature_spec import Feature, FeatureSpec
 from storage.paths import Lake
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, variant
 from tests.training.feature_rows import random_rows
 from tests.training.feature_tables import make_config, publish_all
-from training import models
+from training import architectures
 from training.checkpoints import load_model
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
@@ -60,7 +61,7 @@ def test_wrong_settings_are_named(section: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
 def test_a_complete_configuration_holds_every_setting_and_is_complete(name: str) -> None:
     config = complete(variant(name))
-    kind = models._module(config).Settings
+    kind = MODEL.get(config.architecture).settings(Strict)
     assert set(config.settings) == set(kind.model_fields)
     assert complete(config) == config
     assert complete(ModelConfig.model_validate(config.model_dump(mode="json"))) == config
@@ -197,7 +198,7 @@ def test_an_architecture_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Mon
     folder = tmp_path / "architectures"
     folder.mkdir()
     (folder / "sum_of_embeddings.py").write_text(NEW_ARCHITECTURE)
-    monkeypatch.setattr(models, "__path__", [*models.__path__, str(folder)])
+    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(folder)])
     lake = Lake(str(tmp_path / "lake"))
     spec = FeatureSpec((Feature("C0", "categorical", "int32", "pair", 5),), ("row_id",), "w1")
     days = {"2026-01-02": random_rows(spec, 200, seed=0)}

@@ -1,30 +1,7 @@
-"""Architectures by name: `training/models/<name>.py` contains the architecture `<name>`.
-
-Modules listed in `_SHARED_MODULES` of training/settings are not architectures. The module of an architecture
-has a function that builds the model from its settings (training/settings/<name>.py):
-
-    build(settings: Settings, inputs: Inputs) -> nn.Module
-
-The module may also be in another package, which names it by an entry point of the group `nightrank.models`
-(docs/extending.md). The model takes
-
-    dense        (B, D) float32, the spec's dense features in order
-    categorical  (B, W) int32 or int64, ids in the layout of training/models/inputs.py
-
-and returns logits (B,) float32. B is the number of rows, D the number of dense features, and W the number of
-id columns; D or W may be 0. The model must compute its last layer with `in_float32`. Create embedding tables
-with `inputs.table`: the gradients of such tables are summed row by row, while those of other parameters are
-summed in one dense buffer. Call each table once per forward pass, and pass `categorical` to it unchanged.
-
-If a model is a ClickModel (training/models/click_model.py), it can be compiled and recorded as a CUDA graph.
-If a model has a method `factorize` (training/models/factorization.py), it scores lists of items faster
-(docs/scoring.md), because the user part and the item part run only once each. All other models score one
-joined row per pair of user and item.
-"""
+"""What architectures share (training/architectures), and the function that builds a model."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -32,13 +9,14 @@ from torch import nn
 
 from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
+from conf.plugins import MODEL
 from conf.types import ModelConfig
 from storage.feature_spec import FeatureSpec
 from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.table_factory import TableFactory
 from training.embeddings.tiers import PlannedTable, Tiers
 from training.models.inputs import Inputs
-from training.settings import architecture_extension, complete, known_architectures, read_settings
+from training.settings import complete, known_architectures, read_settings
 
 __all__ = ["build_model", "complete", "known_architectures", "planned_tables", "read_settings"]
 
@@ -104,9 +82,7 @@ def _build(config: ModelConfig, spec: FeatureSpec, seed: int, tables: TableFacto
 
 
 def _module(config: ModelConfig) -> ModuleType:
-    """Returns the module of an architecture, in this folder or in another package."""
-    extension = architecture_extension(config.architecture)
-    if extension is None:
-        return import_module(f"{__name__}.{config.architecture}")
-    extension.member("build")
-    return extension.load()
+    """Returns the module of an architecture, in this checkout or in another package."""
+    plugin = MODEL.get(config.architecture)
+    plugin.member("build")
+    return plugin.load()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pkgutil
-import sys
 from collections.abc import Iterable, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 
 from conf.errors import ConfigError
@@ -14,43 +10,14 @@ from conf.load import read_section
 from conf.plugins import LOSS, MODEL, Plugin, digests_of
 from conf.types import ModelConfig, Strict, Train
 from storage.feature_spec import require_lists
-from training.settings.architectures import MODEL_SECTIONS, model_section
+from training.settings.architectures import section_of
 from training.settings.field_types import Features
 from training.settings.history import HistorySettings, item_of
 
-_MODELS = "training.models"
-_SETTINGS = "training.settings"
-# Modules in training/models that are not architectures.
-_SHARED_MODULES = {
-    "click_model",
-    "factorization",
-    "field_weights",
-    "history",
-    "inputs",
-    "interaction",
-    "layers",
-    "objective",
-    "sequence",
-    "sequence_model",
-    "shared_items",
-}
-
 
 def known_architectures() -> list[str]:
-    """Returns the names of the architectures in training/models, without importing them."""
-    loaded = sys.modules.get(_MODELS)
-    spec = find_spec(_MODELS)
-    folders = loaded.__path__ if loaded else (spec and spec.submodule_search_locations) or []
-    return sorted({module.name for module in pkgutil.iter_modules(folders)} - _SHARED_MODULES)
-
-
-def architecture_extension(architecture: str) -> Plugin | None:
-    """Returns the extension of another package that adds the architecture; None if there is none.
-
-    Raises:
-        ConfigError: two architectures have the name of an installed extension.
-    """
-    return MODEL.find_in_package(architecture, _built_in())
+    """Returns the names of the architectures of the checkout, without importing them."""
+    return list(MODEL.built_in())
 
 
 def training_digests(train: Train, architectures: Iterable[str]) -> dict[str, str]:
@@ -61,7 +28,7 @@ def training_digests(train: Train, architectures: Iterable[str]) -> dict[str, st
     Raises:
         ConfigError: a module of a package cannot be imported.
     """
-    models = [architecture_extension(name) for name in dict.fromkeys(architectures)]
+    models = [MODEL.find_in_package(name) for name in dict.fromkeys(architectures)]
     return digests_of([*models, LOSS.find_in_package(train.loss_name)])
 
 
@@ -77,15 +44,11 @@ def complete(config: ModelConfig) -> ModelConfig:
 
 def read_settings(config: ModelConfig) -> Strict:
     """Returns a model's settings as its architecture's `Settings`. Raises the same errors as `complete`."""
-    architecture = config.architecture
-    extension = architecture_extension(architecture)
-    settings: type[Strict] = (
-        extension.member("Settings", Strict) if extension else _module(architecture).Settings
-    )
+    settings = _find(config.architecture).settings(Strict)
     return read_section(
-        MODEL_SECTIONS.get(architecture) or model_section(architecture, settings),
+        section_of(config.architecture, settings),
         config.model_dump(),
-        f"architecture {architecture}: ",
+        f"architecture {config.architecture}: ",
         f"its settings are {sorted(settings.model_fields)}; "
         "correct these keys in the model's configuration file or in --set",
         ("model",),
@@ -165,26 +128,23 @@ def vectors_missing(loss: str, model: str) -> ConfigError:
     )
 
 
-def _built_in() -> dict[str, str]:
-    return {name: f"{_MODELS}.{name}" for name in known_architectures()}
-
-
 def _module(architecture: str) -> ModuleType:
-    """Returns the module that contains the architecture's settings.
+    """Returns the module that contains the architecture's settings. Raises the errors of `_find`."""
+    return _find(architecture).load_settings()
+
+
+def _find(architecture: str) -> Plugin:
+    """Returns an architecture.
 
     Raises:
         ConfigError: the architecture does not exist, or its module in another package cannot be imported.
     """
-    built_in = _built_in()
-    extension = MODEL.find_in_package(architecture, built_in)
-    if extension is not None:
-        return extension.load()
-    if architecture not in built_in:
+    plugin = MODEL.find(architecture)
+    if plugin is None:
         raise ConfigError(
-            f"model.architecture={architecture!r} does not exist; known: {MODEL.names(built_in)}",
+            f"model.architecture={architecture!r} does not exist; known: {MODEL.names()}",
             "set model.architecture to one of these, add the module "
-            f"training/models/{architecture}.py, or install a package with an entry point of the group "
-            "nightrank.models",
+            f"training/architectures/{architecture}.py, or install a package with an entry point of the "
+            "group nightrank.models",
         )
-    without_torch = f"{_SETTINGS}.{architecture}"
-    return import_module(without_torch if find_spec(without_torch) else f"{_MODELS}.{architecture}")
+    return plugin

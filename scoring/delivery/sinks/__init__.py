@@ -107,6 +107,6 @@ def _module(kind: str, key: str) -> ModuleType:
             f"set {key} to one of these, or install a package with an entry point of the group "
             "nightrank.sinks",
         )
-    plugin.member("Settings", SinkSettings)
+    plugin.settings(SinkSettings)
     plugin.member("deliver")
     return plugin.load()

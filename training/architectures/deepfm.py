@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from training.architecture_settings.deepfm import Settings
 from training.models.click_model import ClickModel
 from training.models.factorization import (
     FactorizedMLP,
@@ -36,7 +37,6 @@ from training.models.factorization import (
 from training.models.field_weights import FieldWeights, mix_vectors, weighted_pair_sum, weights_between
 from training.models.inputs import Inputs
 from training.models.layers import LinearPart, in_float32, linear, mlp
-from training.settings.deepfm import Settings
 
 # Standard deviation of the second-order term before training. If tables were initialised as in DLRM, it would
 # be larger than 1.

@@ -1,4 +1,4 @@
-"""The settings of training/models/two_tower.py."""
+"""The settings of training/architectures/two_tower.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of training/models/wide_and_deep.py."""
+"""The settings of training/architectures/wide_and_deep.py."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from training.architecture_settings.logistic_regression import Settings
 from training.models.inputs import Inputs
 from training.models.layers import LinearPart
-from training.settings.logistic_regression import Settings
 
 
 def build(settings: Settings, inputs: Inputs) -> LinearPart:

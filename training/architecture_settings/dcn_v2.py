@@ -1,4 +1,4 @@
-"""The settings of training/models/dcn_v2.py."""
+"""The settings of training/architectures/dcn_v2.py."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from training.architecture_settings.bert4rec import Settings
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear
 from training.models.sequence import BidirectionalBlock, SequenceDropout, trim
 from training.models.sequence_model import BiasedSequenceModel, first_vectors, sequence_layout
-from training.settings.bert4rec import Settings
 
 
 class BERT4Rec(BiasedSequenceModel):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from training import kernels
+from training.architecture_settings.dlrm import Settings, require_bottom
 from training.device.precision import vector_dtype
 from training.models.click_model import ClickModel
 from training.models.factorization import (
@@ -32,7 +33,6 @@ from training.models.inputs import Inputs
 from training.models.interaction import PairDots, interact, interaction_columns
 from training.models.layers import in_float32, mlp
 from training.models.shared_items import SharedItems
-from training.settings.dlrm import Settings, require_bottom
 
 
 class DLRM(ClickModel):

@@ -1,4 +1,4 @@
-"""The settings of training/models/mult_vae.py."""
+"""The settings of training/architectures/mult_vae.py."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from training.architecture_settings.sasrec import Settings
 from training.models.inputs import Inputs
 from training.models.layers import in_float32
 from training.models.sequence import CausalBlock, SequenceDropout, trim
 from training.models.sequence_model import SequenceModel, first_vectors, sequence_layout
-from training.settings.sasrec import Settings
 
 
 class SASRec(SequenceModel):

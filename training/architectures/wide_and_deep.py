@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from training.architecture_settings.wide_and_deep import Crosses, Settings, require_known
 from training.embeddings.counter_rng import hash_numbers
 from training.models.click_model import ClickModel
 from training.models.factorization import FactorizedMLP, FeatureSides, Part, Side, positions_by_side
 from training.models.inputs import Inputs
 from training.models.layers import FactorizedLinear, LinearPart, in_float32, linear, mlp
 from training.settings.ftrl import FtrlSettings
-from training.settings.wide_and_deep import Crosses, Settings, require_known
 
 _ALL = slice(None)
 

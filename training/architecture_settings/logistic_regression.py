@@ -1,4 +1,4 @@
-"""The settings of training/models/logistic_regression.py."""
+"""The settings of training/architectures/logistic_regression.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of training/models/neumf.py."""
+"""The settings of training/architectures/neumf.py."""
 
 from __future__ import annotations
 

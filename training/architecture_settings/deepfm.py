@@ -1,4 +1,4 @@
-"""The settings of training/models/deepfm.py."""
+"""The settings of training/architectures/deepfm.py."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from training.architecture_settings.neumf import Settings
 from training.models.click_model import ClickModel
 from training.models.factorization import (
     FactorizedMLP,
@@ -39,7 +40,6 @@ from training.models.factorization import (
 )
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear, mlp
-from training.settings.neumf import Settings
 
 _DEVIATION = 0.01  # of first vectors (section 4.1, parameter settings)
 

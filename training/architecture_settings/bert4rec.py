@@ -1,4 +1,4 @@
-"""The settings of training/models/bert4rec.py."""
+"""The settings of training/architectures/bert4rec.py."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from training.architecture_settings.din import Settings
 from training.models.click_model import ClickModel
 from training.models.factorization import FactorizedMLP, FeatureSides, Part, Side, positions_by_side
 from training.models.history import HistoryModel, Layout
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear, mlp
 from training.models.sequence import distinct_sequences
-from training.settings.din import Settings
 
 _DEVIATION = 0.1  # of first vectors
 

@@ -1,4 +1,4 @@
-"""The settings of training/models/sasrec.py."""
+"""The settings of training/architectures/sasrec.py."""
 
 from __future__ import annotations
 

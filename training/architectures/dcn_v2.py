@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from training.architecture_settings.dcn_v2 import Settings
 from training.models.click_model import ClickModel
 from training.models.factorization import (
     FactorizedMLP,
@@ -29,7 +30,6 @@ from training.models.factorization import (
 )
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear, mlp
-from training.settings.dcn_v2 import Settings
 
 
 class CrossLayer(nn.Module):

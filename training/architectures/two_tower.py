@@ -24,10 +24,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from training.architecture_settings.two_tower import Settings, require_sides
 from training.models.click_model import ClickModel
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear, mlp
-from training.settings.two_tower import Settings, require_sides
 
 _USER_SIDE = ("user", "context")
 

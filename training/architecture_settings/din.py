@@ -1,4 +1,4 @@
-"""The settings of training/models/din.py."""
+"""The settings of training/architectures/din.py."""
 
 from __future__ import annotations
 

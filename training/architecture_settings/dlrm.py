@@ -1,4 +1,4 @@
-"""The settings of training/models/dlrm.py."""
+"""The settings of training/architectures/dlrm.py."""
 
 from __future__ import annotations
 

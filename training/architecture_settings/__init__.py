@@ -1,0 +1,19 @@
+"""The settings of the architectures, in modules that do not import torch.
+
+Every job first checks the settings of the model, even a job that does not need torch.
+
+The file `<name>.py` has the settings of `training/architectures/<name>.py`. It contains
+
+    class Settings(Strict)                                  the keys of this architecture in a model's YAML
+    check(settings: Settings, features: Features) -> None   optional: raises ConfigError if the settings do
+                                                            not fit the features
+    check_loss(settings: Settings, loss: str) -> None       optional: raises ConfigError if the settings do
+                                                            not fit `train.loss`
+    VECTORS = True                                          optional: the model is a VectorModel, so it can
+                                                            be the model of the source `retrieval`, and losses
+                                                            over item vectors can train it
+
+An architecture may also define these names in its own module in training/architectures, without a file in
+this folder. In this case, checking the settings imports torch. The same is true of an architecture of another
+package.
+"""
