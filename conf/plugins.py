@@ -67,16 +67,13 @@ class Kind:
         """
         return {name: f"{self.folder}.{name}" for name in _modules_in(self.folder)}
 
-    def of_packages(self, built_in: Mapping[str, str] | None = None) -> dict[str, Plugin]:
+    def of_packages(self) -> dict[str, Plugin]:
         """Maps the names of the plug-ins of all installed packages to the plug-ins, without importing them.
-
-        Args:
-            built_in: the names that the checkout has; None for those of `built_in`.
 
         Raises:
             ConfigError: a plug-in has the name of another one, or a name of the checkout.
         """
-        built_in = self.built_in() if built_in is None else built_in
+        built_in = self.built_in()
         by_name: dict[str, Plugin] = {}
         for plugin in _installed(tuple(sys.path)):
             if plugin.kind != self:
@@ -91,10 +88,9 @@ class Kind:
             by_name[plugin.name] = plugin
         return by_name
 
-    def names(self, built_in: Mapping[str, str] | None = None) -> list[str]:
-        """Returns all names, those of the checkout and those of packages. See `of_packages`."""
-        known = self.built_in() if built_in is None else built_in
-        return sorted([*known, *self.of_packages(known)])
+    def names(self) -> list[str]:
+        """Returns all names, those of the checkout and those of packages. Raises as `of_packages`."""
+        return sorted([*self.built_in(), *self.of_packages()])
 
     def plugins(self) -> list[Plugin]:
         """Returns the plug-ins of the checkout, in the order of their names."""
@@ -108,13 +104,13 @@ class Kind:
         module = self.built_in().get(name)
         return self.of_packages().get(name) if module is None else Plugin(self, name, module)
 
-    def find_in_package(self, name: str, built_in: Mapping[str, str] | None = None) -> Plugin | None:
+    def find_in_package(self, name: str) -> Plugin | None:
         """Returns the plug-in of a package with this name; None if there is none, or if the checkout has it.
 
-        The entry points of packages are not read if the checkout has the name. See `of_packages`.
+        The entry points of packages are not read if the checkout has the name. Raises as `of_packages`.
         """
-        known = self.built_in() if built_in is None else built_in
-        return None if name in known else self.of_packages(known).get(name)
+        plugin = self.find(name)
+        return plugin if plugin is not None and plugin.package is not None else None
 
     def get(self, name: str) -> Plugin:
         """Returns the plug-in with this name, which the configuration has checked.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module, invalidate_caches
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -33,24 +34,30 @@ def shop(site: Path) -> Path:
     return site / SHOP.name
 
 
+class AddToCheckout(Protocol):
+    """Adds a file to the folder of a kind, or to its folder of settings."""
+
+    def __call__(self, kind: Kind, name: str, text: str, *, to_settings: bool = False) -> None: ...
+
+
 @pytest.fixture
-def add_to_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[Kind, str, str], None]]:
-    """Adds a file to the folder of a kind, as if it were the only change of the checkout."""
+def add_to_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AddToCheckout]:
+    """Adds files as if they were the only change of the checkout."""
     before = {*sys.modules}
 
-    def add(kind: Kind, name: str, text: str) -> None:
-        folder = tmp_path / kind.name
+    def add(kind: Kind, name: str, text: str, *, to_settings: bool = False) -> None:
+        to = (kind.settings_folder if to_settings else None) or kind.folder
+        folder = tmp_path / to
         folder.mkdir()
         (folder / f"{name}.py").write_text(text)
-        package = import_module(kind.folder)
+        package = import_module(to)
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
         invalidate_caches()
 
     yield add
     for name in {*sys.modules} - before:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+        of_test = str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path))
+        if of_test and "." in name:
             parent, _, child = name.rpartition(".")
-            vars(sys.modules.get(parent, sys)).pop(child, None)
+            vars(sys.modules[parent]).pop(child, None)
             del sys.modules[name]

@@ -148,7 +148,7 @@ def test_a_module_that_cannot_be_imported_is_an_error_only_if_it_is_used(kind: s
     texts[points["script"]] = "raise SystemExit(0)"  # a job must not end as if it had succeeded
     write_package(site, "mine", {kind: points}, texts)
     use = USES[kind][2]
-    assert {"broken", "wrong"} <= {*KINDS[kind].of_packages({})}
+    assert {"broken", "wrong"} <= {*KINDS[kind].of_packages()}
     reason = "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
     with pytest.raises(
         ConfigError, match=f"'broken', the module broken_{kind} of the package mine.*{reason}"
@@ -173,11 +173,11 @@ def test_operators_belong_to_one_section(shop: Path) -> None:
 
 def test_known_names_need_no_import(site: Path) -> None:
     write_package(site, "mine", {"sinks": {"kafka": "no_such_module"}})
-    assert SINK.names({"jdbc": "x"}) == ["jdbc", "kafka"]
+    assert SINK.names() == ["jdbc", "json_lines", "kafka", "redis"]
 
 
 def test_a_digest_depends_on_all_files_of_the_package_and_on_no_others(shop: Path) -> None:
-    (extension,) = OPERATOR.of_packages({}).values()
+    (extension,) = OPERATOR.of_packages().values()
     first = extension.digest()
     (shop.parent / "other_package.py").write_text("VALUE = 1\n")
     assert extension.digest() == first
@@ -190,7 +190,7 @@ def test_a_digest_depends_on_all_files_of_the_package_and_on_no_others(shop: Pat
 
 def test_a_digest_of_one_module_ignores_its_neighbours(site: Path) -> None:
     write_package(site, "mine", {"rules": {"alone": "alone"}}, {"alone": "A = 1\n", "neighbour": "B = 1\n"})
-    (extension,) = RULE.of_packages({}).values()
+    (extension,) = RULE.of_packages().values()
     first = extension.digest()
     (site / "neighbour.py").write_text("B = 2\n")
     assert extension.digest() == first
@@ -203,7 +203,7 @@ def test_a_namespace_package_counts_only_the_part_with_files(site: Path) -> None
         (site / "company" / part).mkdir(parents=True)
         (site / "company" / part / "__init__.py").write_text("")
     write_package(site, "mine", {"rules": {"spaced": "company.ours"}})
-    (extension,) = RULE.of_packages({}).values()
+    (extension,) = RULE.of_packages().values()
     first = extension.digest()
     (site / "company/theirs/__init__.py").write_text("A = 1\n")
     assert extension.digest() == first

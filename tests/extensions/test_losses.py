@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -12,11 +11,12 @@ import torch
 from pydantic import ValidationError
 
 from conf.errors import ConfigError
-from conf.plugins import LOSS, Kind
+from conf.plugins import LOSS
 from conf.types import ModelConfig, Train
 from jobs.reference.json_schema import config_schema
 from jobs.reference.pages import configuration_page
 from tests.contract.test_config import SMALL
+from tests.extensions.conftest import AddToCheckout
 from tests.extensions.packages import SHOP, write_package
 from tests.training.feature_rows import make_spec, random_rows
 from training.data.batch import Batch
@@ -88,7 +88,7 @@ def test_a_loss_that_returns_no_scalar_is_refused(site: Path) -> None:
         read_loss("rows")(torch.zeros(4), batch_of(4))
 
 
-def test_one_file_adds_a_loss_to_the_checkout(add_to_checkout: Callable[[Kind, str, str], None]) -> None:
+def test_one_file_adds_a_loss_to_the_checkout(add_to_checkout: AddToCheckout) -> None:
     before = config_schema()
     add_to_checkout(LOSS, "focal", (SHOP / "focal.py").read_text(encoding="utf-8"))
     assert LOSS.names() == ["bce", "bpr", "focal", "full_softmax", "in_batch_softmax", "softmax"]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 
 from conf.errors import ConfigError
-from conf.types import Config, ModelConfig, Split
+from conf.plugins import MODEL
+from conf.types import Config, ModelConfig, Split, Strict
 from jobs.checks import check_config
+from jobs.reference.json_schema import config_schema
+from jobs.reference.pages import models_page
 from scoring.candidates.sources.retrieval import Settings as Retrieval
 from storage.dataset import Dataset
 from storage.paths import Lake
-from tests.extensions.packages import forget_shop, write_package
+from tests.contract.test_config import SMALL as CONFIG
+from tests.extensions.conftest import AddToCheckout
+from tests.extensions.packages import SHOP, forget_shop, write_package
 from tests.training.feature_rows import Rows, make_spec, random_rows, segment_rows
 from tests.training.feature_tables import make_config, publish_all
 from training.checkpoints import load_model
@@ -22,7 +29,7 @@ from training.loop.training_plan import make_plan
 from training.models import build_model
 from training.models.factorization import VectorModel
 from training.registry.retriever import retriever_config
-from training.settings import complete
+from training.settings import complete, known_architectures
 
 RUN_DATE = "2026-01-04"
 SMALL = {"architecture": "small_network", "hidden": 8}
@@ -156,3 +163,37 @@ def test_equal_seeds_give_equal_weights(shop: Path) -> None:
     for name, weights in first.state_dict().items():
         assert torch.equal(weights, second.state_dict()[name])
     assert not torch.equal(first.state_dict()["hidden.weight"], other.state_dict()["hidden.weight"])
+
+
+def test_one_file_adds_a_model_to_the_checkout(add_to_checkout: AddToCheckout) -> None:
+    before = jsonschema.Draft7Validator(config_schema())
+    add_to_checkout(MODEL, "small_network", (SHOP / "small_network.py").read_text(encoding="utf-8"))
+    assert "small_network" in known_architectures()
+    spec = make_spec(1, [4, 5])
+    model = build_model(ModelConfig.model_validate(SMALL), spec)
+    assert type(model).__module__ == "training.architectures.small_network"
+    assert complete(ModelConfig.model_validate(SMALL)).settings == {"embedding_dim": 8, "hidden": 8}
+    after = jsonschema.Draft7Validator(config_schema())
+    values = {**CONFIG, "model": SMALL}
+    assert (before.is_valid(values), after.is_valid(values)) == (False, True)
+    assert not after.is_valid({**CONFIG, "model": {**SMALL, "deep": 1}})
+    section = models_page().partition("## `small_network`\n")[2].partition("\n## ")[0]
+    assert "Small network: one hidden layer over dense features and the vectors of ids." in section
+    assert "| `hidden` | integer, above 0 | `16` | Width of the hidden layer. |" in section
+
+
+def test_two_files_keep_its_settings_apart_from_torch(add_to_checkout: AddToCheckout) -> None:
+    text = (SHOP / "small_network.py").read_text(encoding="utf-8")
+    head, _, rest = text.partition("class Settings")
+    settings, _, model = rest.partition("class SmallNetwork")
+    imports = "from pydantic import Field\nfrom conf.types import Strict\n\n\n"
+    add_to_checkout(MODEL, "small_network", f"{imports}class Settings{settings}", to_settings=True)
+    own = "from training.architecture_settings.small_network import Settings\n\n\n"
+    add_to_checkout(MODEL, "small_network", f"{head}{own}class SmallNetwork{model}")
+    plugin = MODEL.get("small_network")
+    assert plugin.settings(Strict).__module__ == "training.architecture_settings.small_network"
+    assert plugin.module not in sys.modules
+    assert complete(ModelConfig.model_validate(SMALL)).settings == {"embedding_dim": 8, "hidden": 8}
+    assert plugin.module not in sys.modules
+    build_model(ModelConfig.model_validate(SMALL), make_spec(1, [4, 5]))
+    assert plugin.module in sys.modules

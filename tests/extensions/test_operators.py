@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 import nightrank
 from conf.errors import ConfigError, raised_in
 from conf.plugins import OPERATOR as OPERATORS
-from conf.plugins import Kind
 from conf.types import Config
 from etl.fit.workflow_version import workflow_version
 from etl.ops import frame_operator_from_config, operator_from_config
@@ -45,6 +44,7 @@ from tests.etl.ops.rows import (
     make_rows,
     to_spark,
 )
+from tests.extensions.conftest import AddToCheckout
 from tests.extensions.packages import forget_shop, write_package
 
 GROUPS: list[dict[str, Any]] = [
@@ -286,7 +286,7 @@ def test_chains_without_extensions_are_pickled_as_before(shop: Path) -> None:
             assert pickle.loads(pickle.dumps(chain)) == chain
 
 
-def test_one_file_adds_an_operator_to_the_checkout(add_to_checkout: Callable[[Kind, str, str], None]) -> None:
+def test_one_file_adds_an_operator_to_the_checkout(add_to_checkout: AddToCheckout) -> None:
     before = jsonschema.Draft7Validator(config_schema())
     page = (ROOT / "docs/extending.md").read_text(encoding="utf-8").partition("\n## An operator\n")[2]
     (text,) = re.findall(r"^```python\n(.*?)^```$", page.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
@@ -302,7 +302,7 @@ def test_one_file_adds_an_operator_to_the_checkout(add_to_checkout: Callable[[Ki
         frame_operator_from_config("reciprocal")
 
 
-def test_a_file_has_the_name_of_its_operator(add_to_checkout: Callable[[Kind, str, str], None]) -> None:
+def test_a_file_has_the_name_of_its_operator(add_to_checkout: AddToCheckout) -> None:
     text = Path(import_module("etl.operators.log1p").__file__ or "").read_text(encoding="utf-8")
     add_to_checkout(OPERATORS, "logarithm", text)
     with pytest.raises(ConfigError, match=r"etl\.operators\.logarithm defines the operator 'log1p'"):

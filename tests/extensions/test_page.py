@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 
+import pytest
+
 from conf.plugins import KINDS
 from tests.conftest import ROOT
 from tests.extensions.packages import SHOP, SHOP_POINTS
@@ -29,8 +31,9 @@ def test_the_project_file_has_an_entry_point_of_each_kind() -> None:
     assert (project["name"], project["version"]) == ("shop-extensions", "1.0")
 
 
-def test_the_loss_of_the_page_is_that_of_the_package() -> None:
-    section = WHOLE_PAGE.partition("\n## A loss\n")[2].partition("\n## ")[0]
+@pytest.mark.parametrize("heading, file", [("A model", "small_network.py"), ("A loss", "focal.py")])
+def test_the_file_of_a_section_is_that_of_the_package(heading: str, file: str) -> None:
+    section = WHOLE_PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     assert re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL) == [
-        (SHOP / "focal.py").read_text(encoding="utf-8")
+        (SHOP / file).read_text(encoding="utf-8")
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from pyarrow import feather
 
 from conf.errors import EXIT_OK, ConfigError, DataError
-from conf.plugins import READER, Kind
+from conf.plugins import READER
 from conf.raw_types import RawTable
 from conf.types import ItemsTable
 from etl.operators.join_external import JoinExternal
@@ -30,6 +29,7 @@ from tests.contract.test_config import SMALL
 from tests.etl import cases
 from tests.etl.readers.test_orc_days import LOG
 from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables
+from tests.extensions.conftest import AddToCheckout
 
 COLUMNS = [{"name": "what", "type": "string"}, {"name": "price", "type": "float"}]
 
@@ -111,9 +111,7 @@ def test_a_log_in_its_format_has_the_tables_of_parquet(shop: Path, tmp_path: Pat
     assert len(built["npz"][f"features {DAYS[0]}"]) == 79
 
 
-def test_one_file_adds_a_format_to_the_checkout(
-    add_to_checkout: Callable[[Kind, str, str], None], tmp_path: Path
-) -> None:
+def test_one_file_adds_a_format_to_the_checkout(add_to_checkout: AddToCheckout, tmp_path: Path) -> None:
     before = jsonschema.Draft7Validator(config_schema())
     page = (ROOT / "docs/extending.md").read_text(encoding="utf-8").partition("\n## A reader\n")[2]
     (text,) = re.findall(r"^```python\n(.*?)^```$", page.partition("\n## ")[0], re.MULTILINE | re.DOTALL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from pydantic import ValidationError
 from conf.errors import ConfigError, DataError
 from conf.overrides import types_of
 from conf.plugins import RULE as RULES
-from conf.plugins import Kind
 from conf.types import Config, ListRules
 from jobs.reference.json_schema import config_schema
 from jobs.reference.pages import configuration_page
@@ -25,6 +23,7 @@ from scoring.rules.read_settings import read_rule_settings
 from scoring.rules.request import rules_request
 from scoring.rules.rule_tables import rule_digests
 from tests.contract.test_config import SMALL
+from tests.extensions.conftest import AddToCheckout
 from tests.extensions.packages import SHOP, forget_shop, write_package
 from tests.scoring.ranking.test_recommender import batch_of
 from tests.scoring.reference_scores import ReferenceScores, make_recommender, make_reference
@@ -192,7 +191,7 @@ def test_equal_rules_are_equal_requests_for_workers(shop: Path) -> None:
 
 
 def test_one_file_adds_a_rule_to_the_checkout(
-    reference: ReferenceScores, add_to_checkout: Callable[[Kind, str, str], None]
+    reference: ReferenceScores, add_to_checkout: AddToCheckout
 ) -> None:
     before = jsonschema.Draft7Validator(config_schema())
     add_to_checkout(RULES, "season", (SHOP / "season.py").read_text(encoding="utf-8"))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import jsonschema
 import pytest
 
 from conf.errors import ConfigError
-from conf.plugins import SINK, Kind
+from conf.plugins import SINK
 from conf.types import Deliver
 from jobs.reference.json_schema import config_schema
 from jobs.reference.pages import configuration_page
 from scoring.delivery.sinks import read_settings
 from tests.conftest import ROOT
 from tests.contract.test_config import SMALL
+from tests.extensions.conftest import AddToCheckout
 
 
-def test_one_file_adds_a_sink_to_the_checkout(add_to_checkout: Callable[[Kind, str, str], None]) -> None:
+def test_one_file_adds_a_sink_to_the_checkout(add_to_checkout: AddToCheckout) -> None:
     before = jsonschema.Draft7Validator(config_schema())
     page = (ROOT / "docs/delivery.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

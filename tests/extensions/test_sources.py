@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import ConfigError
-from conf.plugins import SOURCE, Kind
+from conf.plugins import SOURCE
 from conf.types import Candidates
 from jobs.reference.json_schema import config_schema
 from jobs.reference.pages import configuration_page
@@ -20,6 +19,7 @@ from scoring.candidates.filters import Exclusions
 from scoring.candidates.read_sources import frames_needed_by, read_sources, source_digests
 from scoring.candidates.source_tables import SourceTables
 from tests.contract.test_config import SMALL
+from tests.extensions.conftest import AddToCheckout
 from tests.extensions.packages import SHOP, write_package
 
 RUN_DATE = "2026-01-04"
@@ -128,9 +128,7 @@ def test_pairs_without_a_finite_score_and_repeated_pairs_are_left_out(
     }
 
 
-def test_one_file_adds_a_source_to_the_checkout(
-    tables: SourceTables, add_to_checkout: Callable[[Kind, str, str], None]
-) -> None:
+def test_one_file_adds_a_source_to_the_checkout(tables: SourceTables, add_to_checkout: AddToCheckout) -> None:
     before = jsonschema.Draft7Validator(config_schema())
     add_to_checkout(SOURCE, "newest", (SHOP / "newest.py").read_text(encoding="utf-8"))
     newest = {"source": "newest", "n": 3}

@@ -32,7 +32,7 @@ PAGE, _, _ = (
     .partition("## From your own package")
 )
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-NAMES = ["reciprocal", "subtract_maximum", "count_rows", "feather", "focal"]
+NAMES = ["reciprocal", "subtract_maximum", "count_rows", "feather", "small_network", "focal"]
 
 
 @pytest.fixture
