@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,3 +31,13 @@ class PluginNames:
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a text that is one of the names."""
         return {"enum": [*self.kind.built_in()], "type": "string"}
+
+
+def list_names(kind: Kind) -> Callable[[dict[str, Any]], None]:
+    """Returns a function that adds the names of the checkout to a description, when a schema is made."""
+
+    def add(schema: dict[str, Any]) -> None:
+        names = ", ".join(f"`{name}`" for name in kind.built_in())
+        schema["description"] += f" The {kind.words} of the checkout are {names}."
+
+    return add

@@ -12,6 +12,8 @@ from pydantic import BeforeValidator, Field
 from conf.errors import ConfigError
 from conf.load import read_section
 from conf.names import PlainText
+from conf.plugin_names import list_names
+from conf.plugins import READER
 from conf.raw_types import Column, Format, OperatorType, Strict, operator_type
 from conf.time_types import ISO, UTC, TimeFormat
 from conf.types import JoinedTable
@@ -119,8 +121,9 @@ class JoinExternal(Operator):
     )
     format: Format = Field(
         default="parquet",
-        description="Format of the files, one of those of the section `log`. A `tsv` file has the key, "
-        "and then the columns in their order.",
+        description="Format of the files, as in the section `log`. A `tsv` file has the key, and then the "
+        "columns in their order.",
+        json_schema_extra=list_names(READER),
     )
     separator: str | None = Field(
         default=None,

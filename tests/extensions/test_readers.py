@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def test_a_log_in_its_format_has_the_tables_of_parquet(shop: Path, tmp_path: Pat
                 pq.write_table(pa.table(columns), path)
     for kind in ("npz", "parquet"):
         config = cases.write_config(tmp_path / kind, GROUPS, {"log": {**LOG, "format": kind}})
-        run = build(tmp_path / kind, PYTHONPATH=str(shop.parent))
+        run = build(tmp_path / kind, PYTHONPATH=os.pathsep.join([str(ROOT), str(shop.parent)]))
         assert run.returncode == EXIT_OK, run.stderr[-2000:]
         built[kind] = tables(Lake(config.lake))
     assert built["npz"] == built["parquet"]

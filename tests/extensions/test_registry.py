@@ -10,6 +10,7 @@ import pytest
 from conf.plugins import KINDS, LOSS, MODEL, READER, RULE, SINK, SOURCE, Kind, Plugin
 from conf.raw_types import Strict
 from tests.conftest import ROOT
+from tests.contract.choices import EXAMPLES, documents
 
 # Kinds whose modules have a class Settings.
 WITH_SETTINGS = (READER, MODEL, LOSS, SOURCE, RULE, SINK)
@@ -42,6 +43,13 @@ def test_a_folder_contains_only_plugins(kind: Kind) -> None:
     folder = ROOT / kind.folder.replace(".", "/")
     files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     assert files == {*kind.built_in()}
+
+
+def test_every_rule_has_an_example() -> None:
+    """Examples of the other kinds are choices (tests/contract/test_choices.py)."""
+    examples = documents((ROOT / EXAMPLES).read_text(encoding="utf-8"))
+    shown = {name for one in examples for name in (one.get("score", {}).get("rules") or {})}
+    assert {*RULE.built_in()} <= shown
 
 
 @pytest.mark.processes
