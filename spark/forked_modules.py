@@ -12,6 +12,7 @@ import gc
 from importlib import import_module
 
 from conf.garbage import collect_rarely
+from spark.worker_imports import import_plugins
 
 _before = gc.get_threshold()
 collect_rarely()
@@ -23,6 +24,7 @@ for _module in (
     "etl.value_counts.report_statistics",
 ):
     import_module(_module)
+import_plugins()
 gc.collect()
 gc.freeze()
 gc.set_threshold(*_before)

@@ -28,7 +28,7 @@ from pathlib import Path
 from socket import socket
 
 from conf.garbage import collect_rarely
-from spark.worker_imports import requested_imports
+from spark.worker_imports import import_plugins, requested_imports
 
 # Modules that our Python workers run; they import numpy, pyarrow and pyspark. Workers that score also import
 # torch (worker_imports.py).
@@ -93,6 +93,7 @@ def main() -> None:
     collect_rarely()
     for module in (*IMPORTED, *requested_imports()):
         import_module(module)
+    import_plugins()
     import pyspark.daemon
 
     pyspark.daemon.worker = ending_quietly(pyspark.daemon.worker)

@@ -1,4 +1,4 @@
-"""Names of modules that the daemon imports before it forks Python workers, in addition to its own list.
+"""Modules that a process imports before it forks Python workers, in addition to its own list.
 
 On the driver, spark.tasks puts the names of the modules into an environment variable. The daemon
 (spark.worker_daemon) reads this variable.
@@ -10,9 +10,17 @@ from __future__ import annotations
 
 import os
 
+from conf.plugins import OPERATOR, READER
+
 VARIABLE = "NIGHTRANK_WORKER_IMPORTS"
 
 
 def requested_imports() -> list[str]:
     """Returns the names of the modules in this process's environment variable."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+
+
+def import_plugins() -> None:
+    """Imports the operators and readers of the checkout, which no module imports because they have names."""
+    for plugin in (*OPERATOR.plugins(), *READER.plugins()):
+        getattr(plugin.load(), "reader", object)()  # the module of a format imports that of its reader

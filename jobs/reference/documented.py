@@ -6,12 +6,10 @@ the documents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal
 
-from annotated_types import MinLen
 from pydantic import BaseModel, Field, create_model
 
 from conf.plugins import SINK, Plugin, summary
@@ -40,10 +38,11 @@ def documented_config() -> type[Config]:
 def _candidates() -> type[Candidates]:
     """Returns the type of the section `candidates`, whose sources are a union of those of the checkout."""
     sections = {name: _source(name, kind) for name, kind in built_in_sources().items()}
-    every_item = next(kind(source=name) for name, kind in sections.items() if kind.every_item)
+    every_item = sections["all_items"](source="all_items")
     members: list[Any] = list(sections.values())
     source: Any = Annotated[reduce(or_, members), Field(discriminator="source")]
-    sources: Any = (list[source], _field(Candidates, "sources", [every_item]))
+    listed: Any = Annotated[list[source], *Candidates.model_fields["sources"].metadata]
+    sources: Any = (listed, _field(Candidates, "sources", [every_item]))
     return create_model("Candidates", __base__=Candidates, __doc__=Candidates.__doc__, sources=sources)
 
 
@@ -57,13 +56,7 @@ def _source(name: str, settings: type[SourceSettings]) -> type[SourceSettings]:
 
 def _field(section: type[BaseModel], name: str, default: Any) -> Any:
     """Returns a field of a section with a default in place of the function that makes it."""
-    field = section.model_fields[name]
-    return Field(default=default, description=field.description, min_length=_least(field.metadata))
-
-
-def _least(metadata: Sequence[Any]) -> int | None:
-    """Returns the least number of elements that annotations of a list allow; None if there is none."""
-    return next((one.min_length for one in metadata if isinstance(one, MinLen)), None)
+    return Field(default=default, description=section.model_fields[name].description)
 
 
 def _sink(plugin: Plugin) -> type[SinkSettings]:
