@@ -13,11 +13,13 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from benchmarks.scoring_world import read_inputs
-from scoring.inputs.requests import ModelRequest
-from scoring.rows.file_splits import RowGroup
+from scoring.requests import ModelRequest
+from scoring.rows.file_splits import FileRowGroup
 
 
-def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int, turns: int) -> list[float]:
+def rows_per_s(
+    request: ModelRequest, groups: Sequence[FileRowGroup], processes: int, turns: int
+) -> list[float]:
     """Returns the rows per second of all processes together, with one element per turn.
 
     Reading the rows, loading the model and a first pass over a few rows are not timed.
@@ -49,7 +51,7 @@ def rows_per_s(request: ModelRequest, groups: Sequence[RowGroup], processes: int
 
 
 def _score(
-    request: ModelRequest, groups: Sequence[RowGroup], barrier: Barrier, queue: Any, turns: int
+    request: ModelRequest, groups: Sequence[FileRowGroup], barrier: Barrier, queue: Any, turns: int
 ) -> None:
     from scoring.model.predictor import load_predictor
 

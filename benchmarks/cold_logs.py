@@ -33,7 +33,7 @@ from storage.feature_spec import (
     FeatureSpec,
 )
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 KEYS = (ROW_ID, USER_KEY, ITEM_KEY)
 TRAIN_DAYS = ("2026-01-01", "2026-01-02", "2026-01-03")
@@ -81,7 +81,7 @@ class ColdLog:
         return frozenset(self.items.loc[self.items[self.item] == OOV_ID, ITEM_KEY])
 
 
-def generated_log(lake: Lake, config: Config) -> ColdLog:
+def generated_log(lake: LakePaths, config: Config) -> ColdLog:
     """Reads the features of days of the generated log, and encodes users and items as of the train days.
 
     Args:
@@ -128,7 +128,7 @@ def generated_log(lake: Lake, config: Config) -> ColdLog:
     )
 
 
-def _read_day(lake: Lake, version: str, day: str) -> pd.DataFrame:
+def _read_day(lake: LakePaths, version: str, day: str) -> pd.DataFrame:
     partition = lake.features(version).partition(day)
     files = data_files(partition, read_manifest(partition))
     return pd.concat(

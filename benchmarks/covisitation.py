@@ -89,7 +89,7 @@ def run(contender: str, log: str, users: int, folder: str) -> tuple[float, float
     from scoring.candidates.similar_items import latest_items
     from scoring.candidates.sources.covisitation import Settings as Covisitation
     from scoring.candidates.sources.covisitation import covisited_items
-    from spark.properties import read_properties
+    from spark.profile import read_properties
     from spark.session import build_session
 
     spark = build_session("covisitation", read_properties(ROOT / "conf/spark/local.conf"))

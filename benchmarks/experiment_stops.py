@@ -28,10 +28,16 @@ from numpy.typing import NDArray
 
 from benchmarks.report import machine, summary_line, table
 from conf.serving_types import ServingExperiment
-from scoring.evaluation.list_relevance import UNITS
-from scoring.evaluation.variant_figures import DECISIVE, compare_variants, stop_reason
-from scoring.evaluation.variant_sums import SUMS, Sums, add_days
-from scoring.inputs.requests import CONTROL, TREATMENT
+from scoring.evaluation.experiment_measures import (
+    DECISIVE,
+    SUMS,
+    Sums,
+    add_days,
+    compare_variants,
+    stop_reason,
+)
+from scoring.evaluation.measured_lists import UNITS
+from scoring.requests import CONTROL, TREATMENT
 
 DAYS, K, HIT_RATE, SEED = 14, 10, 0.25, 7
 USERS = (100, 800, 3_000)  # with a click, of each variant and date
@@ -46,7 +52,7 @@ _RECIPROCAL = np.append(np.round(UNITS / _PLACES), 0).astype(np.int64)
 
 
 def day_sums(generator: np.random.Generator, users: int, replicates: int) -> Sums:
-    """Returns the sums of one variant and date, as `scoring.evaluation.variant_sums.sum_variants` does."""
+    """Returns the sums of one variant and date, as `scoring.evaluation.experiment_measures.sum_variants` does."""
     counts = generator.multinomial(users, _PROBABILITIES)  # (K + 1,)
     resamples = generator.poisson(counts, (replicates, K + 1))
     weights: NDArray[np.int64] = np.vstack([counts, resamples]).astype(np.int64)  # (1 + replicates, K + 1)

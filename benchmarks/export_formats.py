@@ -38,15 +38,20 @@ from conf.load import load_config
 from metrics import auc
 from storage.dataset import read_dataset
 from storage.feature_spec import FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.checkpoints import load_model
 from training.checkpoints.model import LoadedModel
 from training.data.loader import Loader
 from training.data.sharding import plan_shards, row_groups
-from training.export.compiled_programs import COMPILED, load_compiled
-from training.export.exported_forms import Ranker, forms_of
 from training.export.smaller_programs import Format
-from training.export.write_export import ExportedModel, write_export
+from training.export.write_export import (
+    COMPILED,
+    ExportedModel,
+    Ranker,
+    forms_of,
+    load_compiled,
+    write_export,
+)
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 from training.models.inputs import id_columns
@@ -95,7 +100,7 @@ COLUMNS = {
 }
 
 
-def measure(lake: Lake, name: str) -> dict[str, dict[str, float]]:
+def measure(lake: LakePaths, name: str) -> dict[str, dict[str, float]]:
     """Trains a model, exports it, and returns the figures of each format. The keys are those of COLUMNS."""
     preset = PRESETS[name]
     settings = [f"lake={lake.root}", preset.model, "train.num_ranks=1", "train.baselines=[]", *preset.train]

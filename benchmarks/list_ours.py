@@ -29,12 +29,11 @@ from conf.types import Config
 from scoring.model.champion import serving_model_and_dataset
 from scoring.model.context_features import encoded_context
 from scoring.model.predictor import load_predictor
-from scoring.ranking.candidate_items import read_items
 from scoring.ranking.pair_scorer import PairScorer
-from scoring.ranking.pairs import side_of
+from scoring.ranking.pairs import read_items, side_of
 from storage.feature_spec import USER_KEY
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +70,7 @@ def our_lists(log: Log, task: Task, settings: Sequence[str], k: int) -> tuple[Li
     """Runs the whole chain of the product in a new lake, and returns what `measured_lists` returns."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        lake = Lake(f"{folder}/lake")
+        lake = LakePaths(f"{folder}/lake")
         raw = log if log.overrides else replace(write_choices(log, Path(folder) / "raw"), config=log.config)
         command = [sys.executable, str(ROOT / "jobs/nightly.py"), "--config", str(raw.config), "--retrain"]
         command += ["--run-date", raw.run_date]
@@ -84,13 +83,13 @@ def our_lists(log: Log, task: Task, settings: Sequence[str], k: int) -> tuple[Li
 
 def lists_of_lakes(lakes: Sequence[str], log: Log, task: Task, settings: Sequence[str], k: int) -> Peer:
     """Returns the lists of finished runs of nightly, one per lake; the arguments are those of `measured_lists`."""
-    runs = [measured_lists(Lake(lake), log, task, settings, k) for lake in lakes]
+    runs = [measured_lists(LakePaths(lake), log, task, settings, k) for lake in lakes]
     samples = {name: [of_run[name] for _, of_run in runs] for name in SAMPLES}
     return Peer([lists for lists, _ in runs], samples=samples)
 
 
 def measured_lists(
-    lake: Lake, log: Log, task: Task, settings: Sequence[str], k: int
+    lake: LakePaths, log: Log, task: Task, settings: Sequence[str], k: int
 ) -> tuple[Lists, dict[str, Lists]]:
     """Returns the lists that the product published, and its best samples of each protocol, (U, k) each.
 

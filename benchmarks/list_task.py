@@ -16,7 +16,7 @@ from benchmarks.list_logs import split_rows
 from benchmarks.list_measures import Lists, gains, top
 from benchmarks.list_samples import SAMPLES, best_samples, draw_samples
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def popular_samples(task: Task, k: int) -> dict[str, Lists]:
     return {name: best_samples(popularity, samples, k) for name, samples in task.samples.items()}
 
 
-def published_lists(lake: Lake, task: Task, run_date: str, k: int) -> Lists:
+def published_lists(lake: LakePaths, task: Task, run_date: str, k: int) -> Lists:
     """Returns the published lists (U, k) of items, with -1 where a list is shorter.
 
     Raises:
@@ -146,7 +146,7 @@ def published_lists(lake: Lake, task: Task, run_date: str, k: int) -> Lists:
     return lists
 
 
-def require_published(lake: Lake, task: Task, run_date: str, lists: Lists) -> None:
+def require_published(lake: LakePaths, task: Task, run_date: str, lists: Lists) -> None:
     """Exits with an error if measure_recommendations published other figures than the lists give here.
 
     These figures are the number of warm users, and hit rate and NDCG of our lists and of the most popular items.

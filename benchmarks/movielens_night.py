@@ -37,7 +37,7 @@ from benchmarks.run_contenders import RunFailed, measured_run
 from setup.console import cache_folder
 from storage.job_summary import JobSummary
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 CACHE = cache_folder() / "benchmarks/movielens_night"
 CONFIG, RUN_DATE = "conf/datasets/movielens.yaml", "1998-04-23"
@@ -82,7 +82,7 @@ def run_ours(data: Path, folder: Path, epochs: int, cores: int) -> Run:
     summary = JobSummary.in_log(output)
     if summary is None:
         raise RunFailed(f"nightly wrote no job summary to {output}")
-    facts = read_manifest(Lake(str(lake)).measures.partition(RUN_DATE)).facts
+    facts = read_manifest(LakePaths(str(lake)).measures.partition(RUN_DATE)).facts
     parts = {part: seconds for part, seconds in summary.seconds.items() if part != "total"}
     return Run(measured, parts, facts["users"], facts["hit_rate"], facts["ndcg"])
 

@@ -27,7 +27,7 @@ from conf.types import SPLITS
 from storage import file_io
 from storage.dataset import read_dataset, split_partitions
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "benchmarks/etl_criteo.yaml"
@@ -56,7 +56,7 @@ def report(task: Task, log: str) -> dict[str, Any]:
 
     The spans are the phases of the job. They are numbers of seconds, one after the other from 0.
     """
-    lake = Lake(load_config(str(_config(task)), _overrides(task)).lake)
+    lake = LakePaths(load_config(str(_config(task)), _overrides(task)).lake)
     dataset = read_dataset(lake, _run_date(task))
     files: dict[str, list[str]] = {}
     if task.shares:
@@ -117,7 +117,7 @@ def _phases(log: str) -> Mapping[str, tuple[float, float]]:
     return spans
 
 
-def _normalised(lake: Lake, version: str) -> dict[str, tuple[float, float]]:
+def _normalised(lake: LakePaths, version: str) -> dict[str, tuple[float, float]]:
     """Returns the mean and standard deviation of each normalised column, as the workflow has stored them.
 
     The comparison of tables uses these values to undo the normalisation.

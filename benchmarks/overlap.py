@@ -51,14 +51,14 @@ from benchmarks.report import machine, summary_line, table
 from benchmarks.sleeping_calls import SleepingCalls
 from benchmarks.sleeping_model import SecondsOfParts, SleepingDLRM, measure
 from benchmarks.training import dlrm
-from conf.embedding_types import Embeddings
-from conf.freed_memory import keep_freed_memory
+from conf.process import keep_freed_memory
+from conf.train_types import Embeddings
 from conf.types import Train
-from spark.properties import read_properties
+from spark.profile import read_properties
 from spark.session import build_session
 from training.architectures.dlrm import DLRM
+from training.collectives import ALONE, Collectives, ReceivedRows
 from training.data.batch import Batch
-from training.distributed.collectives import ALONE, Collectives, ReceivedRows
 from training.loop.train_step import Trainer
 from training.models import build_model
 
@@ -162,7 +162,7 @@ def run_rank(options: dict[str, Any], seconds: SecondsOfParts) -> dict[str, Any]
     """
     import horovod.torch as hvd
 
-    from training.launch.horovod_collectives import HorovodCollectives
+    from training.launch.rank_main import HorovodCollectives
 
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -29,11 +29,11 @@ from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from metrics import auc
 from storage.dataset import read_dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.checkpoints import load_model
 from training.data.loader import Loader
 from training.data.sharding import plan_shards, row_groups
-from training.device.precision import Precision, mixed_precision
+from training.device import Precision, mixed_precision
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def plan_of(lake: Lake, seed: int, precision: str) -> TrainPlan:
+def plan_of(lake: LakePaths, seed: int, precision: str) -> TrainPlan:
     settings = [
         f"lake={lake.root}",
         "model=../models/dlrm_small.yaml",

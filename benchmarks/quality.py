@@ -31,7 +31,7 @@ from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from storage.dataset import Dataset, read_dataset
 from storage.manifest import is_published, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 
@@ -102,12 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def prepare(quick: bool) -> Lake:
+def prepare(quick: bool) -> LakePaths:
     """Returns the lake (the folder of all tables) with the log and its features.
 
     If log or features do not exist, Nightrank's jobs make them.
     """
-    lake = Lake(str(CACHE / ("quick" if quick else "full")))
+    lake = LakePaths(str(CACHE / ("quick" if quick else "full")))
     if is_published(lake.datasets.partition(RUN_DATE)):
         return lake
     settings = [f"lake={lake.root}", "generate.days=8"]
@@ -128,7 +128,7 @@ def prepare(quick: bool) -> Lake:
     return lake
 
 
-def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict[str, Any]:
+def measure(lake: LakePaths, name: str, seeds: int, overrides: Sequence[str]) -> dict[str, Any]:
     """Trains a model with several seeds and measures its AUC.
 
     Returns:
@@ -165,7 +165,7 @@ def measure(lake: Lake, name: str, seeds: int, overrides: Sequence[str]) -> dict
     }
 
 
-def best_auc(lake: Lake, dataset: Dataset, split: str) -> float:
+def best_auc(lake: LakePaths, dataset: Dataset, split: str) -> float:
     """Returns the best AUC that a model can reach on a split (`validation` or `test`), which is one day."""
     (member,) = dataset.splits[split]
     return float(read_manifest(lake.raw.partition(member.dt)).facts["best_auc"])

@@ -22,7 +22,7 @@ from benchmarks.report import GIB
 from setup.console import cache_folder
 from storage.job_summary import JobSummary
 from storage.manifest import data_files, is_published, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = cache_folder() / "benchmarks/run"
@@ -90,7 +90,7 @@ def make_log(scale: int) -> Path:
         scale: multiple of the rows and users of the demo. The number of items stays.
     """
     lake = CACHE / f"{scale}x/log"
-    if is_published(Lake(str(lake)).raw.partition(LAST_DAY)):
+    if is_published(LakePaths(str(lake)).raw.partition(LAST_DAY)):
         return lake
     shutil.rmtree(lake, ignore_errors=True)
     settings = {
@@ -151,7 +151,7 @@ class Nightly:
         if summary is None or summary.rows_in is None:
             raise RunFailed(f"nightly wrote no job summary to {output}")
         dropped = sum((summary.dropped or {}).values())
-        partition = Lake(str(self._lake)).recommendations.partition(run_date)
+        partition = LakePaths(str(self._lake)).recommendations.partition(run_date)
         files = data_files(partition, read_manifest(partition))
         return Run(
             measured=measured,

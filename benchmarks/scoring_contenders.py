@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.peers import joined_map_in_pandas, joined_pandas_udf, joined_predict_batch_udf
 from benchmarks.scoring_world import Data
-from scoring.inputs.requests import ListRequest, ModelRequest
+from scoring.requests import ListRequest, ModelRequest
 from scoring.rows.file_splits import divide_rows
 from scoring.spark.score_frames import score_lists, score_split
-from spark.properties import read_properties
+from spark.profile import read_properties
 from spark.session import build_session
 from storage.feature_spec import FeatureSpec
 

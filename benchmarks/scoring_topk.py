@@ -21,7 +21,7 @@ from benchmarks.architectures.null import FIRST_FACTOR, LAST_FACTOR, MODULUS
 from benchmarks.peers.row_number_window import top
 from benchmarks.scoring_contenders import Contender, K
 from benchmarks.scoring_world import Data
-from scoring.inputs.requests import CANDIDATES
+from scoring.requests import CANDIDATES
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 
 

@@ -23,8 +23,8 @@ import torch
 
 from benchmarks.criteo_shapes import NUM_DENSE, capped, draw_ids, spec_of
 from conf.types import ModelConfig
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX
-from scoring.rows.file_splits import RowGroup
+from scoring.requests import CANDIDATES, EXCLUDED, ITEM_INDEX
+from scoring.rows.file_splits import FileRowGroup
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, FeatureSpec
 from training.checkpoints import save_model
 from training.models import build_model
@@ -71,7 +71,7 @@ class Data:
     num_users: int
     candidates: int
     users: tuple[str, ...]
-    joined: tuple[RowGroup, ...] = ()
+    joined: tuple[FileRowGroup, ...] = ()
 
     @property
     def pairs(self) -> int:
@@ -123,7 +123,7 @@ def make_data(
             path = folder / f"joined-{place}.parquet"
             if not path.exists():
                 _write(path, join(part, known, spec, first * candidates))
-            groups.append(RowGroup(str(path), 0, 1, (last - first) * candidates, "2026-01-01"))
+            groups.append(FileRowGroup(str(path), 0, 1, (last - first) * candidates, "2026-01-01"))
     return Data(users, candidates, tuple(paths), tuple(groups))
 
 
@@ -184,7 +184,7 @@ def _write(path: Path, table: pa.Table) -> None:
     scratch.rename(path)
 
 
-def read_inputs(groups: Sequence[RowGroup], spec: FeatureSpec) -> tuple[torch.Tensor, torch.Tensor]:
+def read_inputs(groups: Sequence[FileRowGroup], spec: FeatureSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Reads all P rows of the row groups as inputs of a model: dense (P, D) float32, ids (P, W) int64."""
     table = pa.concat_tables(pq.read_table(group.path) for group in groups)
     dense = np.stack([table.column(feature.name).to_numpy() for feature in spec.dense], axis=1)

@@ -51,7 +51,7 @@ from benchmarks.shop_log import BROKEN_LINES, DAYS, ShopLog, make_log
 from setup.console import cache_folder
 from storage.job_summary import JobSummary
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 CACHE = cache_folder() / "benchmarks/shop"
 CONFIG = "benchmarks/shop.yaml"
@@ -148,7 +148,7 @@ class Ours:
         if kind == ROWS:
             return Run(measured, parts, **counted)
         trained = _summary(lake / f"logs/dt={run_date}/train_model.log", job)
-        partition = Lake(str(lake)).recommendations.partition(run_date)
+        partition = LakePaths(str(lake)).recommendations.partition(run_date)
         files = data_files(partition, read_manifest(partition))
         users = [
             user for file in files for user in pq.read_table(file, columns=["user_id"])["user_id"].to_pylist()

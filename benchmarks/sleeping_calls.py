@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from training.embeddings.row_gradients import SummedRowGradient
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.rows import SummedRowGradient
+from training.embeddings.table import tables_of
 from training.loop.train_step import Trainer
 
 _RECORDED = 4  # calls of each function

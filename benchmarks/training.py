@@ -44,10 +44,10 @@ from benchmarks.dense_part import without_tables
 from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
 from benchmarks.report import machine, summary_line, table
 from benchmarks.steps import Step, alternate
-from conf.freed_memory import keep_freed_memory
+from conf.process import keep_freed_memory
 from conf.types import ModelConfig, Train
+from training.collectives import LocalCollectives
 from training.data.batch import Batch
-from training.distributed.collectives import LocalCollectives
 from training.loop.train_step import Trainer
 from training.models import build_model
 
@@ -156,7 +156,7 @@ def rank_speeds(model: ModelConfig, options: argparse.Namespace) -> dict[str, di
     """
     from benchmarks.training_files import write_files
     from benchmarks.training_ranks import Measurement, measure_on_ranks
-    from spark.properties import read_properties
+    from spark.profile import read_properties
     from spark.session import build_session
 
     cardinalities = capped(options.most_rows)

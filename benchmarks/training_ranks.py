@@ -17,14 +17,14 @@ from pyspark.sql import SparkSession
 
 from benchmarks.criteo_shapes import spec_of
 from benchmarks.training_files import full_batches
-from conf.freed_memory import keep_freed_memory
+from conf.process import keep_freed_memory
 from conf.types import ModelConfig, Reading, Train
+from training.collectives import ALONE
 from training.data.batch import Batch
 from training.data.loader import Loader
 from training.data.prefetch import Prefetch
 from training.data.sharding import DataFile, plan_shards, shards_of_rank
-from training.distributed.collectives import ALONE
-from training.launch.horovod_collectives import HorovodCollectives
+from training.launch.rank_main import HorovodCollectives
 from training.loop.train_step import Trainer
 from training.models import build_model
 

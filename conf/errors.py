@@ -4,7 +4,7 @@ import re
 import signal
 from contextlib import suppress
 
-from conf.printable import printable_lines
+from conf.messages import printable_lines
 
 EXIT_OK = 0
 EXIT_CRASHED = 1  # Python's exit code of an unexpected error

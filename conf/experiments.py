@@ -1,23 +1,26 @@
-"""Reads an experiments file, and makes the configuration of each of its trainings."""
+"""Experiments files: their types, the configurations of their trainings, and the chosen experiment."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, model_validator
 
 from conf.errors import ConfigError
-from conf.experiment_types import MOST_TRAININGS, Experiments
-from conf.load import read_section
-from conf.overrides import set_key
-from conf.types import Config
-from conf.yaml_files import read_yaml
+from conf.load import read_section, read_yaml, set_key
+from conf.names import FolderName, PlainText
+from conf.raw_types import Seed, Strict
+from conf.types import Config, ModelConfig
 
 # Keys under `train` that a comparison sets itself, and what to do instead.
 _RESERVED = {
@@ -159,3 +162,152 @@ def _require_measurable(intro: str, choose_by: str, config: Config) -> None:
             f"train.loss={config.train.loss_name} are not probabilities",
             "set choose_by: auc, or compare only experiments with train.loss: bce",
         )
+
+
+# The typed contents of an experiments file, which compare_models reads.
+
+Measure = Literal["auc", "log_loss", "normalized_entropy"]
+
+# Upper limit of experiments × seeds in a file. A longer comparison needs several files.
+MOST_TRAININGS = 100
+
+
+class ExperimentRun(Strict):
+    """One experiment of the list `runs`: the configuration with some changed settings."""
+
+    name: PlainText = Field(description="Name of the experiment in tables, charts and MLflow.")
+    changes: dict[str, Any] = Field(
+        default={},
+        alias="set",
+        description="Maps dotted keys in the sections `model` and `train` to their values, such as "
+        "`train.learning_rate: 0.001`. The key `model` replaces the whole model; its value is a section or "
+        "the name of a model file, relative to the experiments file. Empty: the configuration as it is.",
+    )
+
+
+class Experiments(Strict):
+    """An experiments file: models and settings that compare_models trains on one dataset and compares.
+
+    The file has either the key `runs` or the key `grid`. Every experiment starts from random weights. No
+    baselines are trained. At most 100 trainings, which are experiments times seeds, fit in one file.
+    """
+
+    name: FolderName = Field(
+        description="Name of the comparison. Its results are in the folder `comparisons/<name>` of the lake."
+    )
+    runs: list[ExperimentRun] | None = Field(
+        default=None, description="The experiments, one after another. Null: the file has the key `grid`."
+    )
+    grid: dict[str, list[Any]] | None = Field(
+        default=None,
+        description="Maps dotted keys in the sections `model` and `train` to lists of values. There is one "
+        "experiment for each combination of values. Null: the file has the key `runs`.",
+    )
+    repeat_seeds: Annotated[list[Seed], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Seeds: every experiment is trained once with each of them as `train.seed`. Null: once, "
+        "with `train.seed` of the configuration.",
+    )
+    choose_by: Measure = Field(
+        default="log_loss",
+        description="Measure on the validation split that decides which experiment is the best. `auc`: the "
+        "largest area under the ROC curve. `log_loss`: the smallest mean log loss. `normalized_entropy`: the "
+        "smallest log loss, divided by that of the click rate as the prediction of every row. The last two "
+        "need `train.loss: bce`. Measures of lists, such as NDCG, are not available on the validation split.",
+    )
+
+    @model_validator(mode="after")
+    def _runs_or_grid(self) -> Experiments:
+        if (self.runs is None) == (self.grid is None):
+            raise ValueError("the file needs exactly one of the keys `runs` and `grid`")
+        return self
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Experiments:
+        if self.runs is not None and not self.runs:
+            raise ValueError("runs is empty: list at least one experiment, such as {name: base}")
+        if self.grid is not None and not self.grid:
+            raise ValueError("grid is empty: write at least one key with a list of values")
+        for key, values in (self.grid or {}).items():
+            if not values:
+                raise ValueError(f"grid has no values for {key}, so it has no combinations: list some values")
+        return self
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Experiments:
+        _require_distinct("repeat_seeds", self.repeat_seeds or [])
+        _require_distinct("runs has names that", [run.name for run in self.runs or []])
+        for key, values in (self.grid or {}).items():
+            _require_distinct(f"grid: the values of {key}", values)
+        return self
+
+
+def _require_distinct(what: str, values: list[Any]) -> None:
+    """Raises ValueError if a value occurs twice. 1 and true count as different, and 1 and 1.0 as equal."""
+    seen: list[Any] = []
+    for value in values:
+        if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in seen):
+            raise ValueError(f"{what} occur twice: {value!r}; remove one of the two")
+        seen.append(value)
+
+
+# Makes command lines and configuration files that use the settings of a chosen experiment.
+
+# The first line of each file. A file without this line was not written by compare_models.
+HEAD = "# Written by compare_models; a later run may replace this file."
+
+
+def nightly_command(config: str, overrides: Sequence[str], run_date: str, changes: Mapping[str, Any]) -> str:
+    """Returns the command that runs the chain of a date with the settings of an experiment.
+
+    Args:
+        config: path of the configuration file.
+        overrides: the overrides `a.b=value` that the comparison itself was given.
+        run_date: the run date.
+        changes: the settings of the experiment; see `conf.experiments.Experiment.changes`.
+    """
+    chosen = [f"{key}={_written(key, value)}" for key, value in changes.items()]
+    options = [word for override in (*overrides, *chosen) for word in ("--set", override)]
+    words = ["python", "jobs/nightly.py", "--config", config, "--run-date", run_date, "--retrain", *options]
+    return shlex.join(words)
+
+
+def _written(key: str, value: Any) -> str:
+    return value if key == "model" and isinstance(value, str) else json.dumps(value)
+
+
+def configuration_files(
+    path: str, config_path: str, changes: Mapping[str, Any], config: Config, model: ModelConfig
+) -> dict[str, str]:
+    """Returns the texts of a configuration file that extends the compared one, and of its model file.
+
+    The sections of both files replace those of the extended file completely. If no key of `model` differs,
+    there is no model file. The seed of the extended file stays.
+
+    Args:
+        path: the path of the configuration file. The model file is next to it.
+        config_path: the compared configuration file.
+        changes: the settings of the experiment.
+        config: the configuration of one training of the experiment.
+        model: the model of this configuration with all settings of its architecture.
+
+    Returns:
+        Maps the path of each file to its text.
+    """
+    values: dict[str, Any] = {"extends": str(Path(config_path).resolve())}
+    files = {}
+    if any(key.split(".")[0] == "model" for key in changes):
+        model_file = Path(path).with_suffix(".model.yaml")
+        files[str(model_file)] = _yaml(model.model_dump(mode="json"))
+        values["model"] = model_file.name
+    # The key below `train` is written with all keys of its section, because `extends` merges sections.
+    keys = sorted({key.split(".")[1] for key in changes if key.startswith("train.")})
+    if keys:
+        train = config.train.model_dump(mode="json")
+        values["train"] = {key: train[key] for key in keys}
+    files[path] = _yaml(values)
+    return files
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    return f"{HEAD}\n{yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)}"

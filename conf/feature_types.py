@@ -1,12 +1,14 @@
-"""The typed configuration of features: groups of columns, scopes, and the workflow."""
+"""The typed configuration of features: groups of columns, scopes, the workflow, histories, and the split."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from conf.raw_types import Names, Strict
+from conf.names import ColumnName
+from conf.raw_types import Days, Names, PositiveInt, Share, Strict
 
 OperatorEntry = str | dict[str, dict[str, Any] | None]
 Scope = Literal["user", "item", "pair", "context"]
@@ -63,3 +65,91 @@ class WorkflowConfig(Strict):
         "unchanged. `retrain`: as `extend`, but as `fit` if there is no champion yet or if `train.retrain` "
         "requires a fresh start. `auto`: as `apply`, but as `fit` if there is no champion yet.",
     )
+
+
+# The typed configuration of histories: the items that a user clicked before a row.
+
+
+class History(Strict):
+    """A column with the keys of the items that the user of a row clicked last before this row.
+
+    The most recent item comes first. Rows of a user are ordered by event time, then by their position in the
+    log. Without an event time, they are ordered by their position. Only clicks before a row are in its list,
+    so the row's own item is not. If the log has groups (keys.group), all rows of a group have the list of the
+    group's first row, because a click of the group is not known when the group is shown. Features read the
+    column like a column of the log. The table `users`, with which lists are scored, has the last clicks up to
+    the run date. If the lists are compared with the test split (measure.against=test_split), the rows of the
+    test split are left out.
+    """
+
+    column: ColumnName = Field(default="history", description="Name of the new column, a list of strings.")
+    length: PositiveInt = Field(default=50, description="Largest number of items in a list.")
+    days: Days | None = Field(
+        default=None,
+        description="Number of days before the day of a row whose clicks are used. Set it if, and only if, "
+        "split.by=day. Other logs are one table, whose rows are all used.",
+    )
+
+    def new_columns(self, split_by: str, columns: Collection[str]) -> set[str]:
+        """Returns the names of the columns that the section adds.
+
+        Raises ValueError if the column is not new, or if `days` does not fit the split.
+
+        Args:
+            split_by: the value of split.by.
+            columns: the names of all other columns.
+        """
+        if self.column in columns:
+            raise ValueError(
+                f"history.column={self.column!r} is the name of another column: choose a new name"
+            )
+        if split_by == "day" and self.days is None:
+            raise ValueError(
+                "history.days is missing: with split.by=day, set how many earlier days are used, such as 14"
+            )
+        if split_by != "day" and self.days is not None:
+            raise ValueError(
+                f"history.days={self.days} has no effect with split.by={split_by}, because all rows of the "
+                "log are used: remove it"
+            )
+        return {self.column}
+
+
+# The typed configuration of the split: which rows are train, validation and test.
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class SplitConfig(Strict):
+    """Settings that divide rows over time into train, validation and test."""
+
+    by: Literal["day", "fraction", "leave_last_out"] = Field(
+        description="`day`: each split consists of whole days. The last test day is the run date; the "
+        "validation days precede the test days, and the train days precede the validation days. `fraction`: "
+        "all rows of the log are divided by event time, or by the order of the valid rows if the log has no "
+        "event time. `leave_last_out`: for each user, the test rows begin with the latest positive row, and "
+        "the validation rows begin with the positive row before it."
+    )
+    train_days: Days = Field(default=7, description="Number of train days (by=day).")
+    validation_days: Days = Field(default=1, description="Number of validation days (by=day).")
+    test_days: Days = Field(default=1, description="Number of test days (by=day).")
+    min_train_days: Days = Field(
+        default=1,
+        description="Smallest number of train days that have a log with rows (by=day). Train days without a "
+        "log, or with a log without rows, are left out.",
+    )
+    train: Share = Field(default=0.8, description="Share of the rows that are train (by=fraction).")
+    validation: Share = Field(
+        default=0.1, description="Share of the rows that are validation (by=fraction). The rest is test."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> SplitConfig:
+        if self.train + self.validation >= 1.0:
+            raise ValueError(f"train={self.train} + validation={self.validation} leaves no rows for test")
+        if self.min_train_days > self.train_days:
+            raise ValueError(
+                f"min_train_days={self.min_train_days} is more than train_days={self.train_days}"
+            )
+        return self

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
+import yaml
 from pydantic import ValidationError
 
-from conf.dates import iso_date
 from conf.errors import ConfigError
-from conf.overrides import set_override
+from conf.names import iso_date
 from conf.plugins import Plugin
 from conf.types import Config, Strict
-from conf.yaml_files import read_config_file, read_models
 
 Section = TypeVar("Section", bound=Strict)
 
@@ -27,7 +27,7 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
     If the file has the key `extends`, the file that this key names is read first, and the mappings of both
     files are merged key by key. If a key `model` names a file, the mapping in that file replaces the name.
     This applies to `model` itself and to the sources of `candidates`. Paths are relative to the file that
-    names them. Then each override `a.b=value` is set; conf/overrides.py describes how its value is read. An
+    names them. Then each override `a.b=value` is set; conf/load.py describes how its value is read. An
     override of `model` is set before the model file is read, and an override of `model.a` after that.
 
     Raises:
@@ -134,3 +134,239 @@ def config_digest(config: Config, *sections: str) -> str:
     values = config.model_dump(mode="json")
     chosen = {name: values[name] for name in sections} if sections else values
     return sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# Applies one `--set a.b=value`. The value is read as text if the key's type is text, otherwise as YAML.
+
+_QUOTES = ("'", '"')
+
+
+def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> None:
+    """Sets the key that an override names in the values of a section. Creates missing subsections.
+
+    If the type of the key is text, the value is used unchanged: `log.path={data}/*.gz` needs no quotes. If
+    the value begins with a quote, it is read as YAML, which removes the quotes. If the key may be null, the
+    value `null` means null and not the text "null".
+
+    Args:
+        values: the section, which is changed.
+        override: a text `a.b=value`.
+        kind: the type of the section.
+
+    Raises:
+        ConfigError: the override is not of the form a.b=value, the value is not YAML, or a key before the
+            last one is not a section.
+    """
+    key, separator, text = override.partition("=")
+    if not separator or not all(key.split(".")):
+        raise ConfigError(f"--set {override!r} is not of the form a.b=value", "write --set section.key=value")
+    value = _value(override, text, types_of(kind, key.split(".")))
+    set_key(values, key.split("."), value, f"--set {override!r}")
+
+
+def set_key(values: dict[str, Any], keys: list[str], value: Any, what: str) -> None:
+    """Sets a key of nested sections. Creates missing sections.
+
+    Args:
+        values: the section that contains the first of the keys; it is changed.
+        keys: the parts of the key's path, such as `["train", "epochs"]`.
+        value: the new value.
+        what: the beginning of the error message.
+
+    Raises:
+        ConfigError: a key before the last one is not a section.
+    """
+    target = values
+    for parent in keys[:-1]:
+        if target.get(parent) is None:
+            target[parent] = {}
+        target = target[parent]
+        if not isinstance(target, dict):
+            raise ConfigError(
+                f"{what}: {parent} is {target!r}, not a section",
+                f"remove the keys after {parent}, or write a key of a section",
+            )
+    target[keys[-1]] = value
+
+
+def _value(override: str, text: str, types: tuple[Any, ...]) -> Any:
+    if str in types and set(types) <= {str, type(None)} and not text.startswith(_QUOTES):
+        return None if text == "null" and type(None) in types else text
+    try:
+        return yaml.safe_load(text)
+    except NOT_YAML as error:
+        raise ConfigError(
+            f"--set {override!r}: the value is not YAML: {yaml_problem(error)}",
+            "write the value as in a YAML file; text with special characters needs quotes",
+        ) from error
+
+
+def types_of(kind: Any, keys: list[str]) -> tuple[Any, ...]:
+    """Returns the types that the value of a key may have; empty if the key is unknown.
+
+    Args:
+        kind: the type of the section that contains the first of the keys.
+        keys: the parts of the key's path, such as `["train", "epochs"]`.
+    """
+    types = _members(kind)
+    for key in keys:
+        below: list[Any] = []
+        for member in types:
+            if get_origin(member) is dict:
+                below += _members(get_args(member)[1])
+            elif isinstance(member, type) and issubclass(member, Strict):
+                annotation = member.annotation_of(key)
+                below += () if annotation is None else _members(annotation)
+        types = tuple(below)
+    return types
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """Returns the member types of a union, or the type itself if it is not a union.
+
+    The metadata of Annotated is removed.
+    """
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(member for part in get_args(annotation) for member in _members(part))
+    return (annotation,)
+
+
+# Reads configuration files and model files in YAML, and resolves `extends`.
+
+# Errors that PyYAML raises in addition to YAMLError: for a month 13, an integer `0x_`, a list as a key, and
+# an alias that contains itself.
+NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Reads the mapping in a configuration file.
+
+    If the file `extends` another file, the mappings of both files are merged key by key.
+
+    Raises:
+        ConfigError: see `read_yaml`; or a file extends itself, directly or through other files.
+    """
+    return _read(path, ())
+
+
+def read_models(values: dict[str, Any], path: Path) -> None:
+    """Replaces the name of a model file by the mapping in that file, in `model` and in sources of candidates.
+
+    Args:
+        values: the mapping of the configuration file, which is changed.
+        path: the configuration file. The names of model files are relative to it.
+    """
+    for section in _with_models(values):
+        if isinstance(section.get("model"), str):
+            section["model"] = read_yaml(_beside(path, section["model"], "model"))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Reads the mapping in one YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, is not UTF-8 or YAML, has a key twice, or contains no mapping.
+    """
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"cannot read {path}: {reason}", "give the path of a YAML file that exists"
+        ) from error
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} in line {line}", "save the file as UTF-8"
+        ) from error
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path} contains a {type(values).__name__}, not a mapping", "start the file with `name: …`"
+        )
+    return values
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Returns the value of a YAML text. Errors name `where`, the file or argument that contains the text.
+
+    Raises:
+        ConfigError: the text is not YAML, or has a key twice.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except NOT_YAML as error:
+        raise ConfigError(f"{where} is not YAML: {yaml_problem(error)}", "correct its syntax") from error
+
+
+def yaml_problem(error: BaseException) -> str:
+    """Returns a description of the problem that PyYAML found."""
+    return (
+        "an alias contains itself, or values are nested too deeply"
+        if isinstance(error, RecursionError)
+        else str(error)
+    )
+
+
+def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    absolute = path.resolve()
+    if absolute in children:
+        chain = " extends ".join(str(file) for file in (*children[children.index(absolute) :], absolute))
+        raise ConfigError(f"files extend each other in a circle: {chain}", "remove one of these `extends`")
+    values = read_yaml(path)
+    parent = values.pop("extends", None)
+    if parent is None:
+        return values
+    base_path = _beside(path, parent, "extends")
+    base = _read(base_path, (*children, absolute))
+    for section in _with_models(base):
+        if isinstance(section.get("model"), str):  # a path relative to the file that contains it
+            section["model"] = str((base_path.parent / section["model"]).resolve())
+    return _merge(base, values)
+
+
+def _beside(path: Path, named: Any, key: str) -> Path:
+    """Returns the path of the file that `named` names, relative to the folder of `path`.
+
+    Raises:
+        ConfigError: `named`, the value of `key` in the file `path`, is not the name of a file.
+    """
+    if not isinstance(named, str) or not named or "\0" in named:
+        raise ConfigError(f"{path}: {key}={named!r} does not name a file", f"write {key}: other.yaml")
+    return path.parent / named
+
+
+def _with_models(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the mappings whose key `model` may name a file."""
+    candidates = values.get("candidates")
+    sources = candidates.get("sources") if isinstance(candidates, dict) else None
+    listed = sources if isinstance(sources, list) else []
+    return [values, *(source for source in listed if isinstance(source, dict))]
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that refuses a key that occurs twice. PyYAML silently takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Converts a node to a mapping; raises YAMLError for a key that occurs twice."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.YAMLError(f"the key {key!r} is not text{key_node.start_mark}")
+            if key in seen:
+                raise yaml.YAMLError(f"the key {key!r} occurs twice{key_node.start_mark}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)

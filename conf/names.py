@@ -1,4 +1,4 @@
-"""Rules for texts in a configuration: names of folders and columns, paths, and the root of the lake.
+"""Rules for texts in configurations and arguments: names of folders and columns, paths, the lake, ISO dates.
 
 A rule is a function that returns the text or raises ValueError, as pydantic's validators do.
 """
@@ -6,17 +6,19 @@ A rule is a function that returns the text or raises ValueError, as pydantic's v
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from datetime import date
+from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
-from conf.printable import is_printable
+from conf.messages import is_printable
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_COLUMN = 128
 
 # Schemes that a lake can have: storage.file_io can atomically replace a file on them.
 LAKE_SCHEMES = ("", "file", "s3", "s3a")
+
 # Schemes that raw data can have. Jobs only read it.
 RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs", "gs", "abfss", "abfs", "az")
 
@@ -98,3 +100,36 @@ def reject_repeated(where: str, names: list[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"{where} names columns twice: {repeated}; remove one of the two")
+
+
+# Dates in arguments and configurations: ISO dates, limited to years in which date arithmetic cannot fail.
+
+_FIRST_YEAR, _LAST_YEAR = 1970, 2199
+EPOCH = date(1970, 1, 1)
+
+
+def iso_date(value: Any) -> str:
+    """Returns a date as YYYY-MM-DD.
+
+    Args:
+        value: a text, or the `date` object to which YAML converts an unquoted date.
+
+    Raises:
+        ValueError: the value is not a date of this form, or its year is out of range.
+    """
+    text = value.isoformat() if type(value) is date else str(value)
+    parsed = date.fromisoformat(text)
+    if parsed.isoformat() != text:
+        raise ValueError(f"it is not of the form YYYY-MM-DD: write {parsed.isoformat()}")
+    if not _FIRST_YEAR <= parsed.year <= _LAST_YEAR:
+        raise ValueError(f"its year must be from {_FIRST_YEAR} to {_LAST_YEAR}")
+    return text
+
+
+def days_since_epoch(day: str | date) -> int:
+    """Returns the number of days from 1970-01-01 to `day`, which is a `date` or an ISO date."""
+    parsed = date.fromisoformat(day) if isinstance(day, str) else day
+    return (parsed - EPOCH).days
+
+
+IsoDate = Annotated[str, BeforeValidator(iso_date)]

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from conf.errors import ConfigError
-from conf.source_digests import combined_digest, source_digests
+from conf.extensions import combined_digest, source_digests
 
 Settings = TypeVar("Settings")
 # Source files and compiled modules of a package.

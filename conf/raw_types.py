@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import (
     AfterValidator,
@@ -21,12 +23,107 @@ from conf.names import ColumnName, PlainText, RawLocation, column_name
 from conf.plugin_names import PluginNames
 from conf.plugins import READER, description
 from conf.spark_tables import SPARK_TABLE, split_table_path
-from conf.time_types import ISO, UTC, TimeFormat, TimeZone, only_date
+
+# How times are written in raw files: patterns of texts, and names of time zones, which are checked here.
+
+ISO = "iso"
+UTC = "UTC"
+
+# The directives of a pattern, with the part of the time that each one reads. `etl.raw.time_text` reads them.
+_PART_OF = {
+    "%Y": "year",
+    "%y": "year",
+    "%m": "month",
+    "%b": "month",
+    "%B": "month",
+    "%d": "day",
+    "%H": "hour",
+    "%I": "hour",
+    "%M": "minute",
+    "%S": "second",
+    "%f": "fraction",
+    "%p": "half of the day",
+    "%z": "offset",
+    "%a": "weekday",
+    "%A": "weekday",
+}
+_OF_DATES = ("year", "month", "day", "weekday")
+_TOKEN = re.compile(r"%.|[^%]|%$", re.DOTALL)
+
+
+def tokens_of(pattern: str) -> tuple[str, ...]:
+    """Returns the directives and the other characters of a pattern, in order. `%%` stays as it is."""
+    return tuple(_TOKEN.findall(pattern))
+
+
+def time_format(pattern: str) -> str:
+    """Checks a pattern: `iso`, or directives of strptime that determine year, month and day."""
+    if pattern == ISO:
+        return pattern
+    tokens = tokens_of(pattern)
+    directives = [token for token in tokens if token.startswith("%") and token != "%%"]
+    unknown = sorted({token for token in directives if token not in _PART_OF})
+    if unknown:
+        raise ValueError(
+            f"the directives {unknown} are not known; a format may have {sorted(_PART_OF)} and %%"
+        )
+    if "%" in directives or not pattern.isascii() or not pattern.isprintable():
+        raise ValueError("a format must have only ASCII characters, and a percent sign is written as %%")
+    parts = [_PART_OF[token] for token in directives]
+    repeated = sorted({part for part in parts if parts.count(part) > 1})
+    if repeated:
+        raise ValueError(f"the format reads the {' and the '.join(repeated)} more than once")
+    missing = [part for part in ("year", "month", "day") if part not in parts]
+    if missing:
+        raise ValueError(
+            f"the format has no {' and no '.join(missing)}: write `iso`, or a pattern with year, month and "
+            'day, such as "%d/%m/%Y %H:%M:%S"'
+        )
+    if ("%I" in directives) != ("%p" in directives):
+        raise ValueError("%I (hour of 12) and %p (AM or PM) need each other; an hour of 24 is %H")
+    return pattern
+
+
+def only_date(pattern: str) -> bool:
+    """Returns whether a pattern reads nothing but a date."""
+    return all(
+        _PART_OF[token] in _OF_DATES
+        for token in tokens_of("" if pattern == ISO else pattern)
+        if token in _PART_OF
+    )
+
+
+@cache
+def zone_of(name: str) -> ZoneInfo:
+    """Returns the time zone with an IANA name. The name must be known (`time_zone`)."""
+    return ZoneInfo(name)
+
+
+def time_zone(name: str) -> str:
+    """Checks that a name is that of a time zone in the IANA database, such as Europe/Berlin."""
+    try:
+        zone_of(name)
+    except (OSError, ValueError, KeyError):
+        is_zone = False
+    else:  # the others are in some installations only: settings of a machine, and zones with leap seconds
+        is_zone = not name.startswith(("right/", "posix/")) and name not in ("localtime", "posixrules")
+    if not is_zone:
+        raise ValueError(
+            f"{name!r} is not the name of a time zone, such as UTC, Europe/Berlin or America/New_York "
+            "(https://en.wikipedia.org/wiki/List_of_tz_database_time_zones)"
+        )
+    return name
+
+
+TimeFormat = Annotated[str, AfterValidator(time_format)]
+TimeZone = Annotated[str, AfterValidator(time_zone)]
+
 
 # Types of columns in files.
 ColumnType = Literal[
     "int", "float", "string", "bool", "date", "timestamp", "decimal", "list<int>", "list<string>"
 ]
+
 # Types that operators see. The last two are lists.
 OperatorType = Literal["int", "float", "string", "ints", "strings"]
 _OPERATOR_TYPES: Mapping[ColumnType, OperatorType] = {
@@ -43,9 +140,9 @@ _OPERATOR_TYPES: Mapping[ColumnType, OperatorType] = {
 TIME_TYPES = ("date", "timestamp")
 LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
-
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # of one range
+
 # Separators that occur in practice. Letters, digits, signs and quotes are parts of values.
 SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
 
@@ -461,6 +558,7 @@ def _fits_everywhere(name: str) -> bool:
 
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
+
 # The reason of rows whose event `log.label` does not name. They are left out, but not quarantined.
 OTHER_EVENT = "other_event"
 

@@ -11,8 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from conf.dates import IsoDate
-from conf.names import ColumnName, FolderName, PlainText
+from conf.names import ColumnName, FolderName, IsoDate, PlainText
 from conf.raw_types import (
     EventTime,
     Keys,

@@ -1,17 +1,123 @@
-"""The typed configuration of output files, scoring, measures of the lists, and the click log generator."""
+"""The typed configuration of output files, scoring, measures, delivery, monitoring and generated logs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from conf.dates import IsoDate
-from conf.delivery_types import Stop
+from conf.feature_types import Split
+from conf.names import IsoDate, PlainText
 from conf.raw_types import Days, PositiveInt, Seed, Share, Strict
 from conf.rule_types import ListRules
-from conf.split_types import Split
 from conf.train_types import Kernels
+
+# The typed configuration of the delivery of lists: limits above which lists are not published, and sinks.
+
+_PASSWORD_IN_URL = re.compile(r"[?&]\w*(user|password|pwd)=|//[^/]*@", re.IGNORECASE)
+Limit = Annotated[float, Field(ge=0)] | None
+
+
+class Stop(Strict):
+    """Limits on the new lists and on their differences from the last published lists.
+
+    If the new lists exceed a limit, they are not published.
+    """
+
+    max_churn: Share | None = Field(
+        default=None,
+        description="Largest share of the items in a user's list that were not in the user's last published "
+        "list, averaged over users. Null: no limit.",
+    )
+    min_coverage: Share | None = Field(
+        default=None,
+        description="Smallest share of all items that occur in at least one list. Null: no limit.",
+    )
+    max_cold_share: Share | None = Field(
+        default=None,
+        description="Largest share of list entries whose item has no click in the train split. Null: no "
+        "limit.",
+    )
+    max_score_psi: Limit = Field(
+        default=None,
+        description="Largest population stability index of the scores against those of the last published "
+        "lists. An index that can be due to chance is ignored. Null: no limit.",
+    )
+    max_users_lost_share: Share | None = Field(
+        default=None,
+        description="Largest share of the users in the last published lists that have no new list. Null: no "
+        "limit.",
+    )
+
+
+class Secret(Strict):
+    """A user name or a password, read from an environment variable of the driver or from a file.
+
+    Exactly one of `env` and `file` must be given.
+    """
+
+    env: str | None = Field(
+        default=None, description="Name of the environment variable. Null: `file` is used instead."
+    )
+    file: str | None = Field(
+        default=None,
+        description="Path of a file that contains only the user name or the password. Null: `env` is used "
+        "instead.",
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Secret:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("set either `env` or `file`, not both")
+        return self
+
+
+class SinkSettings(Strict):
+    """Base of the settings of all sinks."""
+
+    kind: str = Field(description="Name of the sink's module in scoring/delivery/sinks, or of a plug-in.")
+    name: PlainText = Field(description="Name of the sink in logs and manifests.")
+
+
+class SinkConfig(SinkSettings):
+    """A sink and its settings.
+
+    All keys except those below are settings of the sink (docs/delivery.md). Every job checks these settings
+    when it starts (scoring/delivery/sinks).
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Deliver(Strict):
+    """The sinks to which deliver_recommendations copies the published lists."""
+
+    sinks: list[SinkConfig] = Field(default=[], description="The sinks, in order. Empty: none.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_password_in_a_url(cls, values: object) -> object:
+        """Runs before all other checks, because their messages would print the URL with its password."""
+        sinks = values.get("sinks") if isinstance(values, dict) else None
+        for sink in sinks if isinstance(sinks, list) else []:
+            if isinstance(sink, dict) and _PASSWORD_IN_URL.search(str(sink.get("url", ""))):
+                raise ValueError(
+                    "the url of a sink must not contain a user or a password: under `user` and `password`, "
+                    "name the environment variable or the file that contains them"
+                )
+        return values
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Deliver:
+        names = [sink.name for sink in self.sinks]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"several sinks have the same name: {repeated}; give each sink another name")
+        return self
+
+
+# The typed configuration of output files, scoring, measures of the lists, and the click log generator.
 
 
 class Output(Strict):
@@ -171,3 +277,70 @@ class Generate(Strict):
         if self.layout == "outbrain" and self.items < 100:
             raise ValueError(f"items={self.items} is too few: layout=outbrain needs at least 100")
         return self
+
+
+# The typed configuration of monitoring: Prometheus metrics, lineage events and the price of a run.
+
+_HTTP = re.compile(r"https?://[^/?#@]+(/[^?#@]*)?")
+
+
+class Watch(Strict):
+    """Prometheus metrics, lineage events and the price of a run (docs/operations.md).
+
+    Run records in `<lake>/runs/dt=…` and Spark's event logs are written without any of these keys.
+    """
+
+    textfile_folder: str | None = Field(
+        default=None,
+        description="Local folder of node_exporter's textfile collector. At its end, each job atomically "
+        "replaces a file with its metrics in this folder. Null: no file.",
+    )
+    push_gateway: str | None = Field(
+        default=None,
+        description="Address of a Prometheus push gateway, http(s)://host:port. Each job also sends its "
+        "metrics there. Null: metrics are not sent.",
+    )
+    openlineage: dict[str, Any] | None = Field(
+        default=None,
+        description="Where each job sends OpenLineage events of its start and its end: a transport of "
+        "OpenLineage's Python client, such as `{type: http, url: http://marquez:5000}`. Null: events are "
+        "only in the run record.",
+    )
+    core_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Price of one hour of one core, in `currency`. Null: the cost of a run is reported only "
+        "in core seconds.",
+    )
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = Field(
+        default="EUR", description="Currency of `core_hour_price`: three capital letters."
+    )
+
+    @field_validator("textfile_folder")
+    @classmethod
+    def _local(cls, value: str | None) -> str | None:
+        if value is not None and "://" in value:
+            raise ValueError("it must be the path of a local folder, because node_exporter reads it")
+        return value
+
+    @field_validator("openlineage")
+    @classmethod
+    def _has_a_type_and_no_secret(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and not isinstance(value.get("type"), str):
+            raise ValueError("it must have the key `type`, such as http, kafka, file or console")
+        if value is not None and "auth" in value:
+            raise ValueError(
+                "the configuration must not contain credentials; set the environment variable "
+                "OPENLINEAGE__TRANSPORT__AUTH"
+            )
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gateway_is_an_address(cls, values: object) -> object:
+        """Runs before all other checks, because their messages would print an address with its password."""
+        address = values.get("push_gateway") if isinstance(values, dict) else None
+        if address is not None and not _HTTP.fullmatch(str(address)):
+            raise ValueError(
+                "push_gateway must be http(s)://host:port, without user, password, query or fragment"
+            )
+        return values

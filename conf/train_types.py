@@ -1,18 +1,254 @@
-"""The typed configuration of the training of models."""
+"""The typed configuration of models and of their training: architecture, embedding tables, loop."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from conf.embedding_types import Embeddings
-from conf.loop_types import Elastic, Profile, Reading, Retrain, StopAt, TrainNegatives
 from conf.loss_types import Loss, LossSettings, loss_field, loss_name, loss_settings
-from conf.raw_types import PositiveInt, Seed, Share, Strict
+from conf.raw_types import Days, PositiveInt, PositiveLong, Seed, Share, Strict
+
+# The typed configuration of a model: its architecture and the settings that all architectures share.
+
+EmbeddingStorage = Literal["fp32", "bf16", "fp16"]
+
+
+class MultiHot(Strict):
+    """Settings for features that are lists of ids."""
+
+    pooling: Literal["sum", "mean"] = Field(
+        default="mean",
+        description="How the vectors of the ids are combined. `sum`: they are added. `mean`: the sum is "
+        "divided by the number of ids. An empty list gives zeros.",
+    )
+    max_length: PositiveInt = Field(
+        default=32,
+        description="Largest number of ids of a list that training and scoring use. Of a longer list, only "
+        "the first ids are used. A batch reserves memory for this number of ids in every row.",
+    )
+    lengths: dict[str, PositiveInt] = Field(
+        default={},
+        description="Maps the name of a feature to the `max_length` of its lists. All other features have "
+        "the `max_length` above.",
+    )
+
+
+class ModelConfig(Strict):
+    """An architecture and its settings.
+
+    All keys except those below are settings of the architecture (docs/models.md). Every job checks these
+    settings when it starts.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    architecture: str = Field(description="Name of a module in training/architectures.")
+    multi_hot: MultiHot = Field(
+        default=MultiHot(), description="How the model reads features that are lists of ids."
+    )
+    embedding_storage: EmbeddingStorage = Field(
+        default="fp32",
+        description="How embedding tables are stored in memory and on disk. `fp32`: 32 bits per number. "
+        "`bf16` and `fp16`: 16 bits, which halve the size of a table; `bf16` has the range of float32, and "
+        "`fp16` has more significant bits. With 16 bits, updates are rounded stochastically, and all "
+        "computations use float32. "
+        "Weights of linear parts, one number per id, are always fp32.",
+    )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings of the architecture, unchanged."""
+        return dict(self.model_extra or {})
+
+
+# The typed configuration of the training and placement of embedding tables.
+
+
+class Embeddings(Strict):
+    """Settings that decide how embedding tables are trained, and which rank holds which rows.
+
+    Placement does not change results, except for rounding.
+
+    With `placement: auto`, every rank holds all tables of at most `replicated_max_bytes`. Let b be the total
+    number of bytes of all larger tables, divided by the number of ranks. If a table has more than
+    `row_wise_share` × b bytes, its rows are distributed over all ranks. If a rank would still hold more than
+    `rank_max_bytes`, the rows of further tables are distributed too, the largest table first. Each other
+    table is on one rank. The bytes of a table include the state of its optimizer.
+    """
+
+    optimizer: Literal["row_wise_adagrad", "sgd", "lazy_adam"] = Field(
+        default="row_wise_adagrad",
+        description="Optimizer of table rows, with the learning rate `train.embedding_learning_rate`. "
+        "`row_wise_adagrad`: Adagrad with one accumulator per row. `sgd`: stochastic gradient descent, "
+        "without state. `lazy_adam`: Adam, in which a step changes only the rows that it looked up. The "
+        "optimizer does not apply to weights that a model trains with FTRL.",
+    )
+    placement: Literal["auto", "replicated", "table_wise", "row_wise"] = Field(
+        default="auto",
+        description="`replicated`: every rank holds every table. `table_wise`: each table is on one rank. "
+        "`row_wise`: the rows of each table are distributed over all ranks. `auto` decides for each "
+        "feature. A single rank holds all tables.",
+    )
+    replicated_max_bytes: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        default=4 * 2**20,
+        description="Largest size, in bytes, of a table that every rank holds (placement=auto).",
+    )
+    row_wise_share: Annotated[float, Field(gt=0)] = Field(
+        default=0.5,
+        description="The rows of a table are distributed over all ranks if its bytes exceed this share of "
+        "the average bytes per rank of all tables that are not replicated (placement=auto).",
+    )
+    rank_max_bytes: PositiveLong | None = Field(
+        default=None,
+        description="Largest number of bytes of embedding tables on a rank. If the tables do not fit, the "
+        "job fails. Null: no limit.",
+    )
+
+
+# The typed configuration of parts of the training: lost ranks, early stopping, reading, retraining.
+
+
+class Elastic(Strict):
+    """Elastic training: if ranks are lost, the other ranks continue from the last checkpoint.
+
+    If Spark starts the lost ranks again, or later has resources for more ranks, the new ranks join the
+    training at a checkpoint, up to `train.num_ranks` ranks.
+    """
+
+    min_ranks: PositiveInt = Field(
+        default=1,
+        description="Smallest number of ranks. If there are fewer, the training waits "
+        "`train.start_timeout_s` seconds for more ranks, and fails if they do not start.",
+    )
+
+
+class StopAt(Strict):
+    """A condition that ends a training early. `train.keep` says which weights the model then has.
+
+    The metric is measured on the validation split every `train.evaluate_every_steps` steps, and with
+    `train.keep: best` also at the end of each epoch.
+    """
+
+    metric: Literal["auc", "log_loss", "normalized_entropy"] = Field(
+        default="auc",
+        description="Metric that decides when the training ends. `auc`: area under the ROC curve; a larger "
+        "value is better. `log_loss`: mean log loss of a row; a smaller value is better. "
+        "`normalized_entropy`: log loss divided by that of the click rate as the prediction of every row; a "
+        "smaller value is better.",
+    )
+    value: float | None = Field(
+        default=None,
+        description="The training ends when the metric is at least as good as this value. Null: no target.",
+    )
+    patience: PositiveInt | None = Field(
+        default=None,
+        description="The training ends after this number of consecutive evaluations without a new best value "
+        "of the metric. Null: no limit.",
+    )
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> StopAt:
+        if self.value is None and self.patience is None:
+            raise ValueError("stop_at needs the key `value`, the key `patience`, or both")
+        return self
+
+
+class Profile(Strict):
+    """Training steps that torch.profiler records.
+
+    The trace is written to `<lake>/checkpoints/<model version>.profile`.
+    """
+
+    first_step: PositiveInt = Field(default=10, description="First recorded step, counted from 1.")
+    steps: PositiveInt = Field(default=5, description="Number of recorded steps.")
+    every_rank: bool = Field(
+        default=False, description="Whether all ranks write a trace, instead of only rank 0."
+    )
+
+
+class TrainNegatives(Strict):
+    """Negatives that are drawn anew for every row in every epoch, instead of the same ones in all epochs.
+
+    It is for logs that record only what users chose, so the section `negatives` is required. In training,
+    each positive row is used with `per_positive` items that are drawn by a hash of (seed, epoch, row, draw).
+    Items are drawn from those in the train rows of the row's day, and have their features of that day. An
+    item that the user chose on that day or on an earlier train day is replaced by another draw. All other
+    rows are left out: the negatives that `negatives` added to the train split, and rows of the log with
+    label 0. The validation and test splits are measured with the negatives that `negatives` added.
+    """
+
+    per_positive: PositiveInt = Field(
+        default=20, description="Number of items that are drawn for each positive row in each epoch."
+    )
+    popularity: Annotated[float, Field(ge=0, le=4)] = Field(
+        default=0.0,
+        description="An item is drawn with a probability proportional to its number of positive train rows "
+        "of the day, to the power of `popularity`. 0: all items are equally likely.",
+    )
+
+
+class Reading(Strict):
+    """Settings for reading feature tables in a rank.
+
+    Rows are shuffled in buffer pools, and then divided into batches. A rank decodes row groups before a pool
+    needs them; `read_ahead_mib` limits the size of the decoded row groups. If the lake is on an object store,
+    the rank first copies each row group to a local folder. It deletes this copy after reading the row group.
+    """
+
+    pool_rows: PositiveInt = Field(
+        default=131_072,
+        description="Number of rows in one buffer pool of every rank, added over all ranks. A pool has at "
+        "least 4 batches.",
+    )
+    read_ahead_mib: PositiveInt = Field(
+        default=256,
+        description="Largest size, in MiB, of the decoded row groups that wait for a pool. One more row "
+        "group is always allowed.",
+    )
+    staging_folder: str | None = Field(
+        default=None,
+        description="Local folder for copies of row groups. Each rank creates its own folder in the "
+        "subfolder `nightrank-<user id>`. Null: the folder of temporary files ($TMPDIR, or /tmp).",
+    )
+    staging_mib: PositiveInt = Field(
+        default=16_384,
+        description="Largest size, in MiB, of the copies of row groups that wait to be read. The copy that "
+        "is being read and the copy that is being written are not counted.",
+    )
+
+
+class Retrain(Strict):
+    """The weights and vocabularies from which a retraining starts."""
+
+    start: Literal["auto", "warm", "fresh"] = Field(
+        default="auto",
+        description="`warm`: from the weights of the champion; new values are added to the champion's "
+        "vocabularies. If that is not possible, the job fails and says why. `fresh`: from random weights, "
+        "with vocabularies that are fitted only to the train days. `auto`: `warm` if possible, otherwise "
+        "`fresh`.",
+    )
+    fresh_every_days: Days | None = Field(
+        default=None,
+        description="With start=auto, a retraining is also fresh if the last fresh one was this number of "
+        "days ago or more. The model then forgets values that no longer occur in the train days. Null: no "
+        "such limit.",
+    )
+
+    @model_validator(mode="after")
+    def _only_auto_has_a_period(self) -> Retrain:
+        if self.start != "auto" and self.fresh_every_days is not None:
+            raise ValueError(
+                f"fresh_every_days={self.fresh_every_days} needs start=auto, but start={self.start} is set"
+            )
+        return self
+
+
+# The typed configuration of the training of models.
 
 Kernels = Literal["auto", "triton", "torch"]
 UnknownShare = Annotated[float, Field(ge=0, lt=1)]
+
 # What the scores of a model are. `click_probability`: the probability that a shown item is clicked.
 # `probability`: that of a positive row among rows that were drawn for it. `ranking`: only their order means
 # something.

@@ -10,15 +10,19 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from conf.candidate_types import Candidates, NotAllowed, OutOfStock, Repeats, UserAttributes
-from conf.delivery_types import Deliver, Secret, SinkConfig, SinkSettings, Stop
-from conf.feature_types import FeatureGroup, OperatorEntry, Scope, Scopes, WorkflowConfig
-from conf.gate_types import Gate
-from conf.history_types import History
-from conf.loop_types import Profile, Reading, StopAt, TrainNegatives
-from conf.model_types import EmbeddingStorage, ModelConfig, MultiHot
-from conf.monitoring_types import Watch
+from conf.feature_types import (
+    SPLITS,
+    FeatureGroup,
+    History,
+    OperatorEntry,
+    Scope,
+    Scopes,
+    Split,
+    SplitConfig,
+    WorkflowConfig,
+)
 from conf.names import FolderName, LakeRoot, RawLocation, reject_repeated, reject_unknown
-from conf.quality_types import Quality
+from conf.quality_types import Gate, Quality
 from conf.raw_types import (
     DECLARE_TIME,
     Column,
@@ -39,9 +43,29 @@ from conf.raw_types import (
 from conf.rule_types import ListRules
 from conf.serving_types import Serving
 from conf.spark_tables import SPARK_TABLE
-from conf.split_types import SPLITS, Split, SplitConfig
-from conf.stage_types import Generate, Measure, Output, Score
-from conf.train_types import ScoreKind, Train
+from conf.stage_types import (
+    Deliver,
+    Generate,
+    Measure,
+    Output,
+    Score,
+    Secret,
+    SinkConfig,
+    SinkSettings,
+    Stop,
+    Watch,
+)
+from conf.train_types import (
+    EmbeddingStorage,
+    ModelConfig,
+    MultiHot,
+    Profile,
+    Reading,
+    ScoreKind,
+    StopAt,
+    Train,
+    TrainNegatives,
+)
 
 __all__ = [
     "SPLITS",

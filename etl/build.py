@@ -20,23 +20,20 @@ from conf.feature_types import WorkflowConfig
 from conf.load import config_digest
 from conf.types import Split
 from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_days, raw_days
-from etl.fit.fit_workflow import fit_workflow
-from etl.fit.workflow_version import require_weights
+from etl.fit.fit_workflow import fit_workflow, require_weights
 from etl.latest.latest_features import missing_rows, publish_latest
 from etl.passes import earlier_clicks, passes_of
 from etl.prepare.attributes import read_attribute_table
 from etl.prepare.click_tables import ClickTables
-from etl.prepare.prepared_passes import PreparedPasses
-from etl.prepare.unneeded_days import delete_unneeded_days
+from etl.prepare.prepared_passes import PreparedPasses, delete_unneeded_days
+from etl.quality.checks import MissingRows, log_missing_rows
 from etl.quality.day_counts import DayCounts
-from etl.quality.missing_rows import MissingRows, log_missing_rows
 from etl.quality.report import DataReport
-from etl.raw.files import RawFiles
-from etl.raw.impression_log import impression_inputs
-from etl.spark.attribute_frames import read_attributes
-from etl.spark.last_clicks import LastClicks
+from etl.raw.files import RawFiles, impression_inputs
+from etl.spark.histories import LastClicks
+from etl.spark.raw_frames import read_attributes
 from etl.split.time_split import no_training_row
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.local_workers import LocalWorkers
 from spark.rows import union_all
@@ -44,9 +41,8 @@ from spark.workers import Workers
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_labels
 from storage.manifest import Manifest, current_manifest
-from storage.paths import Lake, Partition
-from storage.publish import Rules
-from storage.verify import FINITE
+from storage.paths import LakePaths, Partition
+from storage.publish import FINITE, Rules
 
 log = logging.getLogger("nightrank.etl")
 
@@ -81,8 +77,8 @@ class BuildResult:
 
 def build(
     workers: Workers,
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     run_date: str,
     parent_version: str | None,
     phase: Phase,
@@ -148,7 +144,11 @@ def build(
 
 
 def applied_features(
-    workers: Workers, plan: Plan, lake: Lake, parent_version: str | None, other_version: str | None
+    workers: Workers,
+    plan: FeaturePlan,
+    lake: LakePaths,
+    parent_version: str | None,
+    other_version: str | None,
 ) -> Callable[[RawFiles], bool] | None:
     """Returns a function that says whether all features of a day that a run needs are published.
 
@@ -173,8 +173,8 @@ def applied_features(
 
 def encode_split(
     workers: Workers,
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     workflow: FittedWorkflow,
     run_date: str,
     split: Split,
@@ -198,7 +198,7 @@ def encode_split(
 
 
 def encoded_days(
-    workers: Workers, plan: Plan, lake: Lake, workflow: FittedWorkflow, days: Sequence[RawFiles]
+    workers: Workers, plan: FeaturePlan, lake: LakePaths, workflow: FittedWorkflow, days: Sequence[RawFiles]
 ) -> dict[str, Manifest]:
     """Returns the manifests of the published features of some days. Days that are missing are encoded first.
 
@@ -221,7 +221,7 @@ def encoded_days(
 
 
 def _workflow(
-    workers: Workers, plan: Plan, lake: Lake, checked: CheckedDays, parent_version: str | None
+    workers: Workers, plan: FeaturePlan, lake: LakePaths, checked: CheckedDays, parent_version: str | None
 ) -> tuple[FittedWorkflow, str]:
     """Returns the workflow of the run, and the mode by which it was obtained.
 
@@ -257,7 +257,7 @@ def _workflow(
     return workflow, mode
 
 
-def _load(workers: Workers, plan: Plan, lake: Lake, version: str) -> FittedWorkflow:
+def _load(workers: Workers, plan: FeaturePlan, lake: LakePaths, version: str) -> FittedWorkflow:
     loaded = load_workflow(
         lake, version, plan.config.output.broadcast_max_rows, plan.config.workflow.engine, workers
     )
@@ -285,7 +285,7 @@ def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Litera
 
 
 def _publish_features(
-    workers: Workers, plan: Plan, lake: Lake, workflow: FittedWorkflow, checked: CheckedDays
+    workers: Workers, plan: FeaturePlan, lake: LakePaths, workflow: FittedWorkflow, checked: CheckedDays
 ) -> dict[str, Manifest]:
     """Publishes the feature partition of each day, unless it exists for the same log and workflow."""
     table = lake.features(workflow.version)
@@ -306,7 +306,7 @@ def _publish_features(
 
 
 def feature_inputs(
-    plan: Plan, raw: RawFiles, workflow_version: str, earlier: ClickTables | LastClicks | None
+    plan: FeaturePlan, raw: RawFiles, workflow_version: str, earlier: ClickTables | LastClicks | None
 ) -> dict[str, str]:
     """Returns the inputs of the feature partition of a day, as its manifest names them.
 

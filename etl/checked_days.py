@@ -13,16 +13,14 @@ from etl.passes import DayPasses, passes_of
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.report import DataReport, report_quality
-from etl.raw.files import RawFiles, find_raw, has_no_text, require_raw
-from etl.raw.impression_log import impressions_of, rows_digest
+from etl.raw.files import RawFiles, find_raw, has_no_text, impressions_of, require_raw, rows_digest
 from etl.readers.table_heads import check_heads
-from etl.split.time_split import no_row
-from etl.split.window_days import plan_days
-from etl.workflow.feature_plan import Plan
+from etl.split.time_split import no_row, plan_days
+from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
 from storage.lineage import NOT_RECORDED, LineageRecorder
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 log = logging.getLogger("nightrank.etl")
 
@@ -30,7 +28,7 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 
 def raw_days(
-    plan: Plan, run_date: str, recorder: LineageRecorder = NOT_RECORDED
+    plan: FeaturePlan, run_date: str, recorder: LineageRecorder = NOT_RECORDED
 ) -> dict[Split, list[RawFiles]]:
     """Returns, for each split, the raw files of its days.
 
@@ -45,7 +43,7 @@ def raw_days(
 
 
 def _raw_days(
-    plan: Plan, run_date: str, recorder: LineageRecorder
+    plan: FeaturePlan, run_date: str, recorder: LineageRecorder
 ) -> tuple[dict[Split, list[RawFiles]], list[str]]:
     """Returns the result of `raw_days`, and the days whose files are empty."""
     if plan.is_divided:
@@ -90,8 +88,8 @@ class CheckedDays:
 
 def check_days(
     workers: Workers,
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     run_date: str,
     phase: Phase,
     has_features: Callable[[RawFiles], bool] | None = None,
@@ -142,7 +140,7 @@ def _in_order(splits: Mapping[Split, list[RawFiles]]) -> list[RawFiles]:
 
 
 def _without_days(
-    plan: Plan, splits: Mapping[Split, list[RawFiles]], without_rows: Sequence[str]
+    plan: FeaturePlan, splits: Mapping[Split, list[RawFiles]], without_rows: Sequence[str]
 ) -> dict[Split, list[RawFiles]]:
     """Leaves out train days without rows, like train days without a raw log.
 
@@ -164,7 +162,7 @@ def _without_days(
     return {**splits, "train": train}
 
 
-def check_tables_of_days(plan: Plan, days: Sequence[RawFiles]) -> None:
+def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
     """Checks the first rows of the tables that are joined with the rows of some days.
 
     The tables are read only after the log has been parsed, which takes most of the time of a job.
@@ -190,7 +188,7 @@ def check_tables_of_days(plan: Plan, days: Sequence[RawFiles]) -> None:
             check_heads(external, latest.paths, name, None)
 
 
-def _warn_of_missing_days(plan: Plan, days: Sequence[RawFiles]) -> None:
+def _warn_of_missing_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
     """Logs a warning that names the days without a log of impressions, whose rows have no position."""
     settings = plan.config.serving.row_positions
     missing = [raw.dt for raw in days if impressions_of(plan.config, raw) is None] if settings else []
@@ -205,7 +203,7 @@ def _warn_of_missing_days(plan: Plan, days: Sequence[RawFiles]) -> None:
 
 
 def quarantine_days(
-    plan: Plan, lake: Lake, days: Sequence[RawFiles], passes: DayPasses
+    plan: FeaturePlan, lake: LakePaths, days: Sequence[RawFiles], passes: DayPasses
 ) -> dict[str, DayCounts]:
     """Publishes the quarantine of each day, and returns the row counts of each day.
 
@@ -218,7 +216,9 @@ def quarantine_days(
     return counts
 
 
-def changed_since_counted(plan: Plan, workflow: FittedWorkflow, days: Sequence[RawFiles]) -> tuple[str, ...]:
+def changed_since_counted(
+    plan: FeaturePlan, workflow: FittedWorkflow, days: Sequence[RawFiles]
+) -> tuple[str, ...]:
     """Returns the days whose raw log has changed since the workflow was fitted on it.
 
     If the rows have positions of impressions, a changed log of impressions counts as well.

@@ -11,23 +11,23 @@ from pyspark.sql import DataFrame
 from conf.errors import ConfigError
 from conf.raw_types import format_settings
 from conf.types import Split
-from etl.fit.fit_inputs import TrainingBlocks
+from etl.fit.rounds import TrainingBlocks
 from etl.native.library import is_built
 from etl.prepare.click_tables import ClickTables, click_tables
 from etl.prepare.task_passes import TaskPasses
 from etl.quality.day_counts import DayCounts
-from etl.quality.profile import CountedDays
+from etl.quality.report import CountedDays
 from etl.raw.files import RawFiles
 from etl.spark.frame_passes import FramePasses
-from etl.spark.last_clicks import LastClicks, clicks_before
+from etl.spark.histories import LastClicks, clicks_before
 from etl.text.two_passes import TextPasses
 from etl.value_counts.requests import Counts
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage.manifest import Manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.publish import Rules
 
 
@@ -74,7 +74,7 @@ class Road:
     by: Literal["tasks", "frames"] | None = None
 
 
-def road_of(plan: Plan, *, on_one_machine: bool) -> Road:
+def road_of(plan: FeaturePlan, *, on_one_machine: bool) -> Road:
     """Returns how build_features reads the log of a configuration.
 
     With `workflow.engine: sql`, rows are always prepared, because frames compute features from Parquet files.
@@ -92,7 +92,7 @@ def road_of(plan: Plan, *, on_one_machine: bool) -> Road:
     return Road("prepared", prepared, "tasks" if on_one_machine else "frames")
 
 
-def passes_of(workers: Workers, plan: Plan, lake: Lake) -> DayPasses:
+def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses:
     """Returns the passes over the days of a log.
 
     Raises:
@@ -111,7 +111,7 @@ def passes_of(workers: Workers, plan: Plan, lake: Lake) -> DayPasses:
     )
 
 
-def earlier_clicks(workers: Workers, plan: Plan, lake: Lake) -> ClickTables | LastClicks | None:
+def earlier_clicks(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | LastClicks | None:
     """Returns what reads the clicks of earlier days; None without histories, or if the log is one table."""
     if isinstance(workers, LocalWorkers):
         return click_tables(workers, plan, lake)

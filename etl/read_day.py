@@ -9,10 +9,8 @@ import pyarrow as pa
 
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
-from etl.text.file_layout import FileLayout, layout_of_days
-from etl.text.parse_block import plain, read_split
-from etl.text.row_source import columns_to_parse
-from etl.workflow.feature_plan import Plan
+from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, plain, read_split
+from etl.workflow.feature_plan import FeaturePlan
 from spark.rows import Rows
 from spark.workers import Workers
 from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
@@ -20,7 +18,7 @@ from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
 _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.float32())])
 
 
-def read_clicks(workers: Workers, plan: Plan, raw: RawFiles) -> Rows:
+def read_clicks(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> Rows:
     """Returns user_key, item_key and label of each good row of a day's log. The section `keys` must be set.
 
     Tasks of `workers` parse the log. What a configuration adds to rows, such as histories and attributes,

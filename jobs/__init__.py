@@ -1,5 +1,5 @@
 """The jobs, one per file. A job parses its options, calls the library and writes a summary."""
 
-from conf.garbage import collect_rarely
+from conf.process import collect_rarely
 
 collect_rarely()  # before the imports of a job

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
-from conf.printable import printable
-from conf.program import program_name
+from conf.messages import printable, program_name
 from storage.job_summary import JobSummary
 
 if TYPE_CHECKING:  # nightly reads its arguments before it imports the configuration

@@ -8,12 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 from conf.errors import EXIT_OK, NightrankError
-from conf.program import program_name
+from conf.messages import program_name
 from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.demo import run_demo
 from jobs.chain.submit import JOBS, Interruptions, Submission
 from jobs.command_line import add_future, report_failure
-from reporting.terminal.stage_progress import StageProgress
+from reporting.terminal import StageProgress
 from spark.profile import DEFAULT_PROFILE
 
 DESCRIPTION = (

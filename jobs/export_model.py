@@ -8,7 +8,7 @@ from typing import get_args
 
 from jobs.command_line import job_parser, run_without_session
 from jobs.stages.export_model import run
-from scoring.serving.served_inputs import Backend
+from scoring.serving.model_configs import Backend
 from training.export.smaller_programs import Format
 
 DESCRIPTION = (

@@ -6,13 +6,12 @@ import argparse
 import sys
 import time
 
-from conf.counted import counted
 from conf.errors import EXIT_DATA, EXIT_OK, NightrankError
-from conf.program import program_name
+from conf.messages import counted, program_name
 from jobs.command_line import report_failure
 from jobs.stages.migrate import summarize, version_table
 from storage.migration import migrate, survey
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 DESCRIPTION = (
     "Lists the format versions of all files of a lake, and which files this release would rewrite. Nothing "
@@ -27,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     Also prints the job summary. Returns the exit code.
     """
     arguments = _parser().parse_args(argv)
-    lake = Lake(arguments.lake)
+    lake = LakePaths(arguments.lake)
     start = time.monotonic()
     migrated = 0
     try:

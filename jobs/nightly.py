@@ -12,7 +12,7 @@ from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.node_check import check_node
 from jobs.chain.submit import Interruptions, Submission
 from jobs.command_line import job_parser, report_failure
-from reporting.terminal.stage_progress import StageProgress
+from reporting.terminal import StageProgress
 from spark.profile import DEFAULT_PROFILE
 
 DESCRIPTION = (

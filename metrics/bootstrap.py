@@ -17,22 +17,25 @@ returns four integers per replicate. The time is proportional to rows × replica
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from metrics import compiled_replicates
+from conf.compiled import open_library
 
 SUMS = ("positives", "negatives", "doubled_wins", "loss_units")
-
 _DRAWS_A_HASH = 4  # 16 bits each: the probability of a Poisson weight is accurate to 1/65,536
 _USABLE_SHARE = 0.9
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -128,16 +131,16 @@ def block_sums(
         clicks, scores: (n,) whether each row is a click, and its score.
         draws: yields the weights of the units in each replicate.
     """
-    library = compiled_replicates.library()
+    library = replicates_library()
     if library is None:
         yield from numpy_sums(units, clicks, scores, draws)
         return
     tied = np.zeros(len(scores), np.bool_)
     np.equal(scores[1:], scores[:-1], out=tied[1:])
-    while block := list(islice(draws, compiled_replicates.REPLICATES)):
-        weights = np.zeros((len(block[0]), compiled_replicates.REPLICATES), np.uint8)
+    while block := list(islice(draws, REPLICATES)):
+        weights = np.zeros((len(block[0]), REPLICATES), np.uint8)
         weights[:, : len(block)] = np.stack(block, axis=1)
-        sums = compiled_replicates.replicate_sums(library, units, clicks, tied, weights)
+        sums = replicate_sums(library, units, clicks, tied, weights)
         yield sums[:, : len(block)]
 
 
@@ -249,3 +252,57 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
         return None
     low, high = np.quantile(differences, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(difference, float(low), float(high), confidence, len(differences))
+
+
+# The compiled sums of bootstrap replicates (native/replicates.cpp), which `make setup` builds.
+#
+# If the library is missing, metrics/bootstrap.py does the same with NumPy, which is slower.
+
+log = logging.getLogger("nightrank.evaluate_model")
+
+# Below sys.prefix; setup/build_native.py puts it there.
+LIBRARY = Path("lib/nightrank/libnightrank_metrics.so")
+VERSION = 1  # version of the interface; must equal the number in native/replicates.cpp
+REPLICATES = 32  # number of replicates in a block; must equal kReplicates in native/replicates.cpp
+_pointer, _long = ctypes.c_void_p, ctypes.c_int64
+
+
+@lru_cache(maxsize=1)
+def replicates_library() -> ctypes.CDLL | None:
+    """Returns the library; logs a warning and returns None if it is missing or has another version."""
+    opened = open_library(LIBRARY, "nightrank_metrics_version", VERSION)
+    if opened is None:
+        log.warning(
+            "%s is missing or of another version: the gate is slower; run `make setup`",
+            Path(sys.prefix) / LIBRARY,
+        )
+        return None
+    opened.nightrank_replicate_sums.restype = None
+    opened.nightrank_replicate_sums.argtypes = (_long, *[_pointer] * 5)
+    return opened
+
+
+def replicate_sums(
+    opened: ctypes.CDLL,
+    units: NDArray[np.int32],
+    clicks: NDArray[np.bool_],
+    tied: NDArray[np.bool_],
+    weights: NDArray[np.uint8],
+) -> NDArray[np.int64]:
+    """Returns the sums over n rows, in ascending order of their scores, for one block of replicates.
+
+    The result has the shape (3, REPLICATES): the weights of the clicks, the weights of the other rows, and
+    twice the weight of the pairs of a click and another row that the scores put in the right order. A pair
+    of equal scores counts half.
+
+    Args:
+        opened: the library.
+        units: (n,) index of the unit of each row.
+        clicks: (n,) whether each row is a click.
+        tied: (n,) whether the score of each row equals that of the row before.
+        weights: (units, REPLICATES), the weight of each unit in each replicate, at most 15.
+    """
+    sums = np.empty((3, REPLICATES), np.int64)
+    arrays = [np.ascontiguousarray(array) for array in (units, clicks, tied, weights)]
+    opened.nightrank_replicate_sums(len(units), *(array.ctypes.data for array in arrays), sums.ctypes.data)
+    return sums

@@ -1,4 +1,4 @@
-"""Population stability index (PSI): the distance of a day's distribution from that of the training window.
+"""Population stability index (PSI): how far the histogram of a day is from that of the training window.
 
 A cell is one value of a column in one row. The cells are divided into B bins. For each bin, let e be its
 share of the cells in the training window, and a its share of the cells on the day. Then PSI is the sum over
@@ -20,10 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from metrics.histogram import bin_bounds
-
 NULL, OTHER = "(null)", "(other)"
-
 _GROUPS = 10
 _EMPTY = 0.5  # added to every bin's count: Jeffreys' prior, so that an empty bin has a finite logarithm
 _Z_999 = 3.0902  # the normal distribution's 99.9% quantile
@@ -44,7 +41,7 @@ class Binned:
 
 
 @dataclass(frozen=True)
-class Drift:
+class ColumnDrift:
     """The PSI of one column.
 
     Attributes:
@@ -114,7 +111,7 @@ def psi_noise(bins: int, train_cells: int, day_cells: int) -> float:
     return (1 / train_cells + 1 / day_cells) * k * (1 - spread + _Z_999 * math.sqrt(spread)) ** 3
 
 
-def drift_of(binned: Binned) -> Drift | None:
+def drift_of(binned: Binned) -> ColumnDrift | None:
     """Returns the PSI over these bins, and its noise; None if the training window or the day has no cell."""
     train, day = np.asarray(binned.train), np.asarray(binned.day)
     if not train.sum() or not day.sum():
@@ -122,7 +119,7 @@ def drift_of(binned: Binned) -> Drift | None:
     terms = psi_terms(train, day)
     used = int(np.count_nonzero((train > 0) | (day > 0)))
     most = int(terms.argmax())
-    return Drift(
+    return ColumnDrift(
         psi=float(terms.sum()),
         noise=psi_noise(used, int(train.sum()), int(day.sum())),
         moved=binned.labels[most],
@@ -162,7 +159,7 @@ def bin_numbers(
 
     The size of a bin is its number of cells in the training window. The three other bins are for numbers
     below all numbers of the training window, for numbers above all of them, and for nulls. All other bins
-    consist of consecutive histogram keys (metrics.histogram). The cells of the training window, in ascending
+    consist of consecutive histogram keys (metrics.psi). The cells of the training window, in ascending
     order, are divided into tenths. All cells of a key are in the tenth that contains the first of them. So a
     number that makes up several tenths has its own bin, and there are fewer than ten bins. The bins depend
     only on the training window.
@@ -199,3 +196,42 @@ def bin_numbers(
 def _interval(first: int, last: int) -> tuple[str, str]:
     """Returns, as text, the lower bound of the bin `first` and the upper bound of the bin `last`."""
     return f"{bin_bounds(first)[0]:.6g}", f"{bin_bounds(last)[1]:.6g}"
+
+
+# Histogram bins that are the same for every day and column, so that histograms of several days can be added.
+#
+# The bins are log-linear, as in HdrHistogram (G. Tene): the range from each power of two to the next is
+# divided into 16 equal bins. Negative numbers have the mirrored bins, and zero has its own bin. The width of
+# a bin is at most 1/16 of the number at which it starts. Each integer between -31 and 31 has its own bin. The
+# key of a bin is computed from the bits of a number and not by a logarithm, so it is equal on every machine.
+
+_PARTS = 16
+_SHIFT = 1074  # exponents of doubles begin at -1073 here: shifted, the keys of positive numbers are positive
+
+
+def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Returns, for each of n finite numbers, the key of its bin: (n,) int64.
+
+    Keys have the same order as the numbers. A key is negative for a number below 0, and 0 for zero. There are
+    at most 2 × 2,098 × 16 keys other than 0: two signs, 2,098 powers of two, and 16 bins for each of them.
+    """
+    mantissa, exponent = np.frexp(np.abs(values))  # |value| = mantissa * 2**exponent, mantissa in [1/2, 1)
+    part = ((mantissa - 0.5) * (2 * _PARTS)).astype(np.int64)
+    key = (exponent.astype(np.int64) + _SHIFT) * _PARTS + part
+    return np.where(values == 0, 0, np.where(values < 0, -key, key))
+
+
+def bin_bounds(key: int) -> tuple[float, float]:
+    """Returns the bounds (low, high) of the bin with this key.
+
+    If the key is positive, the bin contains the numbers in [low, high). If the key is negative, the bin
+    contains the numbers in (low, high]. Key 0 contains only zero. The highest bin ends at infinity, and the
+    lowest bin begins at minus infinity.
+    """
+    if key == 0:
+        return 0.0, 0.0
+    power, part = divmod(abs(key), _PARTS)
+    low = math.ldexp(0.5 + part / (2 * _PARTS), power - _SHIFT)
+    last = part + 1 == _PARTS and power - _SHIFT == 1024
+    high = math.inf if last else math.ldexp(0.5 + (part + 1) / (2 * _PARTS), power - _SHIFT)
+    return (low, high) if key > 0 else (-high, -low)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from conf.errors import ConfigError, DataError
-from metrics.arrays import Vector, vectors
+from metrics.clicks import Vector, vectors
 
 
 class _Clicked(NamedTuple):

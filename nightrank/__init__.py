@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
     from nightrank.frame_training import train
     from nightrank.frames import Frame
-    from nightrank.lake import Lake
+    from nightrank.lake import Lake, Published
     from nightrank.lake import open_lake as open
     from nightrank.model import Model
-    from nightrank.published import Published
     from nightrank.workflow import Workflow
 
 __all__ = [
@@ -54,7 +53,7 @@ _MODULES = {
     "Lake": ("nightrank.lake", None),
     "Model": ("nightrank.model", None),
     "NightrankError": (_ERRORS, None),
-    "Published": ("nightrank.published", None),
+    "Published": ("nightrank.lake", None),
     "Workflow": ("nightrank.workflow", None),
     "open": ("nightrank.lake", "open_lake"),
     "train": ("nightrank.frame_training", "train"),

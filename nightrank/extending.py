@@ -13,12 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from conf.candidate_types import SourceSettings, WindowedSource
     from conf.errors import ConfigError, DataError, InfrastructureError
     from conf.lazy_pyspark import F, T, Window
     from conf.loss_types import LossSettings
     from conf.raw_types import EventTime, FormatSettings, RawTable
     from conf.rule_types import AttributeRule, RuleSettings
-    from conf.source_types import SourceSettings, WindowedSource
     from conf.types import SinkSettings, Strict
     from etl.ops.base import Fitted, Operator, RowWise, Step, Type
     from etl.ops.doubles import as_doubles, from_doubles
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from scoring.delivery.published_lists import Delivered, PublishedLists
     from scoring.rules.item_rule import ItemRule, RuleInputs
     from storage.file_io import filesystem
-    from training.data.batch import Batch
-    from training.data.compared_items import Vectors
+    from training.data.batch import Batch, Vectors
     from training.models.click_model import ClickModel
     from training.models.factorization import VectorModel
     from training.models.inputs import Inputs
@@ -99,7 +98,7 @@ _NAMES = {
     "conf.loss_types": ("LossSettings",),
     "conf.raw_types": ("EventTime", "FormatSettings", "RawTable"),
     "conf.rule_types": ("AttributeRule", "RuleSettings"),
-    "conf.source_types": ("SourceSettings", "WindowedSource"),
+    "conf.candidate_types": ("SourceSettings", "WindowedSource"),
     "conf.types": ("SinkSettings", "Strict"),
     "etl.ops.base": ("Fitted", "Operator", "RowWise", "Step", "Type"),
     "etl.ops.doubles": ("as_doubles", "from_doubles"),
@@ -114,8 +113,7 @@ _NAMES = {
     "scoring.delivery.published_lists": ("Delivered", "PublishedLists"),
     "scoring.rules.item_rule": ("ItemRule", "RuleInputs"),
     "storage.file_io": ("filesystem",),
-    "training.data.batch": ("Batch",),
-    "training.data.compared_items": ("Vectors",),
+    "training.data.batch": ("Batch", "Vectors"),
     "training.models.click_model": ("ClickModel",),
     "training.models.factorization": ("VectorModel",),
     "training.models.inputs": ("Inputs",),

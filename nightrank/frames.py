@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, Union, cast
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 Frame: TypeAlias = Union["pd.DataFrame", "pl.DataFrame", pa.Table]
 Column: TypeAlias = Union["pd.Series", "pl.Series", pa.ChunkedArray]
 Names = TypeVar("Names")
-
 _PASS = "pass a DataFrame of pandas or Polars, or a table or record batch of Arrow"
 
 
@@ -160,3 +160,33 @@ def _is_pandas(rows: object) -> TypeGuard[pd.DataFrame]:
 
 def _is_polars(rows: object) -> TypeGuard[pl.DataFrame]:
     return "polars" in sys.modules and isinstance(rows, sys.modules["polars"].DataFrame)
+
+
+# Checks that optional packages are installed.
+
+
+def require_packages(names: Sequence[str], extra: str, purpose: str) -> None:
+    """Raises ConfigError if packages are not installed.
+
+    Args:
+        names: the names of their modules.
+        extra: the extra of the wheel that installs them.
+        purpose: what needs them, for the message.
+    """
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{purpose} needs the packages {missing}, which are not installed",
+            f"pip install 'nightrank[{extra}]'",
+        )
+
+
+def require_torch() -> None:
+    """Raises ConfigError if the packages that compute models are not installed."""
+    require_packages(("torch", "safetensors"), "models", "a model")
+
+
+def require_onnx() -> None:
+    """Raises ConfigError if the packages that export models are not installed."""
+    require_torch()
+    require_packages(("onnx", "onnxscript", "onnxruntime"), "export", "an export")

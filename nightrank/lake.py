@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
 
-from conf.dates import iso_date
+import pyarrow as pa
+
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
+from conf.messages import counted
+from conf.names import iso_date
 from conf.types import Config
 from etl.workflow.local_workflow import load_local
+from nightrank.frames import listed, require_packages
 from nightrank.model import Model
-from nightrank.published import Published
 from nightrank.saved_models import lake_at
 from nightrank.workflow import Workflow, fitted_workflow
 from scoring.model.model_info import read_model_info
 from storage import file_io, paths
 from storage.dataset import read_dataset
-from storage.manifest import is_published, read_manifest
+from storage.manifest import Manifest, data_files, is_published, read_manifest
+from storage.parquet_files import read_table
+from storage.paths import Partition
 from training.registry.champion_history import PROMOTIONS, dates_of
 from training.registry.refits import serving_model_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    from pyspark.sql import DataFrame, SparkSession
 
 Date = str | datetime.date
 
@@ -76,7 +89,7 @@ class Lake:
         name: the name of its models; None for that of the configuration, or for the only one.
     """
 
-    def __init__(self, lake: paths.Lake, config: Config | None = None, name: str | None = None) -> None:
+    def __init__(self, lake: paths.LakePaths, config: Config | None = None, name: str | None = None) -> None:
         self._lake = lake
         self._config = config
         self._name = name
@@ -240,3 +253,110 @@ def _iso(date: Date) -> str:
         return iso_date(date)
     except ValueError as error:
         raise ConfigError(f"{date!r} is not a date: {error}", "write it as YYYY-MM-DD") from error
+
+
+# One date of a published table, as a frame of pandas, Polars, Arrow or Spark.
+
+
+@dataclass(frozen=True, repr=False)
+class Published:
+    """One date of a table, as it was published when this object was created.
+
+    The files that its manifest names are read. So all methods return the same rows, even if a job replaces
+    the date meanwhile, until these files are deleted (`output.grace_hours`).
+
+    Attributes:
+        partition: the date of the table.
+        manifest: its manifest.
+    """
+
+    partition: Partition
+    manifest: Manifest
+
+    @property
+    def table(self) -> str:
+        """Returns the path of the table below the lake."""
+        return self.partition.table
+
+    @property
+    def date(self) -> str:
+        """Returns the ISO date."""
+        return self.partition.dt
+
+    @property
+    def rows(self) -> int:
+        """Returns the number of rows."""
+        return self.manifest.rows
+
+    @property
+    def columns(self) -> list[str]:
+        """Returns the names of the columns, in order."""
+        return [name for name, _ in self.manifest.schema]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Returns what the job that published the date recorded about it, as JSON values."""
+        return self.manifest.facts
+
+    @property
+    def files(self) -> list[str]:
+        """Returns the paths of the Parquet files."""
+        return data_files(self.partition, self.manifest)
+
+    def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Returns the rows, with some columns or all of them, as an Arrow table.
+
+        Raises:
+            ConfigError: the table has no such column, or `columns` lists one twice.
+            DataError: a file is missing or damaged.
+            InfrastructureError: a file could not be read.
+        """
+        self._require(columns)
+        return read_table(self.partition, self.manifest, columns=columns)
+
+    def pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Returns the rows as a DataFrame of pandas. Raises the errors of `arrow`.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        require_packages(["pandas"], "pandas", "a frame of pandas")
+        return self.arrow(columns).to_pandas()
+
+    def polars(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """Returns the rows as a DataFrame of Polars. Raises the errors of `arrow`.
+
+        Raises:
+            ConfigError: Polars is not installed.
+        """
+        require_packages(["polars"], "polars", "a frame of Polars")
+        import polars
+
+        return polars.from_arrow(self.arrow(columns))  # type: ignore[return-value]  # a table, not an array
+
+    def spark(self, session: SparkSession, columns: Sequence[str] | None = None) -> DataFrame:
+        """Returns the rows as a frame of this Spark session, which reads the files when it is evaluated.
+
+        Raises:
+            ConfigError: the table has no such column.
+        """
+        from storage.publish import rows_of  # imports pyspark
+
+        self._require(columns)
+        return rows_of(session, self.partition, self.manifest, columns=columns)
+
+    def __repr__(self) -> str:
+        size = f"{counted(self.rows, 'row')}, {counted(len(self.columns), 'column')}"
+        return f"<{self.table} dt={self.date}: {size}>"
+
+    def _require(self, columns: Sequence[str] | None) -> None:
+        names = listed("columns", columns)
+        wanted = list(names or ())
+        repeated = sorted({name for name in wanted if wanted.count(name) > 1})
+        if repeated:
+            raise ConfigError(f"columns lists {repeated} twice", "list each column once")
+        unknown = sorted(set(wanted) - set(self.columns))
+        if unknown:
+            raise ConfigError(
+                f"{self.table} dt={self.date} has no columns {unknown}", f"choose from {self.columns}"
+            )

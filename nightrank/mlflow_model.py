@@ -16,7 +16,7 @@ import yaml
 from conf.errors import DataError
 from nightrank.model import Model
 from scoring.model.model_info import read_model_info
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +50,7 @@ def _load_pyfunc(path: str) -> RawRowScorer:
     version, name = flavor["version"], flavor["name"]
     here = Path(path).resolve()
     in_lake = here.parts[-3:] == ("models", name, version) and (here / "model.json").is_file()
-    lake = Lake(str(here.parents[2]) if in_lake else flavor["lake"])
+    lake = LakePaths(str(here.parents[2]) if in_lake else flavor["lake"])
     info = read_model_info(f"{lake.models(name)}/{version}")
     if info.version != version:
         raise DataError(f"{info.path} has the version {info.version}, not {version}", "train the model again")

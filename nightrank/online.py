@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from conf.errors import ConfigError, DataError, InfrastructureError
-from nightrank.frames import listed
-from nightrank.packages import require_packages
+from nightrank.frames import listed, require_packages
 from scoring.delivery.online_format import (
     LISTS,
     MARKER,
     Pointer,
+    RedisAddress,
     bucket_of,
     features_of,
     lists_of,
     pointer_name,
+    redis_errors,
+    redis_url,
 )
-from scoring.delivery.redis_address import RedisAddress, redis_errors, redis_url
 from storage.parquet_files import arrow_type
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.names import scheme_of
 from scoring.model.model_info import ModelInfo, read_model_info
 from storage import file_io, format_versions
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.model_json import MODEL_JSON, is_complete, is_described, names_of
 from training.registry.versions import model_path
 
@@ -56,13 +56,13 @@ def _delete_in(process: int, folder: str) -> None:
         delete_folder(folder)
 
 
-def lake_at(folder: str | os.PathLike[str]) -> Lake:
+def lake_at(folder: str | os.PathLike[str]) -> LakePaths:
     """Returns the lake in a folder or URI. A relative path is made absolute.
 
     So objects that keep the path are valid after a change of the working directory, and in other processes.
     """
     path = os.fspath(folder)
-    return Lake(os.path.abspath(path) if path and not scheme_of(path) else path)
+    return LakePaths(os.path.abspath(path) if path and not scheme_of(path) else path)
 
 
 def read_files(info: ModelInfo) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ def read_files(info: ModelInfo) -> dict[str, bytes]:
         ) from error
 
 
-def write_files(files: Mapping[str, bytes], lake: Lake, name: str, version: str) -> ModelInfo:
+def write_files(files: Mapping[str, bytes], lake: LakePaths, name: str, version: str) -> ModelInfo:
     """Writes files as `read_files` returned them to a lake on a local disk. Returns the model in it.
 
     Raises:
@@ -105,7 +105,7 @@ def write_files(files: Mapping[str, bytes], lake: Lake, name: str, version: str)
     return read_model_info(str(folder))
 
 
-def copy_model(info: ModelInfo, lake: Lake) -> None:
+def copy_model(info: ModelInfo, lake: LakePaths) -> None:
     """Copies a model to a lake, unless it is there. Its file model.json is written last.
 
     Raises:
@@ -137,7 +137,7 @@ def _copy(source: str, target: str) -> None:
         ) from error
 
 
-def find_model(lake: Lake, version: str | None) -> ModelInfo:
+def find_model(lake: LakePaths, version: str | None) -> ModelInfo:
     """Returns the model with a version, or the only model, of a folder in the format of a lake.
 
     Raises:

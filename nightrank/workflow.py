@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from conf.counted import counted
 from conf.errors import ConfigError, DataError
+from conf.load import parse_yaml, read_section
+from conf.messages import counted
 from conf.types import FeatureGroup
 from etl.fit.fit_frame import columns_of, fit_frame
-from etl.fit.save_fitted import save_fitted
-from etl.workflow.local_workflow import LocalWorkflow, load_local
-from nightrank.feature_groups import ColumnType, Group, checked_types, read_groups
+from etl.fit.version_tables import save_fitted
+from etl.workflow.local_workflow import LocalWorkflow, load_local, saved_versions
+from etl.workflow.raw_values import raw_values
 from nightrank.frames import Frame, arrow_table, frame_like, listed, with_columns
 from nightrank.saved_models import lake_at
-from nightrank.saved_workflows import find_workflow
 from nightrank.spark_frames import AnyFrame, is_spark_frame, local_table, transform_frame
-from nightrank.training_rows import is_out_of_fold, refuse_label, rows_digest
 from storage import file_io
 from storage.feature_spec import LABEL, FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
+from storage.table_digest import table_digest
 
 
 class Workflow:
@@ -192,7 +192,7 @@ class Workflow:
             ConfigError: the workflow is not fitted, or the folder is a lake, to which only jobs write.
             InfrastructureError: the storage cannot be written.
         """
-        fitted, lake = self._require_fitted(), Lake(fspath(folder))
+        fitted, lake = self._require_fitted(), LakePaths(fspath(folder))
         if file_io.list_files(lake.datasets.path):
             raise ConfigError(f"{lake.root} is a lake, to which only jobs write", "pass another folder")
         save_fitted(lake, fitted)
@@ -319,3 +319,126 @@ def copy_of(workflow: Workflow) -> Workflow:
 def learned_by(workflow: Workflow) -> LocalWorkflow:
     """Returns what a workflow has learned. Raises ConfigError if it is not fitted."""
     return workflow._require_fitted()
+
+
+# Reads the groups of features that a caller passes, and the types of raw columns.
+
+Group = FeatureGroup | Mapping[str, Any]
+ColumnType = Literal["int", "float", "string", "ints", "strings"]
+
+
+def read_groups(features: Sequence[Group] | str) -> list[FeatureGroup]:
+    """Returns the groups of a section `features`, which may be a YAML text with or without its heading.
+
+    Raises:
+        ConfigError: it is no list of groups, or a group has a wrong key or value.
+    """
+    section: Any = parse_yaml(features, "features") if isinstance(features, str) else features
+    if isinstance(section, Mapping) and list(section) == ["features"]:
+        section = section["features"]
+    if isinstance(section, Mapping | str) or not isinstance(section, Sequence) or not section:
+        raise ConfigError(
+            f"features is {section!r}, but it must be a list of groups",
+            "pass a list such as [{'columns': ['C1'], 'kind': 'categorical', 'ops': ['categorify']}]",
+        )
+    return [
+        group
+        if isinstance(group, FeatureGroup)
+        else read_section(FeatureGroup, _mapping(group), f"features[{index}]: ", "correct these keys")
+        for index, group in enumerate(section)
+    ]
+
+
+def _mapping(group: Any) -> dict[str, Any]:
+    if not isinstance(group, Mapping):
+        raise ConfigError(
+            f"features contains {group!r}, but a group is a mapping", "write the keys columns, kind and ops"
+        )
+    return dict(group)
+
+
+def checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
+    """Returns the declared types of raw columns. Raises ConfigError if there is no such type."""
+    if not isinstance(types, Mapping):
+        raise ConfigError(f"types is {types!r}, but it must be a mapping", "pass such as {'I1': 'int'}")
+    wrong = {name: kind for name, kind in types.items() if kind not in get_args(ColumnType)}
+    if wrong:
+        raise ConfigError(f"types has unknown types: {wrong}", f"use {list(get_args(ColumnType))}")
+    return dict(types)
+
+
+# Finds workflows in a folder that `Workflow.save` or `Model.save` wrote.
+
+
+def find_workflow(lake: LakePaths, version: str | None) -> str:
+    """Returns the version of a workflow in a folder; if `version` is None, that of the only one.
+
+    Raises:
+        ConfigError: the version is None, and there are several workflows.
+        DataError: there is no such workflow.
+    """
+    versions = saved_versions(lake)
+    if not versions:
+        raise DataError(f"{lake.root} has no workflow", "pass the folder that was passed to `save`")
+    if version is None and len(versions) > 1:
+        raise ConfigError(f"{lake.root} has several workflows: {versions}", "pass the `version` of one")
+    if version is not None and version not in versions:
+        raise DataError(f"{lake.root} has no workflow {version}", f"choose from {versions}")
+    return version or versions[0]
+
+
+# Checks that the features of training rows do not contain the labels of these rows.
+
+
+def is_out_of_fold(workflow: LocalWorkflow) -> bool:
+    """Returns whether features of training rows depend on their positions (operator target_encoding)."""
+    return any(chain.out_of_fold for chain in workflow.chains)
+
+
+def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) -> str:
+    """Returns a digest of everything in training rows from which features are computed, with its order.
+
+    It is the same for all kinds of frames.
+
+    Args:
+        workflow: the workflow that was fitted on the rows.
+        rows: the rows, with the raw columns of the workflow.
+        others: further columns of which statistics may have been computed. Only numbers can be.
+
+    Raises:
+        DataError: a raw column is missing, or has a value that does not fit.
+    """
+    numbers = [name for name in others if name in rows.column_names and _is_number(rows.schema.field(name))]
+    return table_digest(
+        pa.table(raw_values(rows, {**workflow.raw_types(), **dict.fromkeys(numbers, "float")}))
+    )
+
+
+def refuse_label(workflow: LocalWorkflow, label: str, other_names: Sequence[str]) -> None:
+    """Raises ConfigError if a feature contains the label of its row, or a statistic that includes it.
+
+    The operator target_encoding may read the label, because it leaves out the fold of a row.
+
+    Args:
+        workflow: the workflow that computes the features.
+        label: the column with the label.
+        other_names: further names that operators may use for the label.
+    """
+    if label in workflow.raw_types():
+        raise ConfigError(
+            f"features are computed from {label!r}, which is the label that the model must predict",
+            "remove the column from the features, or pass another `label`",
+        )
+    for description in workflow.descriptions:
+        # A description contains the names of measured columns as Python texts.
+        measured = [name for name in (label, *other_names) if repr(name) in description]
+        if measured and "join_groupby(" in description:
+            raise ConfigError(
+                f"join_groupby computes a statistic of {measured[0]!r}, the label, with the row itself",
+                "use target_encoding, which leaves out the fold of a row",
+            )
+
+
+def _is_number(field: pa.Field) -> bool:
+    kind = field.type
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)

@@ -7,6 +7,6 @@ features, C the number of categorical features, U the number of users, and N the
 length of the longest candidate list among users who are scored together.
 """
 
-from conf.waiting_threads import limit_spinning
+from conf.process import limit_spinning
 
 limit_spinning()

@@ -33,9 +33,7 @@ LIBRARIES = {
     "training/native": Path(
         "lib/nightrank/libnightrank_training.so"
     ),  # training/native/library.py looks there
-    "metrics/native": Path(
-        "lib/nightrank/libnightrank_metrics.so"
-    ),  # metrics/compiled_replicates.py looks there
+    "metrics/native": Path("lib/nightrank/libnightrank_metrics.so"),  # metrics/bootstrap.py looks there
 }
 
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from conf.host_memory import available_memory
+from conf.process import available_memory
 from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
-from spark.properties import launch_settings, local_cores
+from spark.profile import launch_settings, local_cores
 from spark.workers import Workers
 from storage.run_context import RunContext
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
-from conf.garbage import collect_rarely
+from conf.process import collect_rarely
 from spark.worker_imports import import_plugins
 
 _before = gc.get_threshold()

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from conf.errors import InfrastructureError
-from conf.freed_memory import keep_freed_memory, return_freed_memory
+from conf.process import keep_freed_memory, return_freed_memory
 from spark.fork_server import start_server, without_main_module
 from spark.pandas_import import refuse_pandas
-from spark.scratch_folder import ScratchFolder
 from spark.workers import Workers
+from storage.private_folder import ScratchFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

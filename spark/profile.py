@@ -1,4 +1,4 @@
-"""The Spark profile of a process: the file of Spark's properties with which its session starts."""
+"""The Spark profile of a process, and the files of Spark properties."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from conf.errors import ConfigError
-from spark.properties import launch_settings, local_cores, properties_file
 
 DEFAULT_PROFILE = "conf/spark/local.conf"
 
@@ -19,6 +19,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _PROFILES = _ROOT / "conf/spark"
 _WORKER_PYTHON, _DRIVER_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
 _CLASS_PATH = "spark.driver.extraClassPath"
+
 # Lists of files that spark-submit copies from this machine.
 _COPIED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles")
 _COPIED_TO_YARN = ("spark.yarn.dist.files", "spark.yarn.dist.jars", "spark.yarn.dist.archives")
@@ -160,3 +161,100 @@ def _problem_of(path: str) -> str | None:
     if file.is_symlink():
         return f"which is a link to {os.readlink(file)}, and that does not exist"
     return "which does not exist on this machine"
+
+
+# Reads files of Spark properties, and the properties with which a process would start Spark.
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+# The key ends at the first white space, `=` or `:` without a backslash.
+_SETTING = re.compile(r"((?:[^\s=:\\]|\\.)*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Returns the settings in a properties file, which is parsed as spark-submit parses it.
+
+    Java's rules: `key value`, `key=value` and `key: value` are the same, a backslash at the end of a line
+    continues it, and `#` or `!` begins a comment. Spark removes white space around values.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the Spark profile {path} cannot be read: {error}", "pass a properties file in UTF-8"
+        ) from error
+    settings: dict[str, str] = {}
+    logical = ""
+    for line in text.splitlines():
+        line = line.lstrip()
+        if not logical and (not line or line[0] in "#!"):
+            continue
+        logical += line
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            logical = logical[:-1]
+            continue
+        _add_setting(settings, logical)
+        logical = ""
+    _add_setting(settings, logical)
+    return settings
+
+
+def _add_setting(settings: dict[str, str], line: str) -> None:
+    """Adds the setting of a line to others, unless the line is empty."""
+    parts = _SETTING.match(line)
+    if line and parts:
+        settings[_unescaped(parts[1])] = _unescaped(parts[2]).strip()
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(
+        lambda escape: chr(int(escape[1], 16)) if escape[1] else _ESCAPED.get(escape[2], escape[2]), text
+    )
+
+
+def properties_file(environment: Mapping[str, str]) -> Path:
+    """Returns the properties file with which a JVM of this process would start; it need not exist.
+
+    It is that of the option `--properties-file` in PYSPARK_SUBMIT_ARGS, or else `spark-defaults.conf`.
+    """
+    named = [value for option, value in _submit_options(environment) if option == "--properties-file"]
+    folder = environment.get("SPARK_CONF_DIR") or f"{environment.get('SPARK_HOME', '')}/conf"
+    return Path(named[-1]) if named else Path(folder) / "spark-defaults.conf"
+
+
+def _submit_options(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Returns the options and their values in PYSPARK_SUBMIT_ARGS."""
+    return list(pairwise(shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))))
+
+
+def launch_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the properties with which a Spark session of this process would start, before a JVM runs.
+
+    They are in `spark-defaults.conf` or in the file of the option `--properties-file`, and in the options
+    `--master` and `--conf` of PYSPARK_SUBMIT_ARGS.
+    """
+    file = properties_file(environment)
+    settings = {"spark.master": environment["MASTER"]} if environment.get("MASTER") else {}
+    if file.is_file():
+        settings |= read_properties(file)
+    for option, value in _submit_options(environment):
+        if option == "--conf" and "=" in value:
+            name, _, text = value.partition("=")
+            settings[name] = text
+        elif option == "--master":
+            settings["spark.master"] = value
+    return settings
+
+
+def local_cores(master: str) -> int | None:
+    """Returns how many tasks Spark runs at the same time on a `local` master; None for any other master."""
+    if master == "local":
+        return 1
+    if not master.startswith("local[") or not master.endswith("]"):
+        return None
+    cores = master[len("local[") : -1].split(",")[0]
+    return len(os.sched_getaffinity(0)) if cores == "*" else int(cores)

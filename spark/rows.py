@@ -2,7 +2,7 @@
 
 On one machine, work needs no Spark: to plan a query and to start its tasks takes longer than the work. So the
 steps of scoring and evaluation take rows of both kinds. Each step is written once, as a query of SQL that
-Spark and DuckDB (spark/duckdb_queries.py) both understand, or as a function over batches of rows.
+Spark and DuckDB (spark/rows.py) both understand, or as a function over batches of rows.
 
 Rows of large tables are not read into memory in this process. They are `StoredRows`: `query` and
 `map_rows_in_threads` read the files piece by piece.
@@ -10,31 +10,37 @@ Rows of large tables are not read into memory in this process. They are `StoredR
 
 from __future__ import annotations
 
+import os
+import re
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from conf.lazy_pyspark import F
-from spark.arrow_frames import frame_of, spark_types
-from spark.duckdb_queries import run_query
-from spark.stored_rows import StoredRows, union_stored
+from conf.lazy_pyspark import F, T
 from spark.tasks import map_batches
-from storage.manifest import Manifest
-from storage.parquet_files import concat_parts, read_table
+from storage import file_io
+from storage.manifest import Manifest, data_files
+from storage.parquet_files import REBUILD, concat_parts, errors_of_file, known_schema, read_table
 from storage.paths import Partition
+from storage.private_folder import ScratchFolder
 from storage.publish import rows_of
 from storage.run_context import RunContext
 
 if TYPE_CHECKING:
+    import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
 Rows: TypeAlias = "pa.Table | DataFrame"
+
 # Rows that may also be in files that are read piece by piece.
 ReadableRows: TypeAlias = "pa.Table | StoredRows | DataFrame"
 Batches = Iterable[pa.RecordBatch]
@@ -84,7 +90,7 @@ def query(text: str, **tables: ReadableRows) -> Rows:
     Args:
         text: SQL. The names of tables stand in braces, such as `SELECT user_key FROM {clicks}`. `quoted`
             writes names of columns that a configuration chooses. Only functions of both engines may occur
-            (spark/duckdb_queries.py lists what it adds to DuckDB). Sums of integers must be smaller than
+            (spark/rows.py lists what it adds to DuckDB). Sums of integers must be smaller than
             2⁶³. A hint for Spark (`/*+ BROADCAST(name) */`) is a comment for DuckDB.
         tables: the rows by the name in braces.
     """
@@ -313,3 +319,292 @@ def spread(rows: Rows, key: str, tasks: int = 0) -> Rows:
     if isinstance(rows, pa.Table):
         return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending")]))
     return rows.repartition(max(rows.sparkSession.sparkContext.defaultParallelism, tasks), key)
+
+
+# Converts small Arrow tables to Spark frames, and small frames to tables.
+
+
+def frame_of(spark: SparkSession, rows: pa.Table | DataFrame) -> DataFrame:
+    """Converts an Arrow table to a Spark frame with the same rows. A frame is returned unchanged.
+
+    The driver sends the rows of a table to the JVM.
+
+    Args:
+        spark: the session.
+        rows: numbers, strings, or lists of numbers. Only strings and lists of a table may be null.
+    """
+    if not isinstance(rows, pa.Table):
+        return rows
+    return spark.createDataFrame(rows.to_pandas(), spark_types(rows.schema))
+
+
+def table_of(rows: DataFrame) -> pa.Table:
+    """Returns the rows of a small Spark frame as an Arrow table, in the order of the frame.
+
+    Args:
+        rows: numbers that are never null, and strings.
+    """
+    return pa.Table.from_pandas(rows.toPandas(), arrow_schema(rows), preserve_index=False)
+
+
+def collected(rows: DataFrame) -> pa.Table:
+    """Returns the rows of a small Spark frame as an Arrow table: any types, with or without nulls."""
+    batches: list[pa.RecordBatch] = rows._collect_as_arrow()
+    return pa.Table.from_batches(batches, None if batches else arrow_schema(rows))
+
+
+def arrow_schema(rows: DataFrame) -> pa.Schema:
+    """Returns the Arrow types of the columns of a frame."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(rows.schema)
+
+
+def spark_types(schema: pa.Schema) -> T.StructType:
+    """Returns the Spark types of the columns of an Arrow schema."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema)
+
+
+# Runs SQL over Arrow tables and Parquet files in this process with DuckDB.
+#
+# Queries are written for Spark. Where DuckDB lacks a function of Spark, a macro of the same name adds it, for
+# arguments without nulls.
+
+_MACROS = """
+CREATE MACRO collect_list(x) AS list(x);
+CREATE MACRO sort_array(x) AS list_sort(x);
+CREATE MACRO size(x) AS CAST(len(x) AS INT);
+CREATE MACRO array_remove(x, removed) AS list_filter(x, LAMBDA v: v <> removed);
+"""
+_IDENTIFIER = re.compile("`((?:[^`]|``)*)`")
+
+# The type of a sum of integers, which Spark adds as int64.
+_SUM = pa.decimal128(38, 0)
+
+
+def run_query(text: str, tables: Mapping[str, pa.Table | StoredRows]) -> pa.Table:
+    """Returns the result of one query.
+
+    Files of this machine are read piece by piece. If memory does not suffice for the work, DuckDB writes to
+    its folder for temporary files. Files of other file systems are read before the query.
+
+    Args:
+        text: SQL, with the names of tables in braces, and with backticks around unusual names of columns.
+        tables: the tables by name.
+
+    Raises:
+        DataError: a file does not exist or is damaged.
+        InfrastructureError: a file could not be read.
+    """
+    import duckdb
+
+    sources = {
+        name: rows.read() if isinstance(rows, StoredRows) and not rows.is_local else rows
+        for name, rows in tables.items()
+    }
+    stored = [rows for rows in sources.values() if isinstance(rows, StoredRows)]
+    cursor = _database().cursor()
+    try:
+        for name, rows in sources.items():
+            if not isinstance(rows, StoredRows):
+                cursor.register(name, rows)
+        result = cursor.sql(_in_duckdb(text, sources)).to_arrow_table()
+    except duckdb.Error:
+        for rows in stored:
+            rows.require_readable()
+        raise
+    finally:
+        cursor.close()
+    for index, column in enumerate(result.schema):
+        if column.type == _SUM:
+            result = result.set_column(index, column.name, result.column(index).cast(pa.int64()))
+    return result
+
+
+def _in_duckdb(text: str, tables: Mapping[str, pa.Table | StoredRows]) -> str:
+    """Returns the text with the names or the files of the tables, and with the quotes of DuckDB."""
+    marked = _IDENTIFIER.sub(lambda match: _quoted(match[1].replace("``", "`")), text)
+    return marked.format_map(
+        {name: rows.sql() if isinstance(rows, StoredRows) else f'"{name}"' for name, rows in tables.items()}
+    )
+
+
+def _quoted(name: str) -> str:
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
+@cache
+def _database() -> duckdb.DuckDBPyConnection:
+    """Returns the database of this process, which has no tables of its own."""
+    import duckdb  # takes 0.06 s: only if it is needed
+
+    # DuckDB leaves its files behind if the process is killed. The folder of a dead process is deleted later.
+    scratch = ScratchFolder(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None)
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "threads": len(os.sched_getaffinity(0)),
+        "temp_directory": str(scratch.path / "queries"),  # used if memory does not suffice
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    database = duckdb.connect(config=settings)
+    database.execute(_MACROS)
+    return database
+
+
+# Rows of published Parquet files that are not in memory.
+#
+# Queries of DuckDB and functions over batches read the files piece by piece. So the memory of a stage depends
+# on the results that it keeps, and not on the number of rows that it reads.
+
+# Rows that `StoredRows.read` reads at a time.
+_ROWS_OF_TABLE = 1 << 17
+_GLOB = re.compile(r"([*?\[])")
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """Some files of one partition.
+
+    Attributes:
+        paths: the paths of the files.
+        values: maps the name of each column that has the same text in all rows to this text. These columns
+            are not in the files.
+    """
+
+    paths: tuple[str, ...]
+    values: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of published files that are read when they are needed.
+
+    Attributes:
+        schema: the columns of the rows.
+        files: the files, in the order of their rows.
+    """
+
+    schema: pa.Schema
+    files: tuple[StoredFiles, ...] = field(default=())
+
+    @classmethod
+    def of(
+        cls,
+        partition: Partition,
+        manifest: Manifest,
+        split: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> StoredRows:
+        """Returns the rows of the files that a manifest names, or those of one split.
+
+        Raises:
+            DataError: the manifest has no such column, or a type that this release does not know.
+        """
+        schema = known_schema(partition, manifest, columns)
+        return cls(schema, (StoredFiles(tuple(data_files(partition, manifest, split))),))
+
+    @property
+    def column_names(self) -> list[str]:
+        """Returns the names of the columns."""
+        return list(self.schema.names)
+
+    @property
+    def columns(self) -> list[str]:
+        """Returns the names of the columns, as a frame of Spark does."""
+        return self.column_names
+
+    def select(self, names: Sequence[str]) -> StoredRows:
+        """Returns the rows with only some columns, in this order."""
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
+
+    def with_value(self, name: str, value: str) -> StoredRows:
+        """Returns the rows with one more column, which has the same text in all rows."""
+        files = tuple(replace(some, values=(*some.values, (name, value))) for some in self.files)
+        return StoredRows(self.schema.append(pa.field(name, pa.string())), files)
+
+    def batches(self, most_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yields the rows in order, as batches of at most `most_rows` rows of one file.
+
+        Raises:
+            DataError: a file does not exist or is damaged.
+            InfrastructureError: a file could not be read.
+        """
+        for some in self.files:
+            values = dict(some.values)
+            names = [name for name in self.schema.names if name not in values]
+            for path in some.paths:
+                filesystem, inner = file_io.filesystem(path)
+                with errors_of_file(path, REBUILD), filesystem.open_input_file(inner) as source:
+                    file = pq.ParquetFile(source, pre_buffer=False)
+                    for batch in file.iter_batches(most_rows, columns=names, use_threads=False):
+                        yield self._complete(pa.Table.from_batches([batch]), values)
+
+    def _complete(self, rows: pa.Table, values: dict[str, str]) -> pa.RecordBatch:
+        """Returns rows of a file with all columns, in the order and with the types of the schema."""
+        for name, value in values.items():
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(rows)))
+        columns = [rows.column(field.name).combine_chunks().cast(field.type) for field in self.schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def read(self) -> pa.Table:
+        """Returns the rows as a table. The errors are those of `batches`."""
+        return pa.Table.from_batches(self.batches(_ROWS_OF_TABLE), self.schema)
+
+    @property
+    def is_local(self) -> bool:
+        """Returns whether all files are in the file system of this machine, so that `sql` can read them."""
+        return all(file_io.is_local(path) for some in self.files for path in some.paths)
+
+    def sql(self) -> str:
+        """Returns a table of DuckDB's SQL that reads the rows. `is_local` must be true.
+
+        The text may have braces, so it is inserted after other names were replaced in a query.
+        """
+        selects = [self._select(some) for some in self.files if some.paths]
+        if not selects:
+            nulls = ", ".join(f"NULL AS {_identifier(name)}" for name in self.schema.names)
+            return f"(SELECT {nulls} WHERE false)"
+        return f"({' UNION ALL '.join(selects)})"
+
+    def _select(self, some: StoredFiles) -> str:
+        values = dict(some.values)
+        columns = ", ".join(
+            f"{_text(values[name])} AS {_identifier(name)}" if name in values else _identifier(name)
+            for name in self.schema.names
+        )
+        # In a pattern of DuckDB, brackets around a character stand for this character.
+        local = (file_io.filesystem(path)[1] for path in some.paths)
+        paths = ", ".join(_text(_GLOB.sub(r"[\1]", path)) for path in local)
+        return f"SELECT {columns} FROM read_parquet([{paths}], hive_partitioning = false)"
+
+    def require_readable(self) -> None:
+        """Reads all files.
+
+        Raises:
+            DataError: a file does not exist or is damaged.
+            InfrastructureError: a file could not be read.
+        """
+        for _ in self.batches(_ROWS_OF_TABLE):
+            pass
+
+
+def union_stored(parts: Sequence[StoredRows]) -> StoredRows:
+    """Returns the rows of all parts, which have the same columns in any order. There is at least one part."""
+    schema = parts[0].schema
+    for part in parts[1:]:
+        if part.select(schema.names).schema != schema or len(part.schema) != len(schema):
+            raise ValueError(
+                f"internal error, please report: parts have the columns {part.schema} and {schema}"
+            )
+    return StoredRows(schema, tuple(some for part in parts for some in part.files))
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.arrow_frames import spark_types
+from spark.rows import spark_types
 from spark.tasks import collect_results, run_tasks
 from spark.workers import Workers
 

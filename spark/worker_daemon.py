@@ -27,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from socket import socket
 
-from conf.garbage import collect_rarely
+from conf.process import collect_rarely
 from spark.worker_imports import import_plugins, requested_imports
 
 # Modules that our Python workers run; they import numpy, pyarrow and pyspark. Workers that score also import

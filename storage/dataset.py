@@ -22,7 +22,7 @@ from storage.manifest import (
     read_manifest,
     replace_manifest,
 )
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 
 _NAMED_DAYS = 7
 
@@ -89,7 +89,7 @@ class Dataset:
         return sorted({member.dt for members in self.splits.values() for member in members})
 
 
-def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
+def publish_dataset(lake: LakePaths, dataset: Dataset, created_at: str) -> None:
     """Publishes `datasets/dt=<run date>`, unless it is up to date. This is build_features' last step."""
     splits = {
         split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in members]
@@ -122,7 +122,7 @@ def publish_dataset(lake: Lake, dataset: Dataset, created_at: str) -> None:
         replace_manifest(partition, manifest)
 
 
-def read_dataset(lake: Lake, run_date: str) -> Dataset:
+def read_dataset(lake: LakePaths, run_date: str) -> Dataset:
     """Reads the dataset of a run date.
 
     Raises:
@@ -170,7 +170,7 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
     )
 
 
-def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
+def read_spec(lake: LakePaths, workflow_version: str) -> FeatureSpec:
     """Returns the feature spec of a workflow version. Raises DataError if there is none."""
     path = lake.feature_spec(workflow_version)
     try:
@@ -181,7 +181,7 @@ def read_spec(lake: Lake, workflow_version: str) -> FeatureSpec:
         ) from error
 
 
-def id_features_of(lake: Lake, spec: FeatureSpec, column: str) -> list[str]:
+def id_features_of(lake: LakePaths, spec: FeatureSpec, column: str) -> list[str]:
     """Returns the features of kind categorical that a workflow computes only from one raw column, in order.
 
     Args:
@@ -199,7 +199,7 @@ def id_features_of(lake: Lake, spec: FeatureSpec, column: str) -> list[str]:
 
 
 def split_partitions(
-    lake: Lake, dataset: Dataset, split: Split
+    lake: LakePaths, dataset: Dataset, split: Split
 ) -> list[tuple[Partition, Manifest, str | None]]:
     """Returns (feature partition, manifest, file label) for each partition of a split, in date order.
 
@@ -220,7 +220,7 @@ def split_partitions(
     return partitions
 
 
-def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]:
+def with_present_rows(lake: LakePaths, dataset: Dataset) -> tuple[Dataset, list[str]]:
     """Returns the dataset with the current digests of its partitions, and a list of changed days.
 
     A day is changed if its rows were replaced after the dataset was published. Use this function to read the
@@ -244,7 +244,7 @@ def with_present_rows(lake: Lake, dataset: Dataset) -> tuple[Dataset, list[str]]
     return replace(dataset, splits=splits), sorted(changed)
 
 
-def split_files(lake: Lake, dataset: Dataset, split: Split) -> list[str]:
+def split_files(lake: LakePaths, dataset: Dataset, split: Split) -> list[str]:
     """Returns the full paths of the Parquet files of one split, in date order."""
     return [
         path

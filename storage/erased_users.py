@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from conf.errors import InfrastructureError
 from storage import file_io, format_versions
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 _FILE = "users.json"
 _SALT_BYTES = 16
@@ -75,7 +75,7 @@ def digest_of_user(salt: str, user: str) -> str:
     return sha256(f"{salt}{user}".encode()).hexdigest()
 
 
-def read_erased(lake: Lake) -> ErasedList | None:
+def read_erased(lake: LakePaths) -> ErasedList | None:
     """Returns the list of a lake; None if nobody was erased.
 
     Raises:
@@ -89,12 +89,12 @@ def read_erased(lake: Lake) -> ErasedList | None:
     return ErasedList(values["salt"], values["through"])
 
 
-def list_or_new(lake: Lake) -> ErasedList:
+def list_or_new(lake: LakePaths) -> ErasedList:
     """Returns the list of a lake, or a list with a new salt and without users, which is not written yet."""
     return read_erased(lake) or ErasedList(secrets.token_hex(_SALT_BYTES))
 
 
-def add_erased(lake: Lake, known: ErasedList, users: Iterable[str], through: str) -> ErasedList:
+def add_erased(lake: LakePaths, known: ErasedList, users: Iterable[str], through: str) -> ErasedList:
     """Adds users to the list of a lake, and returns the new list.
 
     Users whom another erasure has added since `known` was read stay in the list.
@@ -124,7 +124,7 @@ def add_erased(lake: Lake, known: ErasedList, users: Iterable[str], through: str
     return changed
 
 
-def require_listed(lake: Lake, users: Iterable[str]) -> None:
+def require_listed(lake: LakePaths, users: Iterable[str]) -> None:
     """Raises InfrastructureError if the list of a lake lacks one of these users.
 
     Two erasures that write the list at the same moment may each keep only their own users.
@@ -141,5 +141,5 @@ def _json(known: ErasedList) -> dict[str, Any]:
     return format_versions.ERASED_USERS.stamp({"salt": known.salt, "through": dict(known.through)})
 
 
-def _path(lake: Lake) -> str:
+def _path(lake: LakePaths) -> str:
     return f"{lake.erasures}/{_FILE}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from storage import file_io
 from storage.manifest import data_files, is_published, read_manifest
 from storage.parquet_files import read_file
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 
 _WORKFLOW = "workflow.json"
 _VOCABULARY = "vocabulary"
@@ -64,7 +64,7 @@ def _added(
     return longer
 
 
-def find_id_counts(lake: Lake, version: str) -> IdCounts:
+def find_id_counts(lake: LakePaths, version: str) -> IdCounts:
     """Returns where the counts of a workflow version are. Empty if the version has no vocabularies.
 
     A feature that is computed from ids without changing them, such as the first ids of a list, has the

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conf.printable import json_line
+from conf.messages import json_line
 
 _TAIL_BYTES = 256 * 1024  # more than a Java stack trace that may follow the summary
 _KEYS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output")

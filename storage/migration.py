@@ -22,7 +22,7 @@ from conf.errors import DataError, InfrastructureError
 from storage import file_io, format_versions
 from storage.format_versions import Format
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole, replace_manifest
-from storage.paths import DATA, Lake, Partition
+from storage.paths import DATA, LakePaths, Partition
 
 # Pattern of a path below the lake → format of the file. The first pattern that matches is used.
 _KINDS: tuple[tuple[re.Pattern[str], Format], ...] = tuple(
@@ -80,7 +80,7 @@ class Survey:
         return tuple(file for file in self.files if file.needs_work)
 
 
-def survey(lake: Lake) -> Survey:
+def survey(lake: LakePaths) -> Survey:
     """Lists every file of a lake that has a format version. Changes nothing.
 
     Raises:
@@ -112,7 +112,7 @@ def survey(lake: Lake) -> Survey:
     return Survey(tuple(files), tuple(problems))
 
 
-def migrate(lake: Lake, file: FoundFile) -> int:
+def migrate(lake: LakePaths, file: FoundFile) -> int:
     """Moves the data files of one partition to a folder below `_data`, and returns the number of files.
 
     Raises:
@@ -173,7 +173,7 @@ def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
     )
 
 
-def _partition(lake: Lake, manifest_path: str) -> Partition:
+def _partition(lake: LakePaths, manifest_path: str) -> Partition:
     """Returns the partition to which a manifest belongs.
 
     The path of the manifest, below the lake's root, is `<table>/<partition>/_MANIFEST.json`.

@@ -117,7 +117,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Lake:
+class LakePaths:
     """The tables below one root (a local path or a URI).
 
     `recorder` records which data is read and published in these tables. Equality and hash ignore it.

@@ -6,17 +6,22 @@ replaced.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from conf.errors import DataError
+from conf.lazy_pyspark import T
 from storage import file_io
-from storage.leftovers import delete_leftovers
+from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import FileEntry, Manifest, data_files, is_published, read_manifest, replace_manifest
-from storage.parquet_footers import describe, spark_schema, written_files
 from storage.paths import Partition
-from storage.verify import Rules, WrittenFile, verify
+from storage.remove import delete_leftovers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -209,8 +214,8 @@ def write_files(
 
 def _described(
     partition: Partition, files: Mapping[str, str | None]
-) -> tuple[list[WrittenFile], tuple[tuple[str, str], ...]]:
-    written: list[WrittenFile] = []
+) -> tuple[list[VerifiedFile], tuple[tuple[str, str], ...]]:
+    written: list[VerifiedFile] = []
     schema: tuple[tuple[str, str], ...] = ()
     for name, label in files.items():
         path = partition.file(name)
@@ -221,7 +226,7 @@ def _described(
                 "rerun the job",
             )
         schema = columns
-        written.append(WrittenFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
+        written.append(VerifiedFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
     return written, schema
 
 
@@ -278,3 +283,188 @@ def rows_of(
     schema = spark_schema(manifest.schema)
     rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
     return rows.select(*columns) if columns is not None else rows
+
+
+# Checks written files before they are published.
+
+FINITE = (-FLOAT32_MAX, math.inf)  # the range of a dense feature
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Conditions on every written row.
+
+    Attributes:
+        not_null: the columns that must not contain nulls.
+        ranges: maps a column to (low, high): each value must be at least low and below high.
+    """
+
+    not_null: Sequence[str] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VerifiedFile:
+    """A written file and its Parquet statistics.
+
+    Attributes:
+        entry: the file, as the manifest will name it.
+        statistics: maps each column to (number of nulls, lowest value, highest value).
+    """
+
+    entry: FileEntry
+    statistics: Mapping[str, tuple[int, Any, Any]]
+
+
+def verify(
+    partition: Partition,
+    files: Sequence[VerifiedFile],
+    schema: tuple[tuple[str, str], ...],
+    expected_rows: int | None,
+    rules: Rules,
+) -> None:
+    """Checks the written files against the expected rows, the schema and the rules.
+
+    Raises:
+        DataError: the files do not meet a condition; the message names the column, the problem and the
+            remedy.
+    """
+    written = sum(file.entry.rows for file in files)
+    if expected_rows is not None and written != expected_rows:
+        raise DataError(
+            f"{partition.path}: {written} rows were written, {expected_rows} expected",
+            "rerun the job: its input probably changed while it ran; if that fails too, please report it",
+        )
+    names = {name for name, _ in schema}
+    for column in [*rules.not_null, *rules.ranges]:
+        if column not in names:
+            raise DataError(f"{partition.path}: the column {column} was not written", "rerun the job")
+    for column in rules.not_null:
+        nulls = sum(file.statistics[column][0] for file in files)
+        if nulls:
+            raise null_column(partition.path, column, nulls, written)
+    for column, (low, high) in rules.ranges.items():
+        bounds = [file.statistics[column][1:] for file in files if file.entry.rows]
+        lowest = min((least for least, _ in bounds if least is not None), default=low)
+        highest = max((most for _, most in bounds if most is not None), default=low)
+        if math.isinf(lowest) or math.isinf(highest):
+            raise DataError(
+                f"{partition.path}: {column} is infinite in some rows (values in [{lowest}, {highest}])",
+                f"add `clip` as the last operator of {column} in `features`, or correct the raw log",
+            )
+        if lowest < low or highest >= high:
+            raise DataError(
+                f"{partition.path}: {column} has values in [{lowest}, {highest}], allowed is [{low}, {high})",
+                "the rows do not fit the workflow version: run build_features for this date again, then this "
+                "job",
+            )
+
+
+def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
+    """Returns the error for nulls in a column that must have none.
+
+    Args:
+        path: the file with the column, or the file from which its rows were computed.
+        column: name of the column.
+        nulls, rows: number of nulls, and number of rows.
+    """
+    return DataError(
+        f"{path}: {column} is null in {nulls} of {rows} rows",
+        f"add the operator `fill` for {column} (and `clip` before `log1p`) in `features`, or correct the raw "
+        "log",
+    )
+
+
+# Reads footers of Parquet files: rows, row groups, columns and their statistics.
+
+Description = tuple[tuple[tuple[str, str], ...], int, int, tuple[int, ...], dict[str, tuple[int, Any, Any]]]
+
+
+def written_files(folder: str) -> list[str]:
+    """Returns the full paths of the Parquet files that Spark wrote to a folder, sorted by name.
+
+    The order of the names is the order of Spark's partitions.
+    """
+    scheme = folder.split("://", 1)[0] + "://" if "://" in folder else ""
+    return [scheme + info.path for info in file_io.list_files(folder) if info.path.endswith(".parquet")]
+
+
+def describe(path: str) -> Description:
+    """Reads the footer of a Parquet file.
+
+    Returns:
+        (columns, rows, bytes, groups, statistics). Here columns are pairs of name and Arrow type; rows and
+        bytes are the numbers for the file; groups are the numbers of rows of the row groups; statistics map
+        each column to (number of nulls, lowest value, highest value).
+    """
+    files, inner = file_io.filesystem(path)
+    with files.open_input_file(inner) as source:
+        size = source.size()
+        parquet = pq.ParquetFile(source)
+        footer = parquet.metadata
+        # Remove " not null": whether elements of a list may be null depends on Spark's plan, not on the
+        # table.
+        columns = tuple(
+            (field.name, str(field.type).replace(" not null", "")) for field in parquet.schema_arrow
+        )
+        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+        statistics = (
+            {
+                chunk.path_in_schema: _over_groups(groups, index, chunk.path_in_schema)
+                for index, chunk in enumerate(groups[0].column(i) for i in range(footer.num_columns))
+            }
+            if groups
+            else {name: (0, None, None) for name, _ in columns}
+        )
+    return columns, footer.num_rows, size, tuple(group.num_rows for group in groups), statistics
+
+
+def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any, Any]:
+    nulls, lowest, highest = 0, None, None
+    for group in groups:
+        statistics = group.column(index).statistics
+        if statistics is None:
+            continue
+        nulls += statistics.null_count or 0
+        if not statistics.has_min_max:
+            continue
+        try:
+            low, high = statistics.min, statistics.max
+        except pa.ArrowNotImplementedError:  # of a decimal, which no rule of a table limits
+            continue
+        lowest = low if lowest is None else min(lowest, low)
+        highest = high if highest is None else max(highest, high)
+    return nulls, lowest, highest
+
+
+def spark_schema(columns: Sequence[tuple[str, str]]) -> T.StructType:
+    """Converts the columns of a manifest to a Spark schema.
+
+    Raises:
+        DataError: a column has a type that this release does not know.
+    """
+    types = _spark_types()
+    unknown = [(name, kind) for name, kind in columns if kind not in types]
+    if unknown:
+        raise DataError(
+            f"a manifest names columns of types that this release does not know: {unknown}",
+            "run the job that writes the table again",
+        )
+    return T.StructType([T.StructField(name, types[kind]) for name, kind in columns])
+
+
+def _spark_types() -> dict[str, T.DataType]:
+    """Maps the type of a column in a manifest to its Spark type."""
+    return {
+        "bool": T.BooleanType(),
+        "int32": T.IntegerType(),
+        "int64": T.LongType(),
+        "float": T.FloatType(),
+        "double": T.DoubleType(),
+        "string": T.StringType(),
+        "list<element: int8>": T.ArrayType(T.ByteType()),
+        "list<element: int32>": T.ArrayType(T.IntegerType()),
+        "list<element: int64>": T.ArrayType(T.LongType()),
+        "list<element: float>": T.ArrayType(T.FloatType()),
+        "list<element: string>": T.ArrayType(T.StringType()),
+    }

@@ -1,13 +1,19 @@
-"""Removes dates from a table."""
+"""Removes dates from a table, and files that no manifest lists; lists the files of a lake."""
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from storage import file_io
-from storage.leftovers import delete_empty_folders, delete_leftovers
-from storage.manifest import is_published, read_manifest, withdraw
-from storage.paths import Partition, Table
+from storage.hard_links import LOCK_NAME
+from storage.manifest import MANIFEST_NAME, Manifest, is_published, read_manifest, withdraw
+from storage.paths import DATA, LakePaths, Partition, Table
 
 
 def written_dates(table: Table) -> list[str]:
@@ -44,3 +50,139 @@ def remove(partition: Partition, grace_hours: float) -> None:
                 file_io.filesystem(partition.path)[0].delete_file(info.path)
     for folder in (partition.path, partition.file(partition.data)):
         delete_empty_folders(folder)
+
+
+# Deletes the files of a table that no manifest lists, such as those of killed jobs and of replaced dates.
+
+
+def delete_leftovers(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
+    """Deletes the data files of a partition that no manifest names, if they are older than `grace_hours`.
+
+    Returns the number of deleted files.
+    """
+    named = {partition.file(entry.path) for manifest in manifests if manifest for entry in manifest.files}
+    kept = {file_io.filesystem(path)[1] for path in named}
+    limit = time.time() - grace_hours * 3600
+    deleted = 0
+    folder = partition.file(partition.data)
+    for info in file_io.list_files(folder, recursive=True):
+        if (
+            info.is_file
+            and info.path not in kept
+            and info.base_name != LOCK_NAME
+            and info.mtime is not None
+            and info.mtime.timestamp() < limit
+        ):
+            with suppress(FileNotFoundError):  # another job has deleted it
+                file_io.filesystem(folder)[0].delete_file(info.path)
+                deleted += 1
+    return deleted
+
+
+def delete_empty_folders(folder: str) -> None:
+    """Deletes a folder and those in it, unless there is a file in them. Does nothing if there is no folder.
+
+    The lock of hard links does not count as a file. A file that another job writes meanwhile is not deleted.
+    """
+    files, inner = file_io.filesystem(folder)
+    entries = file_io.list_files(folder, recursive=True)
+    if any(entry.is_file and entry.base_name != LOCK_NAME for entry in entries):
+        return
+    for lock in (entry for entry in entries if entry.is_file):
+        with suppress(FileNotFoundError):
+            files.delete_file(lock.path)
+    if file_io.is_local(folder):
+        for path in [*reversed([entry.path for entry in entries if not entry.is_file]), inner]:
+            with suppress(OSError):  # it is gone, or another job has written to it
+                os.rmdir(path)
+    elif file_io.exists(folder):
+        files.delete_dir(inner)
+
+
+# Lists the files of a lake, and the files of each date of a table.
+
+_DATED = re.compile(rf"({DATA}/)?((?!{DATA}/).+?)/dt=(\d{{4}}-\d\d-\d\d)/(.*)")
+
+
+@dataclass(frozen=True)
+class LakeFile:
+    """A file of a lake.
+
+    Attributes:
+        path: path below the root of the lake. That of a folder ends with a `/`.
+        bytes: number of bytes.
+        modified: time of the last change, in seconds since 1970.
+    """
+
+    path: str
+    bytes: int
+    modified: float
+
+    @property
+    def parts(self) -> list[str]:
+        """Returns the parts of the path without the leading `_data`: the name of the table comes first."""
+        return self.path.removeprefix(f"{DATA}/").split("/")
+
+
+@dataclass
+class DateFiles:
+    """The files of one date of a table.
+
+    Attributes:
+        manifest: the manifest; None if the date is not published.
+        data: the data files, published or not.
+        others: number of other files in the folder of the date, such as hard links.
+        has_data_folder: whether there is a folder of data files.
+        modified: time of the last change of a folder of the date, in seconds since 1970.
+    """
+
+    manifest: LakeFile | None = None
+    data: list[LakeFile] = field(default_factory=list)
+    others: int = 0
+    has_data_folder: bool = False
+    modified: float = 0.0
+
+    @property
+    def is_of_job(self) -> bool:
+        """Returns whether a job wrote the date. Otherwise the folder has files of somebody else."""
+        return self.manifest is not None or self.has_data_folder or not self.others
+
+
+def list_lake(lake: LakePaths) -> list[LakeFile]:
+    """Lists all files and folders of a lake, by path."""
+    _, inner = file_io.filesystem(lake.root)
+    return [
+        LakeFile(
+            info.path.removeprefix(f"{inner}/") + ("" if info.is_file else "/"),
+            info.size or 0,
+            info.mtime.timestamp() if info.mtime is not None else 0.0,
+        )
+        for info in file_io.list_files(lake.root, recursive=True)
+    ]
+
+
+def dates_of_tables(files: Iterable[LakeFile]) -> dict[tuple[str, str], DateFiles]:
+    """Groups files by table and date: the keys are (path of the table below the root, ISO date).
+
+    Hard links are left out, because they have the same bytes as the data files.
+    """
+    dates: dict[tuple[str, str], DateFiles] = {}
+    for file in files:
+        match = _DATED.fullmatch(file.path)
+        if match is None:
+            continue
+        is_data, table, dt, name = match.groups()
+        of_date = dates.setdefault((table, dt), DateFiles())
+        of_date.has_data_folder = of_date.has_data_folder or bool(is_data)
+        if file.path.endswith("/"):
+            of_date.modified = max(of_date.modified, file.modified)
+        elif name == LOCK_NAME:
+            continue
+        elif not is_data and name == MANIFEST_NAME:
+            of_date.manifest = file
+        # Release 0.1.0 kept the data files of an attempt in a folder beside the manifest.
+        elif is_data or "/" in name:
+            of_date.data.append(file)
+        else:
+            of_date.others += 1
+    return dates

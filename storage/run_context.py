@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from conf.errors import ConfigError
 from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 if TYPE_CHECKING:  # jobs without Spark never import pyspark
     from pyspark.sql import SparkSession
@@ -50,12 +50,12 @@ class RunContext:
     _spark: SparkSession | None = None
 
     @property
-    def lake(self) -> Lake:
+    def lake(self) -> LakePaths:
         """Returns the lake of the configuration.
 
         `recorder` records what the run reads and publishes in this lake.
         """
-        return Lake(self.config.lake, self.recorder)
+        return LakePaths(self.config.lake, self.recorder)
 
     @property
     def spark(self) -> SparkSession:

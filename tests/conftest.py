@@ -15,10 +15,9 @@ from pyspark.sql import SparkSession
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from conf.garbage import ignore_imported
-from conf.waiting_threads import limit_spinning
+from conf.process import ignore_imported, limit_spinning
 from setup.changed_tests import SECONDS
-from spark.properties import read_properties
+from spark.profile import read_properties
 from spark.session import build_session
 from tests.checked_device import register_checked_device
 from tests.spark_settings import set_meanwhile

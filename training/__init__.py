@@ -1,5 +1,5 @@
 """Training: the loader, the models, the loop that runs on every rank, and the registry of trained models."""
 
-from conf.waiting_threads import limit_spinning
+from conf.process import limit_spinning
 
 limit_spinning()

@@ -59,13 +59,12 @@ from benchmarks.gpu.training_step import model_of
 from benchmarks.report import summary_line, table
 from benchmarks.steps import seconds_of
 from conf.types import Train
+from training.collectives import LocalCollectives
 from training.data.batch import Batch
-from training.distributed.collectives import LocalCollectives
-from training.embeddings.placed_rows import Placement, replicate_all
-from training.embeddings.tiers import PlannedTable, Tiers, choose_tiers
+from training.embeddings.placement import Placement, PlannedTable, Tiers, choose_tiers, replicate_all
 from training.loop.train_step import Trainer
 from training.models import build_model, planned_tables
-from training.optimizers.row_wise_adagrad import RowWiseAdagrad
+from training.optimizers.row_optimizers import RowWiseAdagrad
 
 SHARES = (0.5, 0.2, 0.05)
 # Batches whose ids are counted; their seeds follow those of the measured batches.

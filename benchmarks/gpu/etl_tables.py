@@ -14,7 +14,7 @@ from benchmarks.agreement import Disagreement, Summary, compare, summarise
 from benchmarks.contender import Outcome, Task
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 _BATCH_ROWS = 1_000_000
 
@@ -43,7 +43,7 @@ def read_published(task: Task, lake: str, outcome: Outcome) -> Published:
     version = outcome.facts["workflow"]
     vocabularies = {}
     for name in (VOCABULARY, RARE):
-        partition = workflow_table(Lake(lake), version, name)
+        partition = workflow_table(LakePaths(lake), version, name)
         vocabularies[name] = _checksum(data_files(partition, read_manifest(partition)))
     return Published(summarise(task.days, outcome), vocabularies, outcome.normalised)
 

@@ -38,9 +38,9 @@ from benchmarks.criteo_shapes import draw_ids
 from benchmarks.gpu.kernels import half, milliseconds
 from benchmarks.gpu.setting import Setting, read_setting
 from benchmarks.report import summary_line, table
-from training.embeddings.placed_rows import Placement
+from training.embeddings.placement import Placement
 from training.embeddings.table import StackedEmbedding
-from training.optimizers.row_wise_adagrad import RowWiseAdagrad
+from training.optimizers.row_optimizers import RowWiseAdagrad
 
 RATE = 0.01
 BATCHES = 4

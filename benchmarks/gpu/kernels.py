@@ -103,10 +103,10 @@ def gathers(setting: Setting, ids: Tensor, storage: torch.dtype) -> tuple[Work, 
         A function that calls our kernel, a function that calls torch, and the number of bytes that must at
             least be read and written.
     """
-    from training.kernels.lookup import Features, gather
+    from training.kernels.lookup import FeaturePositions, gather
 
     starts = _first_rows(setting)
-    features = Features.of(starts, [], False)
+    features = FeaturePositions.of(starts, [], False)
     weight = _weight(setting, storage)
 
     def ours() -> Tensor:

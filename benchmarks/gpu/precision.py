@@ -29,9 +29,9 @@ from benchmarks.gpu.setting import ROOT, Setting, read_setting
 from benchmarks.report import summary_line, table
 from conf.types import ModelConfig, Train
 from metrics import auc
+from training.collectives import LocalCollectives
 from training.data.batch import Batch
-from training.distributed.collectives import LocalCollectives
-from training.embeddings.tables_of_model import set_kernels
+from training.embeddings.table import set_kernels
 from training.loop.train_step import Trainer
 from training.models import build_model
 

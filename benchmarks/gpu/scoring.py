@@ -33,7 +33,7 @@ from benchmarks.report import summary_line, table
 from benchmarks.steps import alternate
 from conf.types import ModelConfig
 from training.data.batch import Batch
-from training.embeddings.int8 import to_int8
+from training.embeddings.scoring_tables import to_int8
 from training.loop.forward import DensePart
 from training.models import build_model
 

@@ -29,7 +29,7 @@ from benchmarks.report import summary_line, table
 from benchmarks.scoring_contenders import Rows, open_session, request_of
 from benchmarks.scoring_world import Data
 from benchmarks.training_files import write_files
-from scoring.rows.file_splits import RowGroup
+from scoring.rows.file_splits import FileRowGroup
 from training.checkpoints import save_model
 from training.models import build_model
 
@@ -67,7 +67,7 @@ def in_spark(setting: Setting) -> dict[str, float]:
     files = write_files(
         CACHE / f"scoring-{rows}-{setting.most_rows}", rows, _FILES, cardinalities, row_ids=True
     )
-    data = Data(rows, 1, (), tuple(RowGroup(file.path, 0, 1, file.rows, "2026-01-01") for file in files))
+    data = Data(rows, 1, (), tuple(FileRowGroup(file.path, 0, 1, file.rows, "2026-01-01") for file in files))
     speeds = []
     with tempfile.TemporaryDirectory() as scratch:
         spec, config = spec_of(cardinalities), model_of(setting)

@@ -30,7 +30,7 @@ from benchmarks.peers.plain_dlrm import PlainDLRM, PlainStep
 from benchmarks.report import summary_line, table
 from benchmarks.steps import Step, alternate
 from conf.types import ModelConfig, Train
-from training.distributed.collectives import LocalCollectives
+from training.collectives import LocalCollectives
 from training.loop.train_step import Trainer
 from training.models import build_model
 

@@ -5,38 +5,45 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.types import Config
-from etl.erasure.changed_facts import lists_without, without_ids
-from etl.erasure.digest_changes import DigestChanges, settle
-from etl.erasure.lake_partitions import PREPARED, Published, published_partitions
-from etl.erasure.table_rules import (
+from conf.types import SPLITS, Config
+from etl.erasure.lake_tables import (
     COMPUTED_AGAIN,
     FEATURES,
+    PREPARED,
     PROFILES,
     QUARANTINE,
     SCORES,
+    USER_ID,
     VALUE_COUNTS,
     WORKFLOW,
+    PublishedPartition,
     TableRule,
-    Users,
+    UsersToErase,
+    UserTables,
+    published_partitions,
     rule_of,
+    user_tables,
 )
-from etl.erasure.workflow_tables import UserTables, user_tables
 from etl.raw.erased_rows import ERASED
 from etl.raw.table_copies import CONTENT, COPIES
+from etl.workflow.feature_plan import preparation
 from etl.workflow.local_workflow import read_version, saved_versions
+from storage.dataset import Dataset, Member
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
-from storage.manifest import Manifest, data_files
+from storage.manifest import Manifest, combined_digest, data_files, digest_of
 from storage.parquet_files import read_file
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 _RECOMMENDATIONS, _USERS = "recommendations", "users"
 _WITH_VALUES = (PROFILES, "quality")
+
 # Partitions are published in this order, all others between. If the job is killed, the next one still finds
 # in the later tables what it needs for the earlier ones.
 _FIRST, _LAST = (SCORES, _RECOMMENDATIONS, "candidates", _USERS), (FEATURES,)
@@ -53,7 +60,7 @@ class UserRows:
         rows: the columns of the rule, for all these rows.
     """
 
-    published: Published
+    published: PublishedPartition
     rule: TableRule
     files: Mapping[str, int]
     rows: pa.Table
@@ -65,7 +72,7 @@ class UserRows:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ErasurePlan:
     """What an erasure will do.
 
     Attributes:
@@ -78,7 +85,7 @@ class Plan:
         workflows: maps each workflow version to its tables with ids of users.
     """
 
-    partitions: Sequence[Published]
+    partitions: Sequence[PublishedPartition]
     rows: Mapping[str, UserRows]
     manifests: Mapping[str, Manifest]
     digests: Mapping[str, str]
@@ -92,7 +99,7 @@ class Plan:
         return {one.published.partition.dt for one in self.rows.values() if one.published.kind not in others}
 
     @property
-    def changed(self) -> list[Published]:
+    def changed(self) -> list[PublishedPartition]:
         """Returns the partitions that will be published again."""
         return [
             one
@@ -101,7 +108,9 @@ class Plan:
         ]
 
 
-def plan_erasure(lake: Lake, config: Config, users: Users, known: Mapping[str, str]) -> Plan:
+def plan_erasure(
+    lake: LakePaths, config: Config, users: UsersToErase, known: Mapping[str, str]
+) -> ErasurePlan:
     """Reads the key columns of all tables, and plans the erasure. Changes nothing.
 
     Args:
@@ -142,16 +151,16 @@ def plan_erasure(lake: Lake, config: Config, users: Users, known: Mapping[str, s
         config,
     )
     manifests = {one.path: _with_lists(one, settled[one.path], rows, partitions, done) for one in partitions}
-    return Plan(partitions, rows, manifests, changes.changes, emptied, workflows)
+    return ErasurePlan(partitions, rows, manifests, changes.changes, emptied, workflows)
 
 
-def _rank(published: Published) -> tuple[int, str]:
+def _rank(published: PublishedPartition) -> tuple[int, str]:
     if published.kind in _FIRST:
         return _FIRST.index(published.kind), published.path
     return len(_FIRST) + (published.kind in _LAST), published.path
 
 
-def _find(published: Published, rule: TableRule) -> UserRows | None:
+def _find(published: PublishedPartition, rule: TableRule) -> UserRows | None:
     files, parts = {}, []
     paths = data_files(published.partition, published.manifest)
     for entry, path in zip(published.manifest.files, paths, strict=True):
@@ -164,7 +173,7 @@ def _find(published: Published, rule: TableRule) -> UserRows | None:
 
 
 def _is_computed_again(
-    published: Published, rows: Mapping[str, UserRows], removed: Mapping[tuple[str, str], int]
+    published: PublishedPartition, rows: Mapping[str, UserRows], removed: Mapping[tuple[str, str], int]
 ) -> bool:
     """Returns whether the next run computes a partition again, such as typed or prepared rows.
 
@@ -223,9 +232,9 @@ def _removed_clicks(rows: Mapping[str, UserRows]) -> dict[tuple[str, str, str | 
 
 
 def _draft(
-    published: Published,
+    published: PublishedPartition,
     matched: UserRows | None,
-    users: Users,
+    users: UsersToErase,
     logged: Mapping[str, int],
     removed: Mapping[tuple[str, str], int],
     done: frozenset[str],
@@ -283,10 +292,10 @@ def _dropped(dropped: Mapping[str, int], matched: UserRows | None, unused: int) 
 
 
 def _with_lists(
-    published: Published,
+    published: PublishedPartition,
     manifest: Manifest,
     rows: Mapping[str, UserRows],
-    partitions: Sequence[Published],
+    partitions: Sequence[PublishedPartition],
     done: frozenset[str],
 ) -> Manifest:
     """Returns the manifest of a date of lists with the numbers of users that remain."""
@@ -303,3 +312,181 @@ def _with_lists(
     lists = matched.rows if matched else pa.table({"user_id": pa.array([], pa.string())})
     known = frozenset(user for users in same_run for user in users)
     return lists_without(manifest, lists, known | frozenset(lists["user_id"].to_pylist()))
+
+
+# The facts in manifests that change when users are erased: numbers of users, most frequent ids.
+
+_HIDDEN = "(erased)"
+
+
+def without_ids(facts: Mapping[str, Any], ids: frozenset[str], column: str) -> dict[str, Any]:
+    """Returns the facts of a profile or data report, without the ids of users among the values of a column.
+
+    Args:
+        facts: the facts. Their key `columns` has the figures of the columns.
+        ids: the ids of the users.
+        column: the raw column with the ids of users.
+    """
+    columns = facts.get("columns")
+    if isinstance(columns, Mapping) and column in columns:
+        return {**facts, "columns": {**columns, column: _hidden(columns[column], ids)}}
+    if isinstance(columns, list):
+        hidden = [_hidden(entry, ids) if _is_of(entry, column) else entry for entry in columns]
+        return {**facts, "columns": hidden}
+    return dict(facts)
+
+
+def _is_of(entry: Any, column: str) -> bool:
+    return isinstance(entry, Mapping) and entry.get("name") == column
+
+
+def _hidden(value: Any, ids: frozenset[str]) -> Any:
+    """Returns a JSON value in which each text that is an id is replaced."""
+    if isinstance(value, Mapping):
+        return {key: _hidden(inner, ids) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden(inner, ids) for inner in value]
+    return _HIDDEN if isinstance(value, str) and value in ids else value
+
+
+def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]) -> Manifest:
+    """Returns the manifest of lists with the numbers of users that remain.
+
+    Args:
+        manifest: the manifest of a date of `recommendations`.
+        with_list: the removed rows, with the column user_id.
+        users: the erased users of the run. Those without rows in `with_list` had no list.
+    """
+    facts = dict(manifest.facts)
+    entries = pc.value_counts(with_list[USER_ID])
+    short = sum(entry["counts"].as_py() < facts.get("k", 0) for entry in entries)
+    without = users - set(with_list[USER_ID].to_pylist())
+    for name, lost in (
+        ("users", len(entries) + len(without)),
+        ("users_without", len(without)),
+        ("users_with_fewer", short + len(without)),
+    ):
+        if name in facts:
+            facts[name] = int(facts[name]) - lost
+    return replace(manifest, facts=facts)
+
+
+# Keeps digests consistent: a partition without some rows gets a new digest, and others refer to the old one.
+#
+# The digest of a partition depends on its number of rows and on its inputs. Inputs are digests of other
+# partitions, of several combined, or of a dataset. After an erasure, all of these must refer to the new
+# digests. Otherwise the next run would compute the partitions again, or a training would refuse the feature
+# rows. A reference that is not known here does no harm: the next run computes the partition again, without
+# the users.
+
+DATASETS, LAST_CLICKS = "datasets", "last_clicks"
+_MAX_PASSES = 50  # a chain of inputs is shorter
+Clicks = Mapping[tuple[str, str, str | None], int]
+
+
+class DigestChanges:
+    """Maps old digests to new ones. Changes of an erasure that was killed are known from its record."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self.changes = dict(known)
+
+    def of(self, digest: str) -> str:
+        """Returns the new digest; the same digest if it has not changed."""
+        for _ in range(_MAX_PASSES):
+            if self.changes.get(digest, digest) == digest:
+                break
+            digest = self.changes[digest]
+        return digest
+
+    def add(self, old: str, new: str) -> None:
+        """Records a change."""
+        if old != new:
+            self.changes[old] = new
+
+
+def settle(
+    partitions: Sequence[PublishedPartition],
+    drafts: Mapping[str, Manifest],
+    changes: DigestChanges,
+    clicks: Clicks,
+    config: Config,
+) -> dict[str, Manifest]:
+    """Returns the manifests with inputs and members that refer to the new digests.
+
+    Args:
+        partitions: all partitions, with their published manifests.
+        drafts: maps each path of a partition to its manifest without the users, with the old inputs.
+        changes: gets the changed digests.
+        clicks: maps (workflow version, day, label of the files) to the number of removed rows with label 1.
+        config: the configuration, which says which earlier days histories read.
+    """
+    settled = dict(drafts)
+    for _ in range(_MAX_PASSES):
+        before = dict(changes.changes)
+        for published in partitions:
+            draft = _with_new_inputs(drafts[published.path], changes)
+            if published.kind == DATASETS:
+                draft = _with_members(draft, changes, clicks)
+            settled[published.path] = draft
+            changes.add(published.manifest.digest, draft.digest)
+        _add_windows(partitions, changes, config)
+        if changes.changes == before:
+            break
+    return settled
+
+
+def _with_new_inputs(manifest: Manifest, changes: DigestChanges) -> Manifest:
+    return replace(manifest, inputs={name: changes.of(digest) for name, digest in manifest.inputs.items()})
+
+
+def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) -> Manifest:
+    """Returns a data manifest whose members have the new digests, and fewer clicks."""
+    facts = dict(manifest.facts)
+    version = facts["workflow_version"]
+    splits = {split: [Member(**member) for member in members] for split, members in facts["splits"].items()}
+
+    def changed(member: Member) -> Member:
+        digest = changes.of(member.digest)
+        if digest == member.digest:
+            return member
+        lost = sum(
+            count
+            for (of_version, dt, label), count in clicks.items()
+            if (of_version, dt) == (version, member.dt) and member.label in (None, label)
+        )
+        return replace(member, digest=digest, clicks=None if member.clicks is None else member.clicks - lost)
+
+    new = {split: [changed(member) for member in members] for split, members in splits.items()}
+    for unique in (False, True):  # publish_latest combines each partition once
+        changes.add(_combined(splits, unique), _combined(new, unique))
+    changes.add(_dataset_digest(manifest, splits), _dataset_digest(manifest, new))
+    facts["splits"] = {split: [dict(vars(member)) for member in members] for split, members in new.items()}
+    inputs = {name: changes.of(digest) for name, digest in manifest.inputs.items()}
+    return replace(manifest, inputs=inputs, facts=facts)
+
+
+def _combined(splits: Mapping[str, Sequence[Member]], unique: bool) -> str:
+    digests = [member.digest for members in splits.values() for member in members]
+    return combined_digest(set(digests) if unique else digests)
+
+
+def _dataset_digest(manifest: Manifest, splits: Mapping[str, Sequence[Member]]) -> str:
+    members = {split: tuple(of_split) for split, of_split in splits.items()}
+    return Dataset(manifest.partition, manifest.facts["workflow_version"], members, "").digest
+
+
+def _add_windows(partitions: Sequence[PublishedPartition], changes: DigestChanges, config: Config) -> None:
+    """Adds the digests of the last clicks of the days before a day, from which histories are computed."""
+    if config.history is None:
+        return
+    old = {one.partition.dt: one.manifest.digest for one in partitions if one.kind == LAST_CLICKS}
+    days = {one.partition.dt for one in partitions if one.kind in ("features", DATASETS)} | old.keys()
+    after = {(date.fromisoformat(day) + timedelta(days=1)).isoformat() for day in days}
+    for day in days | after:
+        first = (date.fromisoformat(day) - timedelta(days=config.history.days or 0)).isoformat()
+        window = [digest for dt, digest in old.items() if first <= dt < day]
+        before, now = combined_digest(window), combined_digest(map(changes.of, window))
+        changes.add(before, now)
+        for known in (list(SPLITS), list(SPLITS[:-1]), list(SPLITS[:1])):
+            latest = [digest_of([preparation(config), known, digest]) for digest in (before, now)]
+            changes.add(*latest)

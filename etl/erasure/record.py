@@ -6,15 +6,20 @@ status `started`. So after a kill, the next attempt knows the changed digests an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from typing import Any, Literal
 
-from etl.erasure.plan import Plan
-from etl.erasure.table_rules import Users
+from conf.types import Config
+from etl.erasure.lake_tables import FEATURES, QUARANTINE, UsersToErase
+from etl.erasure.plan import ErasurePlan
+from etl.raw.files import find_raw, raw_path
 from storage import file_io, format_versions
 from storage.manifest import digest_of
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 Change = Literal["rows removed", "values replaced", "emptied, to be computed again"]
 _USERS = "users.json"
@@ -79,7 +84,7 @@ class Record:
         return sum(change.rows for change in self.tables)
 
 
-def planned(record: Record, plan: Plan) -> Record:
+def planned(record: Record, plan: ErasurePlan) -> Record:
     """Returns the record with what a plan will change.
 
     After an attempt that was killed, what is already listed stays. Changes in a complete record are followed
@@ -96,7 +101,7 @@ def _is_new(record: Record, change: TableChange, listed: set[tuple[str, str]]) -
     return record.status == "complete" or (change.table, change.partition) not in listed
 
 
-def _changes(plan: Plan) -> list[TableChange]:
+def _changes(plan: ErasurePlan) -> list[TableChange]:
     changes = []
     for published in plan.partitions:
         rows, partition = plan.rows.get(published.path), published.partition
@@ -109,7 +114,7 @@ def _changes(plan: Plan) -> list[TableChange]:
     return changes
 
 
-def read_record(lake: Lake, run_date: str, users: Users) -> Record:
+def read_record(lake: LakePaths, run_date: str, users: UsersToErase) -> Record:
     """Returns the record of these users and this date, or a new one, which is not written yet.
 
     Raises:
@@ -120,18 +125,18 @@ def read_record(lake: Lake, run_date: str, users: Users) -> Record:
     return _read(path) if file_io.exists(path) else new
 
 
-def read_records(lake: Lake) -> list[Record]:
+def read_records(lake: LakePaths) -> list[Record]:
     """Returns all records of a lake, by date."""
     names = [info.base_name for info in file_io.list_files(lake.erasures) if info.is_file]
     return [_read(f"{lake.erasures}/{name}") for name in names if name != _USERS and name.endswith(".json")]
 
 
-def write_record(lake: Lake, record: Record) -> None:
+def write_record(lake: LakePaths, record: Record) -> None:
     """Writes a record, and replaces that of an earlier attempt."""
     file_io.replace_json(record_path(lake, record), format_versions.ERASURE.stamp(asdict(record)))
 
 
-def record_path(lake: Lake, record: Record) -> str:
+def record_path(lake: LakePaths, record: Record) -> str:
     """Returns the path of a record."""
     return f"{lake.erasures}/{record.name}.json"
 
@@ -141,3 +146,66 @@ def _read(path: str) -> Record:
     tables = tuple(TableChange(**change) for change in values["tables"])
     sequences = {name: tuple(values[name]) for name in ("users", "sinks", "notes")}
     return Record(**{**values, "tables": tables, **sequences})
+
+
+# What still has data of erased users: raw files, and text files such as logs and reports.
+
+# Shorter ids would match numbers of all kinds.
+SHORTEST_ID = 6
+_TEXT_FOLDERS = ("runs", "reports", "logs")
+
+
+def raw_files(config: Config, plan: ErasurePlan) -> list[str]:
+    """Returns the paths of the raw logs of the days on which the users have rows or quarantined lines.
+
+    A path may be a pattern with wildcards. Days whose raw log does not exist any more are left out.
+    """
+    days = {
+        rows.published.partition.dt
+        for rows in plan.rows.values()
+        if rows.published.kind in (FEATURES, QUARANTINE)
+    }
+    existing = [day for day in sorted(days) if find_raw(config, config.log, day) is not None]
+    return [raw_path(config, config.log, day) for day in existing]
+
+
+def texts_with_ids(lake: LakePaths, users: UsersToErase) -> list[str]:
+    """Returns the run records, reports and logs that contain the id of a user as a whole word.
+
+    Ids of fewer than SHORTEST_ID characters are not searched. Ids are also found as reports (HTML) and run
+    records (JSON) write them.
+    """
+    long_ids = {user for user in users.ids if len(user) >= SHORTEST_ID}
+    if not long_ids:
+        return []
+    texts = {text for user in long_ids for text in (user, escape(user), json.dumps(user)[1:-1])}
+    word = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(texts)))})(?!\w)".encode())
+    return [path for path in _texts(lake) if word.search(_bytes(lake, path))]
+
+
+def models_with_users(models: Iterable[Mapping[str, str]], plan: ErasurePlan) -> list[dict[str, object]]:
+    """Returns the models that have weights for the ids of the users.
+
+    Args:
+        models: `name`, `version` and `workflow_version` of each model.
+        plan: the plan of the erasure.
+    """
+    replaced = {rows.published.version for rows in plan.rows.values() if rows.rule.keeps_rows}
+    return [
+        {**model, "features": list(plan.workflows[model["workflow_version"]].features)}
+        for model in models
+        if model["workflow_version"] in replaced
+    ]
+
+
+def _texts(lake: LakePaths) -> list[str]:
+    root = lake.root.rstrip("/")
+    entries = [
+        info for folder in _TEXT_FOLDERS for info in file_io.list_files(f"{root}/{folder}", recursive=True)
+    ]
+    return [info.path for info in entries if info.is_file]
+
+
+def _bytes(lake: LakePaths, path: str) -> bytes:
+    with file_io.filesystem(lake.root)[0].open_input_stream(path, compression=None) as source:
+        return bytes(source.read())

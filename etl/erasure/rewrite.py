@@ -9,18 +9,27 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 
 from conf.errors import InfrastructureError
-from etl.erasure.lake_partitions import Published, all_partitions, read_unrecorded
-from etl.erasure.plan import Plan, UserRows
-from etl.erasure.table_rules import COMPUTED_AGAIN, FEATURES, PROFILES, QUARANTINE, SCORES, WORKFLOW
-from etl.erasure.workflow_tables import refresh_workflow
+from etl.erasure.lake_tables import (
+    COMPUTED_AGAIN,
+    FEATURES,
+    PROFILES,
+    QUARANTINE,
+    SCORES,
+    WORKFLOW,
+    PublishedPartition,
+    all_partitions,
+    read_unrecorded,
+    refresh_workflow,
+)
+from etl.erasure.plan import ErasurePlan, UserRows
 from etl.raw.table_copies import COPIES
 from storage import file_io
 from storage.hard_links import LOCK_NAME
-from storage.leftovers import delete_leftovers
 from storage.manifest import Manifest, data_files, replace_manifest
 from storage.parquet_files import errors_of_file
-from storage.paths import DATA, Lake, Partition
+from storage.paths import DATA, LakePaths, Partition
 from storage.publish import new_attempt, own_path, publish_files
+from storage.remove import delete_leftovers
 
 log = logging.getLogger("nightrank.erase")
 
@@ -35,7 +44,7 @@ _DELTA_LOG = "_delta_log"
 _KEEP_ALL_HOURS = 24.0 * 365
 
 
-def carry_out(lake: Lake, plan: Plan) -> int:
+def carry_out(lake: LakePaths, plan: ErasurePlan) -> int:
     """Publishes all changed partitions of a plan. The old files of each one are deleted right after that.
 
     Returns the number of deleted files.
@@ -62,7 +71,7 @@ def carry_out(lake: Lake, plan: Plan) -> int:
     return deleted
 
 
-def delete_old_files(lake: Lake) -> int:
+def delete_old_files(lake: LakePaths) -> int:
     """Deletes the data files that no manifest names, of all tables that may have ids of users.
 
     Returns the number of deleted files.
@@ -90,7 +99,7 @@ def _files_below(folder: str) -> Iterator[str]:
             yield info.path
 
 
-def _require_unchanged(published: Published) -> None:
+def _require_unchanged(published: PublishedPartition) -> None:
     """Raises InfrastructureError if another job has replaced the partition since it was read."""
     if read_unrecorded(published.partition) != published.manifest:
         raise InfrastructureError(

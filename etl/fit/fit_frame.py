@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
 from conf.types import FeatureGroup
-from etl.fit.fit_rounds import fit_rounds, fit_without_statistics
-from etl.fit.frame_statistics import FrameRows, FrameStatistics
-from etl.fit.rounds import plan_rounds
+from etl.fit.rounds import ChainRequest, fit_rounds, fit_without_statistics, plan_rounds, vocabulary_of
+from etl.operators.categorify import Categorify
 from etl.ops import Operator, operator_digests, operator_from_config
-from etl.ops.base import Type
-from etl.workflow.chain_descriptions import canonical_groups, chain_description
+from etl.ops.array_statistics import GroupedRows
+from etl.ops.base import LISTS, Step, Type
+from etl.ops.doubles import as_doubles
+from etl.ops.keyed import KEY, table_name
+from etl.ops.memory_tables import MemoryTables
+from etl.ops.training_statistics import Statistics
+from etl.raw.text_values import joined_array, text_array
+from etl.statistics.id_rule import IdRule, assign_ids_of_column
+from etl.statistics.mergeable import MeasuredStatistic
+from etl.statistics.moments import quantiles_of_counts, sums_of_counts
+from etl.value_counts.fit_statistics import VOCABULARY_SCHEMA
 from etl.workflow.feature_plan import plan_features
-from etl.workflow.fitted_features import fitted_features
-from etl.workflow.local_workflow import LocalWorkflow
+from etl.workflow.fitted_chains import RowPlace, decoded
+from etl.workflow.local_workflow import LocalWorkflow, fitted_features
 from etl.workflow.raw_values import column_types, raw_values, require_columns
-from etl.workflow.unfitted_chains import Chain
+from etl.workflow.unfitted_chains import Chain, canonical_groups, chain_description
 from storage.feature_spec import LABEL, FeatureSpec
 from storage.manifest import digest_of
 
@@ -110,3 +122,193 @@ def _require_fit(operators: Sequence[Operator]) -> None:
             f"the operators {external} read a table outside the frame, so they cannot be fitted on a frame",
             "join this table with the frame before the fit, and use its columns",
         )
+
+
+# Computes statistics of training rows that are in the memory of this process, without Spark.
+
+# The day of all rows, in days since 1970-01-01: a frame has no days.
+NO_DAY = 0
+
+
+@dataclass(frozen=True)
+class FrameRows:
+    """All training rows.
+
+    Attributes:
+        table: n rows, as the caller passed them.
+        raw: maps each raw column that a chain reads to its n values (etl.workflow.raw_values).
+        label: the column of `table` that has the name LABEL in feature tables.
+    """
+
+    table: pa.Table
+    raw: Mapping[str, pa.Array]
+    label: Mapping[str, str]
+
+    @property
+    def row_ids(self) -> np.ndarray:
+        """Returns the positions of the rows, shape (n,), int64."""
+        return np.arange(len(self.table))
+
+    def numbers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a numeric column as (n,) float64, and an (n,) bool array that is true for nulls.
+
+        Raises:
+            DataError: the rows lack the column, or a value is no number.
+        """
+        column = self.label.get(name, name)
+        kind = self.table.schema.field(column).type if column in self.table.column_names else None
+        is_int = kind is not None and pa.types.is_integer(kind)
+        converted = raw_values(self.table, {column: "int" if is_int else "float"})[column]
+        numbers, nulls = as_doubles(converted)
+        return numbers, nulls
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """A step that needs statistics, with its inputs: one array of n values each."""
+
+    request: ChainRequest
+    step: Step
+    values: tuple[pa.Array, ...]
+
+    @property
+    def key(self) -> str:
+        return self.request.key(self.step)
+
+    @property
+    def operator(self) -> Operator:
+        return self.step.operator
+
+    @property
+    def cardinality(self) -> int | None:
+        return self.request.cardinality(self.step)
+
+    def counted(self) -> tuple[pa.Array, np.ndarray]:
+        """Returns the values of the first input that are not null, and (k,) ones: how often each occurs."""
+        values = self.values[0]
+        if self.request.types[self.step.inputs[0]] in LISTS:
+            values = pc.list_flatten(values)
+        values = values.drop_null()
+        return values, np.ones(len(values), np.int64)
+
+
+@dataclass(frozen=True)
+class FrameStatistics:
+    """A StatisticsSource of rows in memory. It adds the tables that steps need to its own tables.
+
+    Attributes:
+        facts: maps each vocabulary to its facts, as etl.value_counts.fit_statistics computes them.
+    """
+
+    rows: FrameRows
+    facts: dict[str, dict[str, int]] = field(default_factory=dict)
+    _vocabularies: dict[str, pa.Table] = field(default_factory=dict)
+    _keyed: dict[str, pa.Table] = field(default_factory=dict)
+
+    def tables(self) -> MemoryTables:
+        """Returns the tables so far."""
+        return MemoryTables(
+            latest=NO_DAY, vocabularies=dict(self._vocabularies), keyed_tables=dict(self._keyed)
+        )
+
+    def measure(self, requests: Sequence[ChainRequest]) -> dict[str, Statistics]:
+        """Computes the statistics of all requested steps, as StatisticsSource.measure describes."""
+        tables, statistics = self.tables(), {}
+        vocabularies: dict[str, list[_Inputs]] = {}
+        for inputs in self._inputs(requests, tables):
+            if inputs.operator.needs == "counts":
+                vocabularies.setdefault(vocabulary_of(inputs.step), []).append(inputs)
+            else:
+                statistics[inputs.key] = self._measure(inputs)
+        for name, steps in vocabularies.items():
+            highest = self._count(name, steps)
+            statistics |= {inputs.key: Statistics(cardinality=highest + 1) for inputs in steps}
+        return statistics
+
+    def _inputs(self, requests: Sequence[ChainRequest], tables: MemoryTables) -> Iterator[_Inputs]:
+        for request in requests:
+            arrays = [self.rows.raw[name] for name in request.before.inputs]
+            values = request.before.values(arrays, tables, RowPlace(self.rows.row_ids))
+            for step in request.steps:
+                yield _Inputs(request, step, tuple(decoded(values[name].plain) for name in step.inputs))
+
+    def _measure(self, inputs: _Inputs) -> Statistics:
+        """Returns the statistics of a step that are no vocabulary."""
+        operator, kind = inputs.operator, inputs.request.types[inputs.step.inputs[0]]
+        values: dict[str, Any] = {"cardinality": inputs.cardinality}
+        if operator.needs == "groups":
+            values |= self._measure_groups(inputs)
+        elif operator.needs == "aggregates":
+            values["aggregates"] = operator.aggregate_values(inputs.values[0], kind)
+        elif operator.needs == "quantiles":
+            numbers_of_shares = quantiles_of_counts(lambda: [inputs.counted()], operator.probabilities())
+            probabilities = operator.probabilities() if numbers_of_shares else ()
+            values["quantiles"] = dict(zip(probabilities, numbers_of_shares, strict=True))
+        elif operator.needs == "mergeable":
+            measured = MeasuredStatistic(inputs.key, operator.statistic(kind), kind)
+            values["merged"] = measured.result(measured.measure(*inputs.counted()))
+        else:
+            present, counts = inputs.counted()
+            numbers = present.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            values["moments"] = sums_of_counts(inputs.key, numbers, counts).moments()
+        return Statistics(**values)
+
+    def _measure_groups(self, inputs: _Inputs) -> dict[str, Any]:
+        """Adds the keyed table of a step. Returns the name of the table, and the facts for the fit."""
+        coded = joined_array(inputs.values).dictionary_encode()
+        rows = np.flatnonzero(coded.is_valid().to_numpy(zero_copy_only=False))
+        groups = coded.indices.drop_null().to_numpy().astype(np.int64)
+        grouped = GroupedRows(self.rows.numbers, self.rows.row_ids, rows, groups, len(coded.dictionary))
+        statistics = inputs.operator.group_values(grouped)
+        name = table_name(inputs.step)
+        self._keyed[name] = pa.table({KEY: coded.dictionary, **statistics}).sort_by(KEY)
+        facts: dict[str, Any] = {}
+        if inputs.operator.of_all_rows:
+            everything = np.zeros(len(self.rows.table), np.int64)
+            all_rows = GroupedRows(self.rows.numbers, self.rows.row_ids, self.rows.row_ids, everything, 1)
+            whole = {name: array[0].as_py() for name, array in inputs.operator.group_values(all_rows).items()}
+            facts = inputs.operator.facts(whole)
+        return {"table": name, "facts": {**facts, "days": []}}
+
+    def _count(self, name: str, steps: Sequence[_Inputs]) -> int:
+        """Adds a vocabulary, which some steps share. Returns its highest id; 0 if it is empty."""
+        operator = cast(Categorify, steps[0].operator)
+        rule = IdRule(operator.least(name), operator.first_id, operator.max_size)
+        if operator.values is None:
+            entries = assign_ids_of_column(_counted_entries(steps), rule)
+        else:
+            entries = _fixed_entries(operator)
+        has_id = pc.is_valid(entries["id"])
+        known, rare = entries.filter(has_id).sort_by("id"), entries.filter(pc.invert(has_id))
+        column = pa.array([name]).take(pa.array(np.zeros(len(known), np.int64)))
+        named = known.add_column(0, "column", column).cast(VOCABULARY_SCHEMA).combine_chunks()
+        self._vocabularies[name] = named
+        highest = pc.max(known["id"]).as_py() or 0
+        self.facts[name] = {
+            "entries": len(known),
+            "highest": highest,
+            "occurrences": pc.sum(known["count"]).as_py() or 0,
+            "rare_values": len(rare),
+            "rare_occurrences": pc.sum(rare["count"]).as_py() or 0,
+        }
+        return highest
+
+
+def _counted_entries(steps: Sequence[_Inputs]) -> pa.Table:
+    """Returns the distinct values (value, id, count, last_seen) of counted columns, with null as id."""
+    counted = [inputs for inputs in steps if cast(Categorify, inputs.operator).counts]
+    texts = [text_array(inputs.counted()[0]) for inputs in counted]
+    counts = pc.value_counts(pa.chunked_array(texts, pa.string()))
+    return _entries(counts.field("values"), counts.field("counts"), pa.nulls(len(counts), pa.int32()))
+
+
+def _fixed_entries(operator: Categorify) -> pa.Table:
+    """Returns the entries of a vocabulary whose values the configuration lists."""
+    values = pa.array(operator.values, pa.string())
+    ids = np.arange(len(values), dtype=np.int32) + operator.first_id
+    return _entries(values, pa.array(np.zeros(len(values), np.int64)), pa.array(ids, pa.int32()))
+
+
+def _entries(values: pa.Array, counts: pa.Array, ids: pa.Array) -> pa.Table:
+    days = pa.array(np.full(len(values), NO_DAY, np.int32))
+    return pa.table({"value": values, "id": ids, "count": counts, "last_seen": days})

@@ -7,25 +7,40 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from conf.dates import days_since_epoch
+from conf.errors import ConfigError
+from conf.load import config_digest
+from conf.names import days_since_epoch
 from conf.types import Scope
-from etl.fit.fit_chains import fit_chains
-from etl.fit.fit_inputs import ReadTable, TrainingBlocks, TrainingDays
+from etl.fit.block_statistics import BlockStatistics, CountStatistics
+from etl.fit.rounds import (
+    ChainProgress,
+    ReadTable,
+    SourceName,
+    StatisticsSource,
+    TrainingBlocks,
+    TrainingDays,
+    fit_rounds,
+    fit_without_statistics,
+    plan_rounds,
+)
+from etl.fit.row_statistics import RowStatistics
 from etl.fit.version_tables import VersionTables
-from etl.fit.workflow_version import require_parent_weights, require_same_chains, workflow_version
+from etl.operators.join_external import JoinExternal
+from etl.ops import operator_digests
+from etl.ops.base import Fitted, Step
+from etl.ops.keyed import KeyedFitted
 from etl.ops.tables import LocalTables
-from etl.raw.files import RawFiles
-from etl.raw.impression_log import rows_digest
+from etl.raw.files import RawFiles, require_raw, rows_digest
 from etl.value_counts.requests import Counts, join_days
-from etl.workflow.chain_descriptions import chain_description
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_chains import FittedChain
-from etl.workflow.fitted_features import fitted_features
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
-from etl.workflow.local_workflow import LocalWorkflow, save_workflow, workflow_exists
+from etl.workflow.local_workflow import LocalWorkflow, fitted_features, save_workflow, workflow_exists
+from etl.workflow.unfitted_chains import canonical_groups, chain_description
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ROW_ID, WEIGHT, FeatureSpec, raw_keys
-from storage.paths import Lake
+from storage.manifest import digest_of
+from storage.paths import LakePaths
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,8 +50,8 @@ log = logging.getLogger("nightrank.etl")
 
 def fit_workflow(
     workers: Workers,
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     days: Sequence[RawFiles],
     parent: FittedWorkflow | None,
     counts_of: Callable[[RawFiles], Counts] | None,
@@ -110,7 +125,7 @@ def fit_workflow(
     )
 
 
-def _spec(plan: Plan, version: str, chains: Sequence[FittedChain]) -> FeatureSpec:
+def _spec(plan: FeaturePlan, version: str, chains: Sequence[FittedChain]) -> FeatureSpec:
     """Returns the features of the fitted chains, in the order of the configuration."""
     scopes: dict[str, Scope] = dict.fromkeys(plan.config.scopes.user, "user")
     scopes |= dict.fromkeys(plan.config.scopes.item, "item")
@@ -123,3 +138,126 @@ def _spec(plan: Plan, version: str, chains: Sequence[FittedChain]) -> FeatureSpe
     ]
     weight = None if plan.config.log.label.weights is None else WEIGHT
     return FeatureSpec(features, tuple(keys), version, weight=weight)
+
+
+# Fits chains with the statistics of the training days.
+#
+# A chain is a sequence of steps (operators) that computes features. In each round, the next steps of the
+# chains are fitted.
+
+
+def fit_chains(
+    workers: Workers,
+    plan: FeaturePlan,
+    training: TrainingDays,
+    parent: FittedWorkflow | None,
+    tables: VersionTables,
+) -> tuple[FittedChain, ...]:
+    """Returns the fitted chains, in the order of the plan.
+
+    Args:
+        workers: run the tasks of the fit.
+        plan: the plan of the run, with the chains to fit.
+        training: the training days that are read.
+        parent: the workflow to extend. Its fitted steps are reused, and its vocabularies are extended. None
+            for a new workflow.
+        tables: publishes the tables of the fitted steps in the new workflow version. `tables` must not have
+            published a table yet.
+
+    Raises:
+        DataError: the statistics of a column cannot be computed.
+    """
+    counts = training.value_counts
+    of_rows: StatisticsSource = (
+        RowStatistics(workers, plan, tables, training)
+        if training.blocks is None
+        else BlockStatistics(workers, plan, tables, training)
+    )
+    sources: dict[SourceName, StatisticsSource] = {"rows": of_rows}
+    if counts is not None:
+        sources["value_counts"] = CountStatistics(workers, tables, counts)
+    rounds = plan_rounds(plan.chains, extends=parent is not None, has_value_counts=counts is not None)
+    if parent is None:
+        return fit_rounds(plan.chains, rounds, sources, fit_without_statistics)
+    return fit_rounds(plan.chains, rounds, sources, partial(_reuse, parent, tables))
+
+
+def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgress, step: Step) -> None:
+    """Adds the fitted step of the parent workflow."""
+    cardinality = progress.cardinality(step)
+    known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
+    if isinstance(known, KeyedFitted):
+        tables.copy_from_parent(known.table)
+    # The vocabulary whose ids the step reads may have grown.
+    progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)
+
+
+# The version of a workflow, a digest of everything that a fit depends on; and what may be extended.
+
+# Part of every version's digest. Raise it when the meaning of an operator changes.
+FORMAT = 2
+
+
+def workflow_version(plan: FeaturePlan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
+    """Returns the digest of everything that the fitted workflow depends on."""
+    # The settings of the split select training rows only if the log is split inside one partition.
+    sections = ["features", "prepare", "scopes", "keys", "negatives"]
+    sections += ["split"] if plan.is_divided else []
+    external = {
+        table.path: require_raw(
+            plan.config, table, days[-1].dt, "join_external.path", days[-1].recorder
+        ).digest
+        for chain in plan.chains
+        for step in chain.steps
+        if isinstance(step.operator, JoinExternal) and not parent
+        for table in [step.operator.source(step)[0]]
+    }
+    extensions = operator_digests(step.operator.name for chain in plan.chains for step in chain.steps)
+    canonical = plan.config.model_copy(update={"features": canonical_groups(plan.config.features)})
+    return digest_of(
+        {
+            "format": FORMAT,
+            "config": config_digest(canonical, *sections),
+            "layout": plan.layout,
+            "parent": parent.version if parent else "",
+            "days": {day.dt: rows_digest(plan.config, day) for day in days},
+            "external": external,
+            **plan.methods,
+            **({"extensions": extensions} if extensions else {}),
+        }
+    )
+
+
+def require_weights(plan: FeaturePlan, version: str, spec: FeatureSpec) -> None:
+    """Raises ConfigError if the rows of a workflow have weights, and the configuration has none."""
+    if spec.weight is not None and plan.config.log.label.weights is None:
+        raise ConfigError(
+            f"the rows of workflow {version} have weights, but the configuration has no log.label.weights",
+            "restore log.label.weights, or set workflow.mode=fit to fit a new workflow (the next model then "
+            "trains from scratch)",
+        )
+
+
+def require_parent_weights(plan: FeaturePlan, parent: FittedWorkflow) -> None:
+    """Raises ConfigError if only one of the parent and of the configuration has weights."""
+    require_weights(plan, parent.version, parent.spec)
+    if parent.spec.weight is None and plan.config.log.label.weights is not None:
+        raise ConfigError(
+            f"the rows of workflow {parent.version} have no weights, but log.label.weights is set, so the "
+            "workflow cannot be extended",
+            "remove log.label.weights, or set workflow.mode=fit to fit a new workflow (the next model then "
+            "trains from scratch)",
+        )
+
+
+def require_same_chains(descriptions: Sequence[str], parent: FittedWorkflow) -> None:
+    """Raises ConfigError if the chains differ from the parent's chains."""
+    changed = [chain for chain in descriptions if chain not in parent.descriptions]
+    changed += [chain for chain in parent.descriptions if chain not in descriptions]
+    if changed:
+        raise ConfigError(
+            f"workflow {parent.version} has other features than the configuration, so it cannot be extended: "
+            f"{changed[:3]}",
+            "restore the features of this workflow in the configuration, or set workflow.mode=fit to fit a "
+            "new workflow (the next model then trains from scratch)",
+        )

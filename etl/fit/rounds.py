@@ -1,21 +1,34 @@
-"""Plans the rounds of a fit: which steps are fitted together, and where their statistics come from."""
+"""The inputs and the rounds of a fit: which steps are fitted together, and from which statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, takewhile
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import ConfigError
+from conf.types import Config, JoinedTable
+from etl.operators.categorify import Categorify
 from etl.ops import Step, column_operator
-from etl.ops.training_statistics import Need
+from etl.ops.base import Fitted, Type
+from etl.ops.training_statistics import Need, Statistics
+from etl.value_counts.requests import Counts
+from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.unfitted_chains import Chain
+
+if TYPE_CHECKING:  # workers do not import pyspark
+    from pyspark.sql import DataFrame
 
 # The source of a round's statistics: frames of the training rows, or the value counts of the training days.
 SourceName = Literal["rows", "value_counts"]
 
 # Statistics that can be computed from how often each value of one raw column occurs.
 _COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
+
 # Needs of steps that look up a table. Their outputs cannot be computed from value counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 
@@ -165,3 +178,212 @@ def _needs_rows(step: Step) -> bool:
     """
     _, fitted_type = column_operator(step.operator.name)
     return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold
+
+
+# The inputs of a fit: the training rows, as frames or as blocks, and their value counts.
+
+# Reads an external table: (configuration, table, key column, section for error messages, date of the path).
+ReadTable: TypeAlias = "Callable[[Config, JoinedTable, str, str, str], pa.Table | DataFrame]"
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Some training rows of one day.
+
+    Attributes:
+        row_ids: (n,) int64, the ids of the rows.
+        dt: the day of the rows, as an ISO date.
+        columns: maps raw columns to arrays of n values: int64, double, string, or lists of int64 or string.
+            Arrays, and the elements of lists, may be dictionary-encoded. LABEL is float32.
+    """
+
+    row_ids: np.ndarray
+    dt: str
+    columns: Mapping[str, pa.Array]
+
+
+@dataclass(frozen=True)
+class TrainingBlocks:
+    """The training rows, which tasks read block by block. Objects are pickled.
+
+    Attributes:
+        tasks: number of tasks. Each training row belongs to one task.
+        read: takes the index of a task and the wanted raw columns (LABEL for the label). Yields the training
+            rows of this task, which are the same in each call.
+    """
+
+    tasks: int
+    read: Callable[[int, frozenset[str]], Iterator[RowBatch]]
+
+
+@dataclass(frozen=True)
+class TrainingDays:
+    """The training days that a fit reads.
+
+    If a new workflow is fitted, these are all training days. If a workflow is extended, these are only the
+    days that the workflow's vocabularies do not include yet.
+
+    Attributes:
+        rows: returns the training rows of these days as a frame of Spark; None if there are blocks.
+        value_counts: the value counts of these days; None if there are no value counts.
+        days: ISO dates, in ascending order.
+        latest: the last day that the fitted workflow includes, in days since 1970-01-01. If a workflow is
+            extended, this day may be later than the days in `days`.
+        read_table: reads the tables of `join_external`: a table with blocks, and a frame or a table with a
+            frame.
+        blocks: the training rows of these days as blocks; None if there is a frame.
+    """
+
+    rows: Callable[[], DataFrame] | None
+    value_counts: Counts | None
+    days: Sequence[str]
+    latest: int
+    read_table: ReadTable
+    blocks: TrainingBlocks | None = None
+
+
+# Runs the rounds of a fit, whatever the statistics of the training rows come from.
+
+
+def fit_rounds(
+    chains: Sequence[Chain],
+    rounds: Sequence[Round],
+    sources: Mapping[SourceName, StatisticsSource],
+    fit_ready: Callable[[ChainProgress, Step], None],
+) -> tuple[FittedChain, ...]:
+    """Returns the fitted chains, in the order of `chains`.
+
+    Args:
+        chains: the chains to fit.
+        rounds: the rounds of the fit (etl.fit.rounds.plan_rounds).
+        sources: compute the statistics that steps need.
+        fit_ready: fits the next step of a chain, which needs no statistics.
+
+    Raises:
+        DataError: the statistics of a column cannot be computed.
+    """
+    progress = [ChainProgress(index, chain) for index, chain in enumerate(chains)]
+    for planned in rounds:
+        for group in planned.ready:
+            for step in group.steps:
+                fit_ready(progress[group.chain], step)
+        requests = [progress[group.chain].request(group.steps) for group in planned.measured]
+        if requests:
+            statistics = sources[planned.source].measure(requests)
+            for request in requests:
+                for step in request.steps:
+                    progress[request.index].add(step.operator.fit(step, statistics[request.key(step)]))
+    return tuple(chain.finish() for chain in progress)
+
+
+def fit_without_statistics(progress: ChainProgress, step: Step) -> None:
+    """Fits a step of a new workflow that needs no statistics."""
+    progress.add(step.operator.fit(step, Statistics(cardinality=progress.cardinality(step))))
+
+
+# The fitted steps of a chain during a fit, and the statistics that its next steps request.
+#
+# A chain is a sequence of steps (operators) that computes features.
+
+
+@dataclass(frozen=True)
+class ChainRequest:
+    """Steps of one chain that need statistics of the training days.
+
+    None of these steps reads an output of another one.
+
+    Attributes:
+        index: position of the chain in the list of chains.
+        before: the part of the chain before these steps, already fitted.
+        types: maps the name of each value that `before` reads or computes to the type of the value.
+        cardinalities: maps the name of each value that contains ids to the number of embedding rows.
+    """
+
+    index: int
+    before: FittedChain
+    types: Mapping[str, Type]
+    cardinalities: Mapping[str, int]
+    steps: tuple[Step, ...]
+
+    def key(self, step: Step) -> str:
+        """Returns a name for the request of a step. Error messages contain this name.
+
+        Steps whose statistics are computed together have different names.
+        """
+        return f"{','.join(step.inputs)} (chain {self.index} of features)"
+
+    def cardinality(self, step: Step) -> int | None:
+        """Returns the number of embedding rows for the ids that the step reads; None if it reads no ids."""
+        return self.cardinalities.get(step.inputs[0])
+
+
+class StatisticsSource(Protocol):
+    """A source of statistics of the training days.
+
+    The sources are row_statistics.py and block_statistics.py of etl/fit.
+    """
+
+    def measure(self, requests: Sequence[ChainRequest]) -> Mapping[str, Statistics]:
+        """Computes the statistics of all requested steps, and publishes the tables that the steps need.
+
+        Returns:
+            a mapping of the key of each step (`ChainRequest.key`) to its statistics.
+
+        Raises:
+            DataError: the statistics of a column cannot be computed, because a value is NaN or too large.
+        """
+
+
+@dataclass
+class ChainProgress:
+    """A chain, and those of its steps that have been fitted so far, in order.
+
+    A chain is a sequence of steps (operators) that computes features.
+    """
+
+    index: int
+    chain: Chain
+    fitted: list[Fitted] = field(default_factory=list)
+    _cardinalities: dict[str, int] = field(default_factory=dict)
+    _dropped: set[str] = field(default_factory=set)
+
+    def add(self, step: Fitted) -> None:
+        """Appends the next fitted step.
+
+        Raises:
+            ConfigError: `step` is no fitted step.
+        """
+        if not isinstance(step, Fitted):
+            operator = self.chain.steps[len(self.fitted)].operator
+            raise ConfigError(
+                f"the operator {operator.name} was fitted to a {type(step).__name__}, not to a Fitted",
+                "let the method fit of the operator return its fitted step",
+            )
+        self.fitted.append(step)
+        if step.cardinality is not None:
+            self._cardinalities |= dict.fromkeys(step.outputs, step.cardinality)
+        kept = set() if set(step.inputs) <= self._dropped else set(step.kept)
+        self._dropped = (self._dropped - kept) | (set(step.outputs) - kept)
+
+    def cardinality(self, step: Step) -> int | None:
+        """Returns the number of embedding rows for the ids that a step reads; None if it reads no ids."""
+        return self._cardinalities.get(step.inputs[0])
+
+    def request(self, steps: tuple[Step, ...]) -> ChainRequest:
+        """Returns the request for the statistics that the next steps of the chain need."""
+        types = dict(zip(self.chain.inputs, self.chain.types, strict=True))
+        for step in self.chain.steps[: len(self.fitted)]:
+            types |= step.types
+        before = FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), ())
+        return ChainRequest(self.index, before, types, dict(self._cardinalities), steps)
+
+    def finish(self) -> FittedChain:
+        """Returns the fitted chain. Its outputs are the features that no step has dropped."""
+        outputs = tuple(name for name in self.chain.outputs if name not in self._dropped)
+        return FittedChain(self.chain.inputs, self.chain.types, tuple(self.fitted), outputs)
+
+
+def vocabulary_of(step: Step) -> str:
+    """Returns the name of the vocabulary of a Categorify step; empty for all other steps."""
+    operator = step.operator
+    return operator.vocabulary(step) if isinstance(operator, Categorify) else ""

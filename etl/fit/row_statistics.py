@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from etl.fit.chain_progress import ChainRequest, vocabulary_of
-from etl.fit.fit_inputs import TrainingDays
+from conf.names import EPOCH
+from etl.fit.rounds import ChainRequest, TrainingDays, vocabulary_of
 from etl.fit.version_tables import VersionTables
 from etl.operators.categorify import Categorify
 from etl.operators.join_external import JoinExternal
-from etl.ops.base import LISTS
-from etl.ops.keyed import KEY, table_name
+from etl.ops.base import LISTS, Operator, Step, Type
+from etl.ops.keyed import GROUP, KEY, table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.ops.training_statistics import Statistics
-from etl.raw.value_text import text_column
+from etl.raw.text_values import joined_column, text_column
 from etl.split.time_split import DAY
 from etl.statistics.id_rule import IdRule, assign_ids
-from etl.statistics.keyed_tables import keyed_tables
-from etl.statistics.step_statistics import StepInputs, day_number, measure_steps
-from etl.statistics.vocabulary import add_counts, count_values, vocabulary_facts
-from etl.workflow.feature_plan import Plan
-from spark.arrow_frames import frame_of
+from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable
+from etl.statistics.moments import measure_moments, measure_quantiles
+from etl.workflow.feature_plan import FeaturePlan
+from spark.rows import frame_of
 from spark.workers import Workers
 
 _COUNTS = "column string, value string, count bigint, last_seen int"
@@ -34,7 +35,9 @@ _ENTRIES = "column string, value string, id int, count bigint, last_seen int"
 class RowStatistics:
     """A StatisticsSource that reads the training rows."""
 
-    def __init__(self, workers: Workers, plan: Plan, tables: VersionTables, training: TrainingDays) -> None:
+    def __init__(
+        self, workers: Workers, plan: FeaturePlan, tables: VersionTables, training: TrainingDays
+    ) -> None:
         """Creates a source of statistics that reads the rows of `training`.
 
         The tables that steps need are published in `tables`.
@@ -184,3 +187,251 @@ class RowStatistics:
         return vocabulary_facts(
             *(self._tables.read(self._workers.spark, name) for name in (VOCABULARY, RARE))
         )
+
+
+# Computes the keyed tables of all steps of one operator in one pass over the training rows.
+#
+# A step is an operator with its input columns. A keyed table has one row per key, with statistics of the
+# training rows that have this key. If each keyed table were computed separately, the training rows would be
+# read three times for each of them: for its statistics, for the key ranges of its files, and for the
+# statistics over all rows.
+
+# Index of the table with the statistics over all rows. This table has a single key, which is null.
+_ALL_ROWS = -1
+_TABLE, _KEY = GROUP
+
+
+@dataclass(frozen=True)
+class KeyedTables:
+    """The keyed tables of all steps of one operator.
+
+    Attributes:
+        grouped: the rows of all keyed tables. The two columns in `GROUP` say which step and which key a row
+            belongs to.
+        facts: values that the operator computes from the statistics of all training rows (see
+            Operator.facts).
+    """
+
+    grouped: DataFrame = field(repr=False)
+    facts: dict[str, Any]
+
+    def table(self, number: int) -> DataFrame:
+        """Returns the table (key string, …) of the step at position `number`, one row per key."""
+        statistics = [name for name in self.grouped.columns if name not in GROUP]
+        return self.grouped.where(F.col(_TABLE) == number).select(F.col(_KEY).alias(KEY), *statistics)
+
+
+@contextmanager
+def keyed_tables(
+    rows: DataFrame, operator: Operator, keys: Sequence[Sequence[Column]]
+) -> Iterator[KeyedTables]:
+    """Computes the keyed tables of an operator's steps, and keeps them in memory until the `with` block ends.
+
+    Args:
+        rows: the training rows.
+        operator: the operator of all these steps.
+        keys: the input columns of each step. A row in which all inputs of a step are null is not used for
+            this step.
+
+    Raises:
+        DataError: a value is too large to compute exact sums.
+    """
+    grouped = operator.groups(
+        _by_group(rows, [joined_column(inputs) for inputs in keys], operator.of_all_rows)
+    )
+    grouped = grouped.persist()
+    try:
+        totals = grouped.where(F.col(_TABLE) == _ALL_ROWS).collect() if operator.of_all_rows else []
+        yield KeyedTables(grouped, operator.facts(totals[0].asDict() if totals else {}))
+    finally:
+        grouped.unpersist()
+
+
+def _by_group(rows: DataFrame, keys: Sequence[Column], with_all_rows: bool) -> DataFrame:
+    """Repeats each row for every step whose key is not null in this row.
+
+    With `with_all_rows`, each row is repeated once more, for the statistics over all rows.
+    """
+    groups = [
+        F.struct(F.lit(number).alias(_TABLE), key.cast("string").alias(_KEY))
+        for number, key in enumerate(keys)
+    ]
+    if with_all_rows:
+        groups.append(F.struct(F.lit(_ALL_ROWS).alias(_TABLE), F.lit(None).cast("string").alias(_KEY)))
+    repeated = rows.select(*rows.columns, F.explode(F.array(*groups)).alias("_group"))
+    table, key = F.col(f"_group.{_TABLE}"), F.col(f"_group.{_KEY}")
+    has_group = key.isNotNull() | (table == _ALL_ROWS)
+    return repeated.where(has_group).select(*rows.columns, table.alias(_TABLE), key.alias(_KEY))
+
+
+# Computes the statistics of the training rows that steps need, in one pass per kind of statistic.
+#
+# A step is an operator with its inputs. A chain of steps computes features from raw columns.
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """A step that needs statistics, with its inputs as columns of the training rows.
+
+    Attributes:
+        key: a name for the step. Steps that are measured together have different keys. Error messages
+            contain the key.
+        values: for each input, an expression over the rows.
+        types: the type of each input.
+        cardinality: if the first input contains ids, the number of embedding rows for them; otherwise None.
+    """
+
+    key: str
+    step: Step
+    values: tuple[Column, ...]
+    types: tuple[Type, ...]
+    cardinality: int | None
+
+
+def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
+    """Computes all statistics that are no tables, and returns them by step key.
+
+    Raises:
+        DataError: a value is too large to compute exact moments, or the state of a statistic is too large.
+    """
+    by_need: dict[str, list[StepInputs]] = {}
+    for inputs in steps:
+        by_need.setdefault(inputs.step.operator.needs, []).append(inputs)
+    moments = measure_moments(rows, _first_values(by_need.get("moments", [])))
+    probabilities = {
+        inputs.key: (inputs.values[0], inputs.step.operator.probabilities())
+        for inputs in by_need.get("quantiles", [])
+    }
+    quantiles = measure_quantiles(rows, probabilities)
+    merged = measure_mergeable(
+        rows, {inputs.key: _measured(inputs) for inputs in by_need.get("mergeable", [])}
+    )
+    aggregates = _aggregates(rows, by_need.get("aggregates", []))
+    return {
+        inputs.key: Statistics(
+            moments=moments.get(inputs.key),
+            aggregates=aggregates.get(inputs.key, {}),
+            quantiles=quantiles.get(inputs.key, {}),
+            merged=merged.get(inputs.key),
+            cardinality=inputs.cardinality,
+        )
+        for inputs in steps
+    }
+
+
+def _first_values(steps: Sequence[StepInputs]) -> dict[str, Column]:
+    return {inputs.key: inputs.values[0] for inputs in steps}
+
+
+def _measured(inputs: StepInputs) -> tuple[Column, MeasuredStatistic]:
+    """Returns the first input of a step, and the statistic of it that the step's operator defines."""
+    kind = inputs.types[0]
+    return inputs.values[0], MeasuredStatistic(inputs.key, inputs.step.operator.statistic(kind), kind)
+
+
+def _aggregates(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, dict[str, Any]]:
+    """Returns, for each step key, a dictionary that maps the name of each aggregate to its value.
+
+    All aggregates of all steps are computed in one Spark aggregation.
+    """
+    columns: list[Column] = []
+    names: list[tuple[str, str]] = []
+    for inputs in steps:
+        operator = inputs.step.operator
+        for name, aggregate in operator.aggregates(inputs.values[0], inputs.types[0]).items():
+            columns.append(aggregate.alias(f"m{len(columns)}"))
+            names.append((inputs.key, name))
+    if not columns:
+        return {}
+    row = rows.agg(*columns).first()
+    aggregates: dict[str, dict[str, Any]] = {}
+    for (key, name), value in zip(names, row or [None] * len(names), strict=True):
+        aggregates.setdefault(key, {})[name] = value
+    return aggregates
+
+
+def day_number(day: Column) -> Column:
+    """Returns the number of days from 1970-01-01 to an ISO date."""
+    return F.datediff(F.to_date(day), F.lit(EPOCH.isoformat()).cast("date"))
+
+
+# Builds vocabularies, which map the values of categorical columns to ids, in one pass over the rows.
+#
+# When a vocabulary is extended, new values get ids, and existing ids never change.
+
+
+def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], day: Column) -> DataFrame:
+    """Counts the values of all columns in one pass over the rows.
+
+    Returns a frame with the columns column, value, count, last_seen: one row for each value of a column.
+    `last_seen` is the last day on which the value occurs. The shuffle is keyed by (column, value), so the
+    values of a large column are spread over all tasks. Nulls are not counted.
+
+    Args:
+        values: (name, expression, is_list) for each column to count. `name` is the name of its vocabulary,
+            `expression` is the value in a row, and `is_list` says whether this value is a list.
+        day: the day of the row, in days since 1970-01-01.
+    """
+    cells = [
+        F.array(F.struct(F.lit(name).alias("column"), text_column(value).alias("value")))
+        for name, value, is_list in values
+        if not is_list
+    ]
+    lists = [
+        F.coalesce(
+            F.transform(value, _named(name)), F.array().cast("array<struct<column:string,value:string>>")
+        )
+        for name, value, is_list in values
+        if is_list
+    ]
+    plain = F.concat(*cells, *lists) if len(cells) + len(lists) > 1 else (cells + lists)[0]
+    return (
+        rows.select(F.explode(plain).alias("cell"), day.cast("int").alias("day"))
+        .select("cell.column", "cell.value", "day")
+        .where(F.col("value").isNotNull())
+        .groupBy("column", "value")
+        .agg(F.count(F.lit(1)).alias("count"), F.max("day").alias("last_seen"))
+    )
+
+
+def _named(name: str) -> Any:
+    return lambda element: F.struct(F.lit(name).alias("column"), text_column(element).alias("value"))
+
+
+def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
+    """Adds the value counts of new days to those of a vocabulary.
+
+    Returns a frame with the columns of `known`: one row for each value of a column. Values that occur only in
+    `new` have a null id.
+
+    Args:
+        known: the vocabulary to extend, with the columns column, value, id, count, last_seen. It includes
+            rare values, which have a null id.
+        new: the value counts of days that the vocabulary does not include yet, with the columns column,
+            value, count, last_seen.
+    """
+    without_id = new.select("column", "value", F.lit(None).cast("int").alias("id"), "count", "last_seen")
+    return (
+        known.select("column", "value", "id", "count", "last_seen")
+        .unionByName(without_id)
+        .groupBy("column", "value")
+        .agg(F.max("id").alias("id"), F.sum("count").alias("count"), F.max("last_seen").alias("last_seen"))
+    )
+
+
+def vocabulary_facts(with_id: DataFrame, rare: DataFrame) -> dict[str, dict[str, int]]:
+    """Returns the facts of each vocabulary, by the name of the vocabulary.
+
+    The facts are the number of values with an id (`entries`), the highest id, and the number of values
+    without an id (`rare_values`). `occurrences` and `rare_occurrences` say how often the values with an id,
+    and those without one, occur in the rows. The driver collects one row per vocabulary.
+    """
+    known = with_id.groupBy("column").agg(
+        F.count("id").alias("entries"), F.max("id").alias("highest"), F.sum("count").alias("occurrences")
+    )
+    others = rare.groupBy("column").agg(
+        F.count(F.lit(1)).alias("rare_values"), F.sum("count").alias("rare_occurrences")
+    )
+    rows = known.join(others, "column", "full_outer").collect()
+    names = ("entries", "highest", "occurrences", "rare_values", "rare_occurrences")
+    return {row["column"]: {name: int(row[name] or 0) for name in names} for row in rows}

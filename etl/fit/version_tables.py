@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from etl.fit.key_parts import write_sorted
+from conf.errors import InfrastructureError
+from etl.ops.array_statistics import GroupParts, concat_groups, merge_groups
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, LocalTables, Tables, open_tables, workflow_table
-from etl.workflow.local_workflow import table_sizes
+from etl.workflow.local_workflow import LocalWorkflow, save_workflow, table_sizes, workflow_exists
 from storage import file_io
 from storage.manifest import data_files, read_manifest
 from storage.parquet_files import arrow_type
-from storage.paths import Lake, Partition
-from storage.publish import new_attempt, publish, publish_files, read_published
+from storage.paths import LakePaths, Partition
+from storage.publish import new_attempt, own_path, publish, publish_files, read_published
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,10 +35,10 @@ class VersionTables:
 
     Attributes:
         rows: maps the name of each published table to the number of its rows.
-        vocabularies: maps the name of each vocabulary to its facts (etl.statistics.vocabulary).
+        vocabularies: maps the name of each vocabulary to its facts (etl.fit.row_statistics).
     """
 
-    def __init__(self, lake: Lake, version: str, parent: str | None, row_group_rows: int) -> None:
+    def __init__(self, lake: LakePaths, version: str, parent: str | None, row_group_rows: int) -> None:
         """Creates an object without tables. `parent` is the workflow version that is extended, or None."""
         self._lake, self._version, self.parent = lake, version, parent
         self.row_group_rows = row_group_rows
@@ -144,3 +150,194 @@ def _copy(source: str, target: str) -> None:
     with files.open_input_stream(inner) as opened, target_files.open_output_stream(target_inner) as sink:
         while part := opened.read(_COPIED_BYTES):
             sink.write(part)
+
+
+# Files with statistics by key: tasks write parts of them, which are merged in ranges of keys.
+#
+# Each task sorts the keys of its rows. Ranges of keys are chosen from a sample of the keys of all tasks. So
+# the files of the merged ranges are, one after the other, one sorted table, and no task needs all keys.
+
+# Rows of parts of which one task merges a range.
+_RANGE_ROWS = 2_000_000
+
+# Rows of a row group of a file of parts. A task reads only the row groups that contain keys of its range.
+_GROUP_ROWS = 65_536
+
+# Keys of the sample of each file.
+_SAMPLED_KEYS = 512
+
+# Rows of parts that a task holds before it merges them.
+_HELD_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """The keys from `first` on and before `end`, in the order of their UTF-8 bytes; None for no limit."""
+
+    first: str | None = None
+    end: str | None = None
+
+    def overlaps(self, least: str, most: str) -> bool:
+        """Returns whether keys between `least` and `most`, inclusive, may be in the range."""
+        # Python compares strings by code points, which is the order of their UTF-8 bytes.
+        return (self.first is None or most >= self.first) and (self.end is None or least < self.end)
+
+    def select(self, table: pa.Table) -> pa.Table:
+        """Returns the rows with a key in the range."""
+        if self.first is not None:
+            table = table.filter(pc.greater_equal(table[KEY], self.first))
+        return table if self.end is None else table.filter(pc.less(table[KEY], self.end))
+
+
+class PartsByKey:
+    """Adds up the parts of one step over the batches of a task."""
+
+    def __init__(self) -> None:
+        self._keys: list[pa.Array] = []
+        self._parts: list[GroupParts] = []
+        self._merged_rows = 0
+
+    def add(self, keys: pa.Array, parts: GroupParts) -> None:
+        """Adds the parts of some rows. `keys` are their (parts.size,) different keys."""
+        self._keys.append(keys)
+        self._parts.append(parts)
+        if sum(map(len, self._keys)) > 2 * self._merged_rows + _HELD_ROWS:
+            self.result()
+
+    def result(self) -> tuple[pa.Array, GroupParts] | None:
+        """Returns the keys, ascending, and their parts; None if there are none."""
+        if not self._keys:
+            return None
+        keys, parts = merge_groups(self._keys, self._parts)
+        self._keys, self._parts, self._merged_rows = [keys], [parts], len(keys)
+        return keys, parts
+
+
+def write_parts(path: str, keys: pa.Array, parts: GroupParts) -> dict[str, Any]:
+    """Writes a file of parts. Returns JSON values: its path, its number of rows, and a sample of its keys."""
+    table = pa.table({KEY: keys, **parts.to_arrays()})
+    written = write_sorted(path, table, _GROUP_ROWS)
+    step = max(1, len(keys) // _SAMPLED_KEYS)
+    return {"path": written, "rows": len(keys), "sample": keys[step // 2 :: step].to_pylist()}
+
+
+def write_sorted(path: str, table: pa.Table, row_group_rows: int) -> str:
+    """Writes a table to a new Parquet file, and returns the path, which is different for each attempt."""
+    path = own_path(path)
+    files, inner = file_io.filesystem(path)
+    if file_io.is_local(path):
+        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
+    with files.open_output_stream(inner) as sink:
+        pq.write_table(table, sink, compression="zstd", row_group_size=row_group_rows)
+    return path
+
+
+def choose_ranges(files: Sequence[Mapping[str, Any]]) -> list[KeyRange]:
+    """Returns ranges of keys of about equal size, ascending. `files` are results of `write_parts`."""
+    rows = sum(file["rows"] for file in files)
+    wanted = -(-rows // _RANGE_ROWS)
+    sampled = [(key, file["rows"] / len(file["sample"])) for file in files for key in file["sample"]]
+    if wanted <= 1:
+        return [KeyRange()]
+    sampled.sort()
+    until = np.cumsum([weight for _, weight in sampled])
+    at = np.searchsorted(until, until[-1] * np.arange(1, wanted) / wanted)
+    bounds = sorted({sampled[index][0] for index in at.tolist()})
+    return [KeyRange(first, end) for first, end in pairwise([None, *bounds, None])]
+
+
+def merge_parts(paths: Sequence[str], keys: KeyRange) -> tuple[pa.Array, GroupParts] | None:
+    """Merges the parts of a range of keys. Returns (ascending keys, parts); None without keys."""
+    merged = PartsByKey()
+    for path in paths:
+        for table in _read_range(path, keys):
+            merged.add(table[KEY].combine_chunks(), GroupParts.from_table(table))
+    return merged.result()
+
+
+def _read_range(path: str, keys: KeyRange) -> Iterator[pa.Table]:
+    files, inner = file_io.filesystem(path)
+    with files.open_input_file(inner) as source:
+        parquet = pq.ParquetFile(source)
+        column = parquet.schema_arrow.get_field_index(KEY)
+        groups = []
+        for index in range(parquet.metadata.num_row_groups):
+            statistics = parquet.metadata.row_group(index).column(column).statistics
+            if (
+                statistics is None
+                or not statistics.has_min_max
+                or keys.overlaps(statistics.min, statistics.max)
+            ):
+                groups.append(index)
+        for start in range(0, len(groups), 16):
+            table = keys.select(parquet.read_row_groups(groups[start : start + 16], use_threads=False))
+            if len(table):
+                yield table
+
+
+def one_group(parts: Sequence[GroupParts]) -> GroupParts:
+    """Merges parts that have one group each. There is at least one part."""
+    together = concat_groups(parts)
+    return together.regrouped(np.zeros(together.size, np.int64), 1)
+
+
+def parts_to_json(parts: GroupParts) -> dict[str, Any]:
+    """Returns the parts of one group as JSON values."""
+    return {
+        "sums": {name: values[0].tolist() for name, values in parts.sums.items()},
+        "least": {name: float(values[0]) for name, values in parts.least.items()},
+        "most": {name: float(values[0]) for name, values in parts.most.items()},
+    }
+
+
+def parts_from_json(stored: Mapping[str, Any]) -> GroupParts:
+    """Returns the parts of one group from the result of `parts_to_json`."""
+    return GroupParts(
+        1,
+        {name: np.array([values], np.int64) for name, values in stored["sums"].items()},
+        {name: np.array([value], np.float64) for name, value in stored["least"].items()},
+        {name: np.array([value], np.float64) for name, value in stored["most"].items()},
+    )
+
+
+# Writes a fitted workflow with its tables below a folder, in the format of a lake.
+
+# Stands for a table whose manifest names no file, because it has no rows.
+_WITHOUT_ROWS = pa.table({KEY: pa.array([], pa.string())})
+
+
+def save_fitted(lake: LakePaths, workflow: LocalWorkflow) -> None:
+    """Publishes the tables of a workflow and then the workflow, unless this version exists there.
+
+    Raises:
+        DataError: a file of the workflow does not exist, or is damaged.
+        InfrastructureError: the storage cannot be written.
+    """
+    if workflow_exists(lake, workflow.version):
+        return
+    rows = {}
+    for name in workflow.local.names:
+        partition = workflow_table(lake, workflow.version, name)
+        attempt = new_attempt(partition)
+        files = [
+            f"{attempt}/{_write(partition.file(f'{attempt}/part-{index:05d}.parquet'), part)}"
+            for index, part in enumerate([*workflow.local.parts(name)] or [_WITHOUT_ROWS])
+        ]
+        rows[name] = publish_files(partition, dict.fromkeys(files), inputs={"version": workflow.version}).rows
+    save_workflow(lake, workflow, rows)
+
+
+def _write(path: str, part: pa.Table) -> str:
+    """Writes one file and returns its name. Raises InfrastructureError if it cannot be written."""
+    path = own_path(path)
+    files, inner = file_io.filesystem(path)
+    try:
+        if file_io.is_local(path):
+            files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
+        with files.open_output_stream(inner) as sink:
+            pq.write_table(part, sink, compression="zstd")
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot write {path}: {error}", "check the folder, disk space and permissions"
+        ) from error
+    return path.rsplit("/", 1)[1]

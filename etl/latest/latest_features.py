@@ -21,24 +21,22 @@ from etl.prepare.attributes import (
     plain_array,
     read_attribute_table,
 )
-from etl.quality.missing_rows import MissingRows, Section, require_rows
+from etl.quality.checks import MissingRows, Section, require_rows
 from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
 from etl.raw.files import RawFiles, require_raw
-from etl.raw.number_text import integers
-from etl.spark.attribute_frames import read_attributes
-from etl.workflow.feature_plan import Plan
+from etl.raw.text_values import integers
+from etl.spark.raw_frames import read_attributes
+from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.arrow_frames import frame_of
 from spark.local_workers import LocalWorkers
-from spark.rows import Rows, select, unpersist
+from spark.rows import Rows, frame_of, select, unpersist
 from spark.workers import Workers
 from storage.erased_users import ErasedUsers
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, combined_digest, current_manifest
-from storage.paths import Lake, Partition
-from storage.publish import Rules
+from storage.paths import LakePaths, Partition
+from storage.publish import FINITE, Rules
 from storage.publish_rows import publish_rows
-from storage.verify import FINITE
 
 _HAS_ROW = "_has_row"
 
@@ -70,8 +68,8 @@ class _Side:
 
 def publish_latest(
     workers: Workers,
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     workflow: FittedWorkflow,
     run_date: str,
     features: Sequence[Manifest],
@@ -165,8 +163,8 @@ def missing_rows(published: Mapping[str, Manifest]) -> list[MissingRows]:
 
 
 def _side(
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     workflow: FittedWorkflow,
     run_date: str,
     section: Section,
@@ -201,8 +199,8 @@ def _side(
 
 
 def _require_rows(
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     run_date: str,
     sides: Sequence[_Side],
     counted: Mapping[str, MissingRows],
@@ -226,7 +224,7 @@ def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_ou
     return config.items.missing if section == "items" and config.items else "serve"
 
 
-def features_of_history(plan: Plan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
+def features_of_history(plan: FeaturePlan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
     """Returns those of the features `columns` that are computed from the history."""
     name = plan.config.history.column if plan.config.history else None
     computed = {output for chain in workflow.chains if name in chain.inputs for output in chain.outputs}
@@ -253,7 +251,7 @@ def with_histories(
     rows: Rows,
     workflow: FittedWorkflow,
     histories: LatestHistories,
-    plan: Plan,
+    plan: FeaturePlan,
     names: Sequence[str],
 ) -> Rows:
     """Adds the features `names`, computed from the latest histories, to `rows`, which have the user_key.
@@ -331,7 +329,7 @@ class KeyedAttributes:
 
 
 def attributes_of(
-    workers: Workers, plan: Plan, run_date: str, section: Section, of_log: Rows | None = None
+    workers: Workers, plan: FeaturePlan, run_date: str, section: Section, of_log: Rows | None = None
 ) -> KeyedAttributes:
     """Returns the rows of the table of attributes (section `users` or `items`) with keys.
 
@@ -344,7 +342,7 @@ def attributes_of(
 
 
 def keyed_table(
-    plan: Plan, run_date: str, section: Section, of_log: pa.Table | None = None
+    plan: FeaturePlan, run_date: str, section: Section, of_log: pa.Table | None = None
 ) -> KeyedAttributes:
     """Does the work of `keyed_attributes` in this process. The results are tables with the same rows."""
     key, name, table = _keyed_by(plan, section)
@@ -391,7 +389,7 @@ def _table_without(rows: pa.Table, erased: ErasedUsers | None) -> pa.Table:
     return rows if erased is None else rows.filter(pa.array(~erased.are_in(plain_array(rows[USER_KEY]))))
 
 
-def _keyed_by(plan: Plan, section: Section) -> tuple[str, str, JoinedTable]:
+def _keyed_by(plan: FeaturePlan, section: Section) -> tuple[str, str, JoinedTable]:
     """Returns the key of a section (user_key or item_key), the raw column of the key, and the table."""
     table = plan.config.users if section == "users" else plan.config.items
     if table is None or plan.config.keys is None:
@@ -403,7 +401,7 @@ def _keyed_by(plan: Plan, section: Section) -> tuple[str, str, JoinedTable]:
 
 def keyed_attributes(
     spark: SparkSession,
-    plan: Plan,
+    plan: FeaturePlan,
     run_date: str,
     section: Section,
     of_log: Rows | None = None,

@@ -18,22 +18,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.types import SPLITS, History, Split, SplitConfig
-from etl.prepare.click_tables import click_tables, clicks_of_log, clicks_of_parts
-from etl.prepare.good_rows import good_rows_of
+from etl.prepare.click_tables import click_tables, clicks_of_log, clicks_of_parts, good_rows_of
 from etl.prepare.histories import as_history as as_history_table
 from etl.prepare.histories import lists_of_clicks, recent_clicks
 from etl.prepare.splits import Cuts, time_cuts
 from etl.raw.files import RawFiles
-from etl.spark.histories import as_history, last_clicks
-from etl.spark.last_clicks import clicks_before
-from etl.spark.log_frames import ordered_rows
+from etl.spark.histories import as_history, clicks_before, last_clicks
+from etl.spark.raw_frames import ordered_rows
 from etl.split.time_split import SPLIT, assign_split, last_ranks, no_good_row
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from storage.manifest import digest_of
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ class LatestHistories:
 
 def histories_of(
     workers: Workers,
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     splits: Mapping[Split, Sequence[RawFiles]],
     *,
     before: Split | None = None,
@@ -70,8 +68,8 @@ def histories_of(
 
 def latest_histories(
     workers: Workers,
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     splits: Mapping[Split, Sequence[RawFiles]],
     *,
     before: Split | None = None,
@@ -103,8 +101,8 @@ def latest_histories(
 
 def latest_histories_table(
     workers: Workers,
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     splits: Mapping[Split, Sequence[RawFiles]],
     *,
     before: Split | None = None,
@@ -127,7 +125,7 @@ def latest_histories_table(
     )
 
 
-def _known_splits(plan: Plan, before: Split | None) -> list[Split]:
+def _known_splits(plan: FeaturePlan, before: Split | None) -> list[Split]:
     """Returns the splits whose clicks are in the histories. Each is before those that are left out."""
     known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
     if plan.config.measure.against == "test_split" and "test" in known:
@@ -141,11 +139,13 @@ def _day_after(splits: Mapping[Split, Sequence[RawFiles]], known: Sequence[Split
     return (date.fromisoformat(last) + timedelta(days=1)).isoformat()
 
 
-def _digest(plan: Plan, known: Sequence[Split], digest_of_clicks: str) -> str:
+def _digest(plan: FeaturePlan, known: Sequence[Split], digest_of_clicks: str) -> str:
     return digest_of([plan.methods, known, digest_of_clicks])
 
 
-def _clicks_of_splits(workers: Workers, plan: Plan, raw: RawFiles, splits: int, history: History) -> pa.Table:
+def _clicks_of_splits(
+    workers: Workers, plan: FeaturePlan, raw: RawFiles, splits: int, history: History
+) -> pa.Table:
     """Returns the last clicks of each user (recent_clicks) in the first splits of a log that is one table.
 
     Args:

@@ -19,7 +19,7 @@ _ALIGNED = 64
 
 
 @dataclass(frozen=True)
-class Table:
+class HashTable:
     """A hash table of strings, in memory or mapped from a file that workers share."""
 
     slots: pa.Buffer
@@ -27,7 +27,7 @@ class Table:
     data: pa.Buffer
 
     @classmethod
-    def of(cls, values: pa.StringArray) -> Table:
+    def of(cls, values: pa.StringArray) -> HashTable:
         """Builds the hash table of an array of distinct strings without nulls."""
         offsets, data = string_addresses(values)
         handle = Handle(library().nightrank_lookup(len(values), offsets, data), "free_lookup")
@@ -57,7 +57,7 @@ class Lookup:
     builds a hash table in every call.
     """
 
-    def __init__(self, values: pa.StringArray, table: Table | None = None) -> None:
+    def __init__(self, values: pa.StringArray, table: HashTable | None = None) -> None:
         self._values = values
         if table is not None:
             self._table = table
@@ -75,8 +75,8 @@ class Lookup:
         return indices
 
     @cached_property
-    def _table(self) -> Table:
-        return Table.of(self._values)
+    def _table(self) -> HashTable:
+        return HashTable.of(self._values)
 
     def save(self, path: Path, ids: np.ndarray) -> None:
         """Writes the hash table, and the id of each of its values, to a file that `load` can read.
@@ -111,4 +111,4 @@ class Lookup:
             raise ValueError(f"{path} is not a file that Lookup.save of version {VERSION} wrote")
         slots, offsets, data, ids = parts
         values = pa.Array.from_buffers(pa.string(), ids.size // 4, [None, offsets, data], null_count=0)
-        return cls(values, Table(slots, offsets, data)), np.frombuffer(ids, np.int32)
+        return cls(values, HashTable(slots, offsets, data)), np.frombuffer(ids, np.int32)

@@ -11,11 +11,20 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from etl.native.library import is_built
+from etl.native.lookup import Lookup
+from storage import file_io
 from storage.manifest import digest_of
+from storage.parquet_files import errors_of_file, read_file
 
 Opened = TypeVar("Opened")
 
@@ -54,3 +63,132 @@ def open_mapped(
         return load(path)
     except OSError:  # the directory is full or does not exist
         return read()
+
+
+# Opens tables with statistics by key, which all Python workers of a machine map into memory.
+#
+# The file of a table has its key column as a hash table (etl/native/lookup.py); a second file has the
+# columns.
+
+_KEY = "key"
+Keyed = tuple[Lookup, pa.Table]
+
+
+@lru_cache(maxsize=32)
+def open_keyed(files: tuple[str, ...]) -> Keyed:
+    """Returns the `Lookup` of a table's column `key`, and the table, whose columns have one chunk.
+
+    Args:
+        files: the Parquet files of the table; at least one.
+
+    Raises:
+        DataError: a file does not exist, or is damaged.
+    """
+    return open_mapped(
+        "keyed", [*files], lambda path: _write_keyed(path, files), _load_keyed, lambda: _read_keyed(files)
+    )
+
+
+def _read_keyed(files: tuple[str, ...]) -> Keyed:
+    table = pa.concat_tables(read_file(path) for path in files).combine_chunks()
+    return Lookup(_keys(table)), table
+
+
+def _write_keyed(path: Path, files: tuple[str, ...]) -> Keyed | None:
+    lookup, table = _read_keyed(files)
+    if not len(table):
+        return lookup, table
+    columns = Path(f"{path}.columns")
+    with pa.OSFile(str(columns), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    lookup.save(path, np.zeros(len(table), np.int32))
+    # The hash table becomes visible last, under the name that `_load` gets.
+    columns.replace(_columns(path))
+    return None
+
+
+def _load_keyed(path: Path) -> Keyed:
+    lookup, _ = Lookup.load(path)
+    with pa.memory_map(str(_columns(path))) as source:
+        return lookup, pa.ipc.open_file(source).read_all()
+
+
+def _columns(path: Path) -> Path:
+    """Returns the path of the file with the columns, which is the same for every attempt to write it."""
+    return path.with_suffix(".columns")
+
+
+def _keys(table: pa.Table) -> pa.Array:
+    return table[_KEY].combine_chunks() if len(table) else pa.array([], pa.string())
+
+
+# Opens vocabularies, which all Python workers of a machine map into memory (etl/native/mapped_files.py).
+
+_REPAIR = "restore the file, or fit a new workflow (build_features with --set workflow.mode=fit)"
+Vocabulary = tuple[Lookup, np.ndarray]
+
+
+@lru_cache(maxsize=512)
+def open_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
+    """Returns the `Lookup` of a vocabulary's n values, and an (n,) int32 array with the ids of these values.
+
+    Args:
+        files: Parquet files of all vocabularies of a workflow.
+        name: name of the vocabulary.
+        oldest: a day, in days since 1970-01-01. Values that were last seen before this day are omitted.
+
+    Raises:
+        DataError: a file does not exist, or is damaged.
+        InfrastructureError: a file could not be read.
+    """
+    return open_mapped(
+        "vocabulary",
+        [*files, name, oldest],
+        lambda path: _write_vocabulary(path, files, name, oldest),
+        Lookup.load,
+        lambda: _read_vocabulary(files, name, oldest),
+    )
+
+
+def _write_vocabulary(path: Path, files: tuple[str, ...], name: str, oldest: int) -> Vocabulary | None:
+    lookup, ids = _read_vocabulary(files, name, oldest)
+    if not len(ids):
+        return lookup, ids
+    lookup.save(path, ids)
+    return None
+
+
+def _read_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
+    values, ids = [pa.array([], pa.string())], [np.zeros(0, np.int32)]
+    for path, groups in _row_groups(files).get(name, {}).items():
+        filesystem, inner = file_io.filesystem(path)
+        with errors_of_file(path, _REPAIR), filesystem.open_input_file(inner) as source:
+            entries = pq.ParquetFile(source).read_row_groups(groups, use_threads=False)
+        kept = pc.and_(pc.equal(entries["column"], name), pc.greater_equal(entries["last_seen"], oldest))
+        entries = entries.filter(kept)
+        values += entries["value"].chunks
+        ids.append(entries["id"].to_numpy().astype(np.int32))
+    return Lookup(pa.concat_arrays(values)), np.concatenate(ids)
+
+
+@lru_cache(maxsize=8)
+def _row_groups(files: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
+    """Returns, for each vocabulary and file, the indices of the row groups with entries of this vocabulary.
+
+    A row group has entries of few vocabularies, so each row group is read only a few times.
+    """
+    groups_of: dict[str, dict[str, list[int]]] = {}
+    for path in files:
+        filesystem, inner = file_io.filesystem(path)
+        with errors_of_file(path, _REPAIR), filesystem.open_input_file(inner) as source:
+            parquet = pq.ParquetFile(source)
+            for group in range(parquet.metadata.num_row_groups):
+                statistics = parquet.metadata.row_group(group).column(0).statistics
+                if statistics is not None and statistics.min == statistics.max:
+                    names = [statistics.min]
+                else:
+                    column = parquet.read_row_group(group, columns=["column"], use_threads=False)
+                    names = pc.unique(column["column"]).to_pylist()
+                for name in names:
+                    groups_of.setdefault(name, {}).setdefault(path, []).append(group)
+    return groups_of

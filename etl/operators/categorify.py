@@ -18,7 +18,7 @@ from etl.ops.base import LISTS, Fitted, Operator, Step, Type
 from etl.ops.parameters import Count, Values
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Need, Statistics
-from etl.raw.value_text import SEPARATOR, over_elements, text_array, text_column
+from etl.raw.text_values import SEPARATOR, over_elements, text_array, text_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS, OOV_ID
 
 if TYPE_CHECKING:

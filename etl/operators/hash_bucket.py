@@ -17,7 +17,7 @@ from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
 from etl.ops.xxhash64 import xxhash64
-from etl.raw.value_text import over_elements, text_array, text_column
+from etl.raw.text_values import over_elements, text_array, text_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from etl.ops.base import KEYS, Operator, RowWise, Step, Type
 from etl.ops.parameters import Buckets
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
-from etl.raw.value_text import joined_array, joined_column
+from etl.raw.text_values import joined_array, joined_column
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from conf.lazy_pyspark import F
 from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
-from etl.raw.value_text import literal_pattern, over_elements
+from etl.raw.text_values import literal_pattern, over_elements
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -11,6 +11,6 @@ def choose_engine(wanted: Literal["auto", "sql", "arrow"]) -> Engine:
     """Returns the engine `wanted`, or chooses an engine if `wanted` is `auto`.
 
     `auto` chooses `arrow`, which is faster, also than `sql` on a GPU (docs/decisions/operators.md#0075).
-    Tables of any size are mapped into memory (etl/native/mapped_tables.py), so their size does not matter.
+    Tables of any size are mapped into memory (etl/native/mapped_files.py), so their size does not matter.
     """
     return "arrow" if wanted == "auto" else wanted

@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.lazy_pyspark import F
 from etl.ops.base import KEYS, Fitted, Operator, Step, Type
 from etl.ops.tables import LocalTables, Tables
-from etl.raw.value_text import joined_array, joined_column, text_array
+from etl.raw.text_values import joined_array, joined_column, text_array
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -12,12 +12,11 @@ import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
 from etl.native.lookup import Lookup
-from etl.native.mapped_tables import open_keyed
-from etl.native.mapped_vocabulary import open_vocabulary
+from etl.native.mapped_files import open_keyed, open_vocabulary
 from storage import file_io
 from storage.manifest import data_files, read_manifest
 from storage.parquet_files import concat_parts, read_file
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish import rows_of
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ RARE = "rare"
 _ENTRIES = pa.schema([("column", pa.string()), ("id", pa.int32()), ("value", pa.string())])
 
 
-def workflow_table(lake: Lake, version: str, name: str) -> Partition:
+def workflow_table(lake: LakePaths, version: str, name: str) -> Partition:
     """Returns the partition in which one table of a workflow version is stored.
 
     `name` is `vocabulary`, `rare` (the values that are too rare for an id), or the name of a step's table.
@@ -137,7 +136,7 @@ class Tables:
 
 def open_tables(
     spark: SparkSession,
-    lake: Lake,
+    lake: LakePaths,
     version: str,
     names: Sequence[str],
     rows: Mapping[str, int],

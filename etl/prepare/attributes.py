@@ -1,6 +1,6 @@
 """Reads tables other than the log in this process, and joins them with rows of the log.
 
-`etl/spark/attribute_frames.py` reads the same tables as Spark frames, with the same rows and the same errors.
+`etl/spark/raw_frames.py` reads the same tables as Spark frames, with the same rows and the same errors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from conf.errors import DataError
 from conf.types import Config, RawTable
 from etl.raw.files import require_raw
-from etl.raw.number_text import integers
+from etl.raw.text_values import integers
 from etl.readers.whole_tables import ReadBlock, read_whole_table
 from storage.lineage import NOT_RECORDED, LineageRecorder
 
@@ -31,7 +31,7 @@ def read_attribute_table(
     """Reads a table other than the log, such as attributes of users or items, with one row per key.
 
     This function has many parameters, because its callers need many combinations of table, key, section and
-    id column. `etl.spark.attribute_frames.read_attributes` returns the same rows as a frame.
+    id column. `etl.spark.raw_frames.read_attributes` returns the same rows as a frame.
 
     Args:
         config: the configuration of the run.
@@ -48,7 +48,7 @@ def read_attribute_table(
         have a value twice, such as the integer of the texts `7` and `07`.
 
     Raises:
-        DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/key_rule.py, or a
+        DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/row_rules.py, or a
             key is null or occurs more than once. A join with duplicate keys would multiply rows.
         ConfigError: a column has a Parquet type that its declared type cannot hold.
     """

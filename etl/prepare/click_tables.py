@@ -1,34 +1,37 @@
 """The table `last_clicks` of a lake without Spark: publishes missing days, and reads the clicks before a day.
 
-The partitions equal those of etl/spark/last_clicks.py: the same rows in the same order, and manifests with
+The partitions equal those of etl/spark/histories.py: the same rows in the same order, and manifests with
 the same digest. So a lake may get partitions from both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.types import History
-from etl.prepare.good_rows import good_rows_of
 from etl.prepare.histories import ITEMS, TIMES, lists_of_clicks, merge_days, recent_clicks
-from etl.raw.click_days import click_days
+from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
-from etl.workflow.feature_plan import Plan
+from etl.raw.layout_digest import click_days
+from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, plain, read_split
+from etl.workflow.feature_plan import FeaturePlan
 from spark.workers import Workers
 from storage import file_io
-from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from storage.manifest import Manifest, combined_digest, data_files
 from storage.parquet_files import errors_of_file
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish import Rules, new_attempt, own_path, publish_files
 
 _STORED = {USER_KEY: pa.string(), ITEMS: pa.list_(pa.string()), TIMES: pa.list_(pa.int64())}
+
 # Clicks that a day's parts may have in memory before they are reduced to the last ones of each user.
 _MERGE_CLICKS = 2_000_000
 
@@ -87,9 +90,9 @@ class ClickTables:
             label, row_id and, if the log has them, event_time. Rows with label 0 may be missing.
     """
 
-    plan: Plan
+    plan: FeaturePlan
     history: History
-    lake: Lake
+    lake: LakePaths
     rows_of: Callable[[RawFiles], Iterator[pa.Table]]
 
     def before(self, day: str, users: pa.Array | None = None) -> pa.Table | None:
@@ -138,7 +141,7 @@ class ClickTables:
         )
 
 
-def click_tables(workers: Workers, plan: Plan, lake: Lake) -> ClickTables | None:
+def click_tables(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | None:
     """Returns what reads the clicks of earlier days, as etl.spark.prepared_rows.clicks_before does in Spark.
 
     Returns None if there are no histories, or if the log is one table.
@@ -148,7 +151,7 @@ def click_tables(workers: Workers, plan: Plan, lake: Lake) -> ClickTables | None
     return ClickTables(plan, plan.config.history, lake, partial(clicks_of_log, workers, plan))
 
 
-def clicks_of_log(workers: Workers, plan: Plan, raw: RawFiles) -> Iterator[pa.Table]:
+def clicks_of_log(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> Iterator[pa.Table]:
     """Yields the clicks among the good rows of a day's log, with the columns of `ClickTables.rows_of`."""
     times = [EVENT_TIME] if plan.config.log.event_time else []
     return good_rows_of(workers, plan, raw, [USER_KEY, ITEM_KEY, LABEL, ROW_ID, *times], only_clicks=True)
@@ -195,3 +198,85 @@ def _write(clicks: pa.Table, partition: Partition, row_group_rows: int) -> list[
             pq.write_table(rows, sink, compression="zstd", row_group_size=row_group_rows)
         written.append(name)
     return written
+
+
+# Reads the good rows of a day's raw log as Arrow tables, in tasks and without a JVM.
+
+_TASK, _LINES = "_task", "_lines"
+_TYPES = {
+    USER_KEY: pa.string(),
+    ITEM_KEY: pa.string(),
+    GROUP_KEY: pa.string(),
+    LABEL: pa.float32(),
+    EVENT_TIME: pa.int64(),
+    ROW_ID: pa.int64(),
+}
+
+
+def good_rows_of(
+    workers: Workers, plan: FeaturePlan, raw: RawFiles, columns: Sequence[str], *, only_clicks: bool = False
+) -> Iterator[pa.Table]:
+    """Yields the good rows of a day's log, in the order of the log, about one block of a file at a time.
+
+    Tasks of `workers` parse the file splits. The rows of erased users are left out.
+
+    Args:
+        workers: processes of this machine, because the rows come to this process.
+        plan, raw: the plan of the run, and the files of the day.
+        columns: names of the columns to return, any of user_key, item_key, group_key (string), label
+            (float32), event_time (int64, µs) and row_id (int64: the index of the row's line in the day).
+        only_clicks: whether to return only the rows with label 1.
+
+    Raises:
+        DataError, ConfigError: a file is damaged or lacks a column.
+        ValueError: the workers are those of Spark.
+    """
+    layout = layout_of_days(plan, [raw])
+    splits = tuple(layout.reader.splits())
+    schema = pa.schema(
+        [(_TASK, pa.int32()), (_LINES, pa.int64()), *((name, _TYPES[name]) for name in columns)]
+    )
+    times = (plan.config.log.event_time.column,) if plan.config.log.event_time else ()
+    task = partial(_rows_of, splits, layout, columns_to_parse(layout, times), schema, only_clicks)
+    rows = workers.run(len(splits), task, schema)
+    if not isinstance(rows, pa.Table):
+        raise ValueError("internal error, please report: Spark's workers do not return Arrow tables")
+    ends = rows.filter(pc.is_valid(rows.column(_LINES))).select([_TASK, _LINES])
+    lines = np.zeros(len(splits), np.int64)
+    lines[ends.column(_TASK).to_numpy()] = ends.column(_LINES).to_numpy()
+    first_row_id = np.cumsum(lines) - lines
+    for batch in rows.to_batches():
+        if not len(batch) or batch.column(_LINES)[0].is_valid:
+            continue
+        table = pa.Table.from_batches([batch])
+        if ROW_ID in columns:  # tasks do not know how many lines come before their split
+            first = pa.scalar(first_row_id[batch.column(_TASK)[0].as_py()], pa.int64())
+            position = table.column_names.index(ROW_ID)
+            table = table.set_column(position, ROW_ID, pc.add(table.column(ROW_ID), first))
+        yield table.select(list(columns))
+
+
+def _rows_of(
+    splits: tuple[FileSplit, ...],
+    layout: FileLayout,
+    parsed_columns: Sequence[str],
+    schema: pa.Schema,
+    only_clicks: bool,
+    index: int,
+) -> Iterator[pa.RecordBatch]:
+    """Runs one task: parses one file split. The last batch is one row with the number of lines."""
+    lines = 0
+    for parsed in read_split(splits[index], layout, parsed_columns):
+        values = {**parsed.columns, ROW_ID: pa.array(parsed.row_lines + lines, pa.int64())}
+        lines += parsed.lines
+        if only_clicks:
+            clicked = pc.equal(plain(parsed.columns[LABEL]), 1)
+            values = {name: values[name].filter(clicked) for name in schema.names if name in values}
+        count = len(values[ROW_ID]) if ROW_ID in values else len(next(iter(values.values())))
+        arrays = [pa.repeat(pa.scalar(index, pa.int32()), count), pa.nulls(count, pa.int64())]
+        arrays += [plain(values[name]).cast(_TYPES[name]) for name in schema.names[2:]]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    end = {_TASK: index, _LINES: lines}
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([end.get(field.name)], field.type) for field in schema], schema=schema
+    )

@@ -1,6 +1,6 @@
 """Adds the position at which the item of a row was shown to its user, without Spark.
 
-The results equal those of etl/spark/shown_positions.py, whose docstring has the rules. All rows of a user,
+The results equal those of etl/spark/frame_passes.py, whose docstring has the rules. All rows of a user,
 and all impressions of this user, are in the same task.
 """
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.ops.row_groups import groups_of, integers_of, with_column
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ POSITION = "position"
 _KEYS = (USER_KEY, ITEM_KEY)
 
 
-def impressions_table(workers: Workers, plan: Plan, raw: RawFiles) -> pa.Table | None:
+def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.Table | None:
     """Returns the valid impressions of the day of a click log: user_key, item_key, position and event_time.
 
     Logs a warning if too many impressions are invalid.
@@ -42,7 +42,7 @@ def impressions_table(workers: Workers, plan: Plan, raw: RawFiles) -> pa.Table |
         DataError: a file of the day's impressions cannot be read.
     """
     # These modules import pyspark, which tasks that only add positions do not need.
-    from etl.raw.impression_log import impressions_of
+    from etl.raw.files import impressions_of
     from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
 
     settings = plan.config.serving.row_positions

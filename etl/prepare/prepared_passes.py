@@ -13,43 +13,51 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from conf.dates import days_since_epoch
+from conf.errors import DataError
 from conf.lazy_pyspark import F
 from conf.load import config_digest
+from conf.names import days_since_epoch
 from conf.types import SPLITS, Split
-from etl.fit.fit_inputs import TrainingBlocks
-from etl.prepare.prepared_files import PreparedRows
-from etl.quality.column_summary import Summary
-from etl.quality.counts import LABEL_CELLS, Column
+from etl.fit.rounds import TrainingBlocks
+from etl.ops.row_groups import whole
+from etl.quality.column_summary import LABEL_CELLS, ColumnSummary, CountedColumn, Values
 from etl.quality.day_counts import DayCounts, check_day
-from etl.quality.new_values import Values
-from etl.quality.profile import Piece
+from etl.quality.report import SplitOfDay
 from etl.raw.file_splits import FileSplit
-from etl.raw.files import RawFiles, require_raw
-from etl.raw.impression_log import impression_inputs
-from etl.raw.misdated import bounds_of_day
+from etl.raw.files import RawFiles, find_raw, impression_inputs, require_raw
+from etl.raw.row_rules import bounds_of_day
+from etl.raw.table_copies import ALL_DAYS, copies_of
 from etl.split.time_split import DAY, no_good_row, no_row
-from etl.text.encoded_days import EncodeDay, EncodePart, encode_days, labelled_file
-from etl.text.file_layout import FileLayout
-from etl.text.publish_quarantine import publish_quarantine
-from etl.text.publish_value_counts import file_name
+from etl.text.encode_pass import TrainingSplit, training_blocks
+from etl.text.parse_block import FileLayout, ParsedBlock
+from etl.text.published_days import (
+    EncodeDay,
+    EncodePart,
+    ScannedDay,
+    encode_days,
+    file_name,
+    labelled_file,
+    publish_quarantine,
+)
 from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, release, scan_splits
-from etl.text.scanned_day import ScannedDay
-from etl.text.spilled_rows import Spill
-from etl.text.stored_rows import RowsFile
-from etl.text.training_rows import TrainingSplit, training_blocks
+from etl.text.stored_rows import RowsFile, Spill
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for, write_counts
 from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
-from etl.workflow.feature_plan import Plan
+from etl.workflow.copied_tables import copied_tables
+from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
-from storage.feature_spec import LABEL, ROW_ID
+from storage import file_io
+from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 from storage.manifest import (
     Manifest,
     current_manifest,
@@ -59,8 +67,10 @@ from storage.manifest import (
     read_manifest,
     require_manifest,
 )
-from storage.paths import Lake, Partition
-from storage.publish import Rules, new_attempt, publish_files, rows_of
+from storage.parquet_files import errors_of_file
+from storage.paths import LakePaths, Partition
+from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of
+from storage.remove import is_younger, remove, written_dates
 
 if TYPE_CHECKING:  # workers do not import pyspark
     from pyspark.sql import DataFrame
@@ -76,7 +86,7 @@ class PreparedPasses(ABC):
     """The passes over the days of one run of build_features."""
 
     def __init__(
-        self, workers: Workers, plan: Plan, lake: Lake, digest_before: Callable[[str], str] | None
+        self, workers: Workers, plan: FeaturePlan, lake: LakePaths, digest_before: Callable[[str], str] | None
     ) -> None:
         """Creates the passes.
 
@@ -140,8 +150,12 @@ class PreparedPasses(ABC):
         return Counts(files, day, manifest.facts["values"].get(label or "", none))
 
     def figures_of(
-        self, days: Sequence[Piece], train: Sequence[Piece], day: Piece, columns: Sequence[Column]
-    ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
+        self,
+        days: Sequence[SplitOfDay],
+        train: Sequence[SplitOfDay],
+        day: SplitOfDay,
+        columns: Sequence[CountedColumn],
+    ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
         """Returns summaries of `days`, and the comparison of `day` with the training days.
 
         See etl.value_counts.report_statistics.summarise_and_compare.
@@ -433,3 +447,125 @@ def _count_file(tasks: tuple[_CountTask, ...], counted: tuple[str, ...], index: 
     results = {name: counter.result() for name, counter in counters.items()}
     file, values_of = write_counts(task.counts_file, results, task.buckets)
     return json.dumps({"file": file, "values": values_of})
+
+
+# Writes and reads the files of the table `prepared`: rows of a day with everything that features read.
+#
+# A file has rows of one split, with row_id, keys, label, event_time and the raw columns that features read.
+# Texts and lists of texts have dictionaries in the files, and are read with them.
+
+# Rows of a row group: a task reads one at a time. A history may have 50 values in each row.
+ROW_GROUP_ROWS = 131_072
+_FIXED = (ROW_ID, USER_KEY, ITEM_KEY, GROUP_KEY, EVENT_TIME, LABEL, WEIGHT)
+_REPAIR = "delete the partition of the table `prepared`; build_features computes it again"
+
+
+def write_prepared(rows: pa.Table, path: str) -> str:
+    """Writes rows to a new file, and returns its path, which has other digits in each attempt."""
+    path = own_path(path)
+    files, inner = file_io.filesystem(path)
+    if file_io.is_local(path):
+        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
+    with files.open_output_stream(inner) as sink:
+        pq.write_table(
+            rows,
+            sink,
+            compression="zstd",
+            row_group_size=ROW_GROUP_ROWS,
+            use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
+            column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
+            write_statistics=False,
+            store_schema=False,  # the columns are texts for other readers
+        )
+    return path
+
+
+def _parquet_paths(schema: pa.Schema) -> list[str]:
+    return [f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name for field in schema]
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """The rows of prepared files: a source of rows for the passes (etl.text.parse_block)."""
+
+    def blocks(self, file_split: FileSplit, features: Sequence[str]) -> Iterator[ParsedBlock]:
+        """Yields the rows of a file, row group by row group. `row_lines` are the row_ids.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        files, inner = file_io.filesystem(file_split.path)
+        with errors_of_file(file_split.path, _REPAIR), files.open_input_file(inner) as source:
+            texts = _text_columns(pq.read_schema(source))
+            source.seek(0)
+            parquet = pq.ParquetFile(source, read_dictionary=texts)
+            names = [name for name in parquet.schema_arrow.names if name in (*_FIXED, *features)]
+            for group in range(parquet.num_row_groups):
+                yield _block(parquet.read_row_group(group, columns=names, use_threads=False))
+
+
+def _text_columns(schema: pa.Schema) -> list[str]:
+    """Returns the paths of the columns of texts, also in lists, in a Parquet file."""
+    paths = []
+    for field in schema:
+        kind = field.type.value_type if pa.types.is_list(field.type) else field.type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_string(kind):
+            paths.append(f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name)
+    return paths
+
+
+def _block(rows: pa.Table) -> ParsedBlock:
+    columns = {name: whole(rows.column(name)) for name in rows.column_names}
+    row_ids = np.asarray(columns.pop(ROW_ID))
+    return ParsedBlock(rows.nbytes, len(rows), row_ids, columns, {}, ())
+
+
+# Deletes prepared rows, and copies of tables of Spark's catalogue, that no run needs any more.
+
+
+def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
+    """Deletes the days of the table `prepared`, and of `typed` of older lakes, that no run needs any more.
+
+    A day is deleted if it is before `first_day`, the first day of the run (with the section `history`, the
+    first day whose clicks the run reads), and was published more than `output.grace_hours` ago. A day whose
+    raw log does not exist any more is deleted at once. A later run that needs a deleted day parses it again.
+
+    Copies of tables of Spark's catalogue are deleted by the same rule, and those of tables that the
+    configuration does not name any more.
+    """
+    grace_hours = plan.config.output.grace_hours
+    if not plan.is_divided and plan.config.history:
+        first = date.fromisoformat(first_day) - timedelta(days=plan.config.history.days or 0)
+        first_day = first.isoformat()
+    unrecorded = LakePaths(lake.root)  # the manifests that are read here are no inputs of the run
+    for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):
+        for dt in written_dates(table):
+            partition = table.partition(dt)
+            try:
+                if find_raw(plan.config, plan.config.log, dt) is None:
+                    log.info("%s rows of %s are deleted, because its raw log does not exist", kind, dt)
+                    remove(partition, 0)
+                elif dt < first_day and not is_younger(partition, grace_hours):
+                    log.info("%s rows of %s are deleted, because runs begin with %s", kind, dt, first_day)
+                    remove(partition, grace_hours)
+            except (OSError, DataError) as error:  # for example, another job deletes the same day
+                log.warning("%s rows of %s cannot be deleted, the next run tries again: %s", kind, dt, error)
+    _delete_copies(plan, unrecorded, first_day)
+
+
+def _delete_copies(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
+    """Deletes copied rows of days before `first_day`, and of tables that the configuration does not name."""
+    config, grace_hours = plan.config, plan.config.output.grace_hours
+    used = {copies_of(config, one.table).name for one in copied_tables(plan)}
+    for table in lake.tables_of_copies(config.name):
+        for dt in written_dates(table):
+            if table.name in used and (dt == ALL_DAYS or dt >= first_day):
+                continue
+            partition = table.partition(dt)
+            try:
+                if not is_younger(partition, grace_hours):
+                    log.info("the copied rows of %s in %s are deleted: no run needs them", dt, table.path)
+                    remove(partition, grace_hours)
+            except (OSError, DataError) as error:
+                log.warning("%s cannot be deleted, the next run tries again: %s", partition.path, error)

@@ -6,16 +6,17 @@ A figure has up to two limits: above `quality.<name>_warn` it causes a warning, 
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Literal
 
-from conf.counted import counted
 from conf.errors import DataError
-from conf.types import Quality, SplitConfig
-from etl.quality.report_rates import ColumnReport, Comparison
+from conf.messages import counted
+from conf.types import Quality, Split, SplitConfig
+from metrics.psi import above_noise
 
 Level = Literal["warn", "stop"]
 
@@ -55,7 +56,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Figure:
+class LimitedFigure:
     """A figure that has the limits `quality.<check>_warn` and `quality.<check>_stop`."""
 
     check: str
@@ -67,7 +68,7 @@ class Figure:
 def check_limits(
     quality: Quality,
     split: SplitConfig,
-    compared: Comparison,
+    compared: DayComparison,
     draws: bool = False,
     drawn_columns: Collection[str] = (),
 ) -> list[Finding]:
@@ -86,7 +87,7 @@ def check_limits(
     return above_limits(quality, figures)
 
 
-def above_limits(quality: Quality, figures: Iterable[Figure]) -> list[Finding]:
+def above_limits(quality: Quality, figures: Iterable[LimitedFigure]) -> list[Finding]:
     """Returns a finding for each figure above a limit; see `check_limits`."""
     findings = []
     for figure in figures:
@@ -102,7 +103,7 @@ def above_limits(quality: Quality, figures: Iterable[Figure]) -> list[Finding]:
     )
 
 
-def require_no_stop(compared: Comparison, findings: list[Finding], report: str) -> None:
+def require_no_stop(compared: DayComparison, findings: list[Finding], report: str) -> None:
     """Stops the job if a finding has the level "stop".
 
     Args:
@@ -141,7 +142,7 @@ def options_to_accept(stops: Iterable[Finding]) -> str:
 
 
 def unchecked(
-    split: SplitConfig, compared: Comparison, draws: bool, drawn_columns: Collection[str] = ()
+    split: SplitConfig, compared: DayComparison, draws: bool, drawn_columns: Collection[str] = ()
 ) -> list[str]:
     """Returns, as texts, the figures that have no limit for this log, each with the reason.
 
@@ -159,7 +160,7 @@ def unchecked(
     return texts
 
 
-def _why_no_click_rate(split: SplitConfig, compared: Comparison, draws: bool) -> str | None:
+def _why_no_click_rate(split: SplitConfig, compared: DayComparison, draws: bool) -> str | None:
     """Returns why click rates are not compared; None if they are compared."""
     if compared.only_clicks:
         return "every row is a click"
@@ -170,7 +171,7 @@ def _why_no_click_rate(split: SplitConfig, compared: Comparison, draws: bool) ->
     return None if compared.click_rates else "the day has no rows, or the train days have no clicks"
 
 
-def _row_figures(split: SplitConfig, compared: Comparison, draws: bool) -> Iterator[Figure]:
+def _row_figures(split: SplitConfig, compared: DayComparison, draws: bool) -> Iterator[LimitedFigure]:
     """Yields the figures about the number of rows and the click rate of the day.
 
     Numbers of rows are compared only if the log is split by days. Click rates are compared only if neither
@@ -180,38 +181,38 @@ def _row_figures(split: SplitConfig, compared: Comparison, draws: bool) -> Itera
     usual = median(piece.rows for piece in train)
     if split.by == "day" and usual:
         message = f"the day has {counted(today.rows, 'row')}, but the median train day has {usual:g}"
-        yield Figure("row_shortfall", None, 1 - today.rows / usual, message)
-        yield Figure("row_excess", None, today.rows / usual - 1, message)
+        yield LimitedFigure("row_shortfall", None, 1 - today.rows / usual, message)
+        yield LimitedFigure("row_excess", None, today.rows / usual - 1, message)
     rates = compared.click_rates
     if rates is not None and _why_no_click_rate(split, compared, draws) is None:
         message = f"{rates.today:.2%} of rows are clicks, but {rates.train:.2%} on the train days"
-        yield Figure("click_rate_change", None, rates.change, message)
+        yield LimitedFigure("click_rate_change", None, rates.change, message)
 
 
-def _all_column_figures(exempt: Collection[str], compared: Comparison) -> Iterator[Figure]:
+def _all_column_figures(exempt: Collection[str], compared: DayComparison) -> Iterator[LimitedFigure]:
     for column in compared.columns:
         if column.name not in exempt:
             yield from _column_figures(column)
 
 
-def _column_figures(column: ColumnReport) -> Iterator[Figure]:
+def _column_figures(column: ColumnReport) -> Iterator[LimitedFigure]:
     null_rate, train_null_rate = column.null_rate, column.train_null_rate
     if null_rate is not None and train_null_rate is not None:
         message = f"{column.name} is null in {null_rate:.2%} of rows, {train_null_rate:.2%} on the train days"
-        yield Figure("null_rate_change", column.name, abs(null_rate - train_null_rate), message)
+        yield LimitedFigure("null_rate_change", column.name, abs(null_rate - train_null_rate), message)
     if column.new_value_rate is not None:
         most = f", most often {_quoted(column.new_top[0][0])}" if column.new_top else ""
         message = (
             f"{column.new_value_rate:.2%} of the values of {column.name} do not occur on the train days{most}"
         )
-        yield Figure("new_value_rate", column.name, column.new_value_rate, message)
+        yield LimitedFigure("new_value_rate", column.name, column.new_value_rate, message)
     if column.psi_above_noise and column.moved is not None:
         label, train, day = column.moved
         message = (
             f"{column.name} drifted; the largest change is {_quoted(label)}, with {day:.2%} of rows, but "
             f"{train:.2%} on the train days"
         )
-        yield Figure("psi", column.name, column.psi_above_noise, message)
+        yield LimitedFigure("psi", column.name, column.psi_above_noise, message)
 
 
 def _quoted(value: str) -> str:
@@ -223,3 +224,283 @@ def _rounded_up(value: float) -> str:
     """Rounds a value up to two significant digits. With the result as limit, the value is accepted."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / step) * step:.6g}"
+
+
+# Types of the data report of a run date, and their conversion to and from the JSON that is published.
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class PieceRows:
+    """The number of valid rows of one day in one split, and the number of clicks among these rows."""
+
+    dt: str
+    split: Split
+    rows: int
+    clicks: int
+
+
+@dataclass(frozen=True)
+class ClickRates:
+    """The share of rows that are clicks, on the compared day and on the train days."""
+
+    today: float
+    train: float
+
+    @property
+    def change(self) -> float:
+        """Returns the absolute value of the relative change from the train days to the compared day."""
+        return abs(self.today / self.train - 1)
+
+
+@dataclass(frozen=True)
+class ColumnReport:
+    """Figures of one raw feature column on the compared day and on the train days.
+
+    A cell is the content of the column in one row. Attributes whose names begin with `train_` are about the
+    train days.
+
+    Attributes:
+        kind: `string` for columns of categorical features, `int` or `float` for columns of dense features.
+        nulls, cells: number of cells that are null, and number of cells that are not null.
+        distinct, train_distinct: number of different values; `train_distinct` is None for a numeric column.
+        new_cells: number of the day's cells whose value does not occur on any train day; None for a numeric
+            column.
+        psi, psi_noise: the population stability index (PSI) between the train days and the day, and the PSI
+            that chance alone may cause (metrics.psi). Both are None if the day or the train days have no row.
+        moved: the histogram bin that contributes most to the PSI, as (name of the bin, its share of the rows
+            on the train days, its share of the rows on the day). None if there is no PSI.
+        top: the most frequent values of the day, as (value, number of cells on the day, number of cells on
+            the train days). The last number is None if it was not computed.
+        new_top: the most frequent values that do not occur on any train day, as (value, number of cells on
+            the day).
+        low, high, mean: minimum, maximum and mean of the day's numbers; None for a text column.
+    """
+
+    name: str
+    kind: str
+    nulls: int
+    cells: int
+    train_nulls: int
+    train_cells: int
+    distinct: int
+    train_distinct: int | None
+    new_cells: int | None
+    psi: float | None
+    psi_noise: float | None
+    moved: tuple[str, float, float] | None
+    top: tuple[tuple[str | Number, int, int | None], ...]
+    new_top: tuple[tuple[str, int], ...]
+    low: Number | None
+    high: Number | None
+    mean: float | None
+
+    @property
+    def null_rate(self) -> float | None:
+        """Returns the share of null cells on the day."""
+        return share(self.nulls, self.nulls + self.cells)
+
+    @property
+    def train_null_rate(self) -> float | None:
+        """Returns the share of null cells on the train days."""
+        return share(self.train_nulls, self.train_nulls + self.train_cells)
+
+    @property
+    def new_value_rate(self) -> float | None:
+        """Returns the share of new cells among the day's cells that are not null.
+
+        A cell is new if its value does not occur on any train day.
+        """
+        return None if self.new_cells is None else share(self.new_cells, self.cells)
+
+    @property
+    def psi_above_noise(self) -> float | None:
+        """Returns the PSI, or 0 if chance alone may cause such a PSI; None if there is no PSI."""
+        return None if self.psi is None else above_noise(self.psi, self.psi_noise or 0.0)
+
+
+@dataclass(frozen=True)
+class DayComparison:
+    """The comparison of a day with the train days.
+
+    If one partition of the log is divided into splits, its test split is compared with its train split.
+
+    Attributes:
+        day: the compared day, an ISO date.
+        cut: True if one partition of the log is divided into splits.
+        pieces: the number of rows and the number of clicks of each day and split.
+        columns: the comparison of each raw feature column.
+    """
+
+    day: str
+    cut: bool
+    pieces: tuple[PieceRows, ...]
+    columns: tuple[ColumnReport, ...]
+
+    @property
+    def train(self) -> list[PieceRows]:
+        """Returns the number of rows and the number of clicks of each train day."""
+        return [piece for piece in self.pieces if piece.split == "train"]
+
+    @property
+    def today(self) -> PieceRows:
+        """Returns the number of rows and the number of clicks of the compared day."""
+        return next(piece for piece in self.pieces if piece.dt == self.day and piece.split == "test")
+
+    @property
+    def only_clicks(self) -> bool:
+        """Returns whether every row of the log is a click, because the log records only choices."""
+        return any(piece.rows for piece in self.pieces) and all(p.clicks == p.rows for p in self.pieces)
+
+    @property
+    def click_rates(self) -> ClickRates | None:
+        """Returns the click rates of the day and of the train days.
+
+        The result is None if the day has no row, if no train day has a click, or if all rows are clicks.
+        """
+        if self.only_clicks:
+            return None
+        today = share(self.today.clicks, self.today.rows)
+        train = share(sum(day.clicks for day in self.train), sum(day.rows for day in self.train))
+        return None if today is None or not train else ClickRates(today, train)
+
+    def to_facts(self) -> dict[str, Any]:
+        """Returns the comparison as JSON values.
+
+        Rates such as `null_rate` are included, so that other programs need not compute them.
+        """
+        rates = ("null_rate", "train_null_rate", "new_value_rate")
+        return {
+            "day": self.day,
+            "cut": self.cut,
+            "pieces": [asdict(piece) for piece in self.pieces],
+            "columns": [{**asdict(c), **{rate: getattr(c, rate) for rate in rates}} for c in self.columns],
+        }
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> DayComparison:
+        """Converts the result of `to_facts` back to a comparison."""
+        return cls(
+            facts["day"],
+            facts["cut"],
+            tuple(PieceRows(**piece) for piece in facts["pieces"]),
+            tuple(_column(column) for column in facts["columns"]),
+        )
+
+
+def share(part: int, whole: int) -> float | None:
+    """Returns part / whole; None if `whole` is 0."""
+    return part / whole if whole else None
+
+
+def _column(values: Mapping[str, Any]) -> ColumnReport:
+    known = {field.name: values[field.name] for field in fields(ColumnReport)}
+    return ColumnReport(
+        **{
+            **known,
+            "moved": None if known["moved"] is None else tuple(known["moved"]),
+            "top": _tuples(known["top"]),
+            "new_top": _tuples(known["new_top"]),
+        }
+    )
+
+
+def _tuples(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(values) for values in lists)
+
+
+# Numbers of users and items of the log without a row in their table of attributes, and their limits.
+
+log = logging.getLogger("nightrank.etl")
+Section = Literal["users", "items"]
+
+# The key of these facts in the manifests of the tables `users` and `items`.
+FACT = "of_log"
+
+
+@dataclass(frozen=True)
+class MissingRows:
+    """The users, or the items, of the log of a run, and those of them without a row in their table.
+
+    Attributes:
+        section: the section of the table: `users` or `items`.
+        in_log: number of distinct users or items of the log, on all days of the run.
+        without_row: number of those without a row in the table.
+    """
+
+    section: Section
+    in_log: int
+    without_row: int
+
+    @property
+    def check(self) -> str:
+        """Returns the name of the figure, such as `users_without_row`."""
+        return f"{self.section}_without_row"
+
+    @property
+    def share(self) -> float | None:
+        """Returns the share without a row; None if the log has no row."""
+        return share(self.without_row, self.in_log)
+
+    def to_facts(self) -> dict[str, Any]:
+        """Returns the numbers as facts of a manifest."""
+        return {FACT: asdict(self)}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> MissingRows | None:
+        """Reads the numbers from the facts of a manifest; None if it has none."""
+        return cls(**facts[FACT]) if FACT in facts else None
+
+
+def check_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
+    """Returns a finding for each share above a limit of the section `quality`."""
+    figures = [
+        LimitedFigure(
+            rows.check,
+            None,
+            rows.share,
+            f"{rows.without_row} of {rows.in_log} {rows.section} of the log have no row in the table "
+            f"`{rows.section}`",
+        )
+        for rows in missing
+        if rows.share is not None
+    ]
+    return above_limits(quality, figures)
+
+
+def require_rows(quality: Quality, missing: Sequence[MissingRows], paths: Mapping[str, str]) -> None:
+    """Stops the job if a share is above its limit `…_stop`.
+
+    Args:
+        quality: the limits.
+        missing: the numbers of users and of items.
+        paths: maps each section to the path of its table, for the error message.
+
+    Raises:
+        DataError: a share is above its limit `quality.<section>_without_row_stop`.
+    """
+    stops = [finding for finding in check_missing_rows(quality, missing) if finding.level == "stop"]
+    if not stops:
+        return
+    sections = [finding.check.removesuffix("_without_row") for finding in stops]
+    files = " and ".join(paths[section] for section in sections)
+    messages = "; ".join(
+        f"{stop.message}: {stop.check}={stop.value:.4g} is above quality.{stop.check}_stop={stop.limit:g}"
+        for stop in stops
+    )
+    raise DataError(
+        f"{files}: {messages}",
+        f"deliver the missing rows in {files} and run the job again; if the rows are missing on purpose, run "
+        f"the job with {options_to_accept(stops)}",
+    )
+
+
+def log_missing_rows(quality: Quality, missing: Sequence[MissingRows]) -> list[Finding]:
+    """Logs the shares above a limit, and returns their findings."""
+    findings = check_missing_rows(quality, missing)
+    for finding in findings:
+        log.warning(
+            "data quality, %s (%s=%.4g): %s", finding.level, finding.check, finding.value, finding.message
+        )
+    return findings

@@ -12,24 +12,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from operator import mul
-from typing import assert_never
+from typing import Literal, assert_never
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from etl.quality.counts import Kind
-from etl.quality.report_rates import Number
-from metrics.histogram import bin_keys
+from etl.quality.checks import Number
+from etl.workflow.feature_plan import FeaturePlan
+from metrics.psi import bin_keys
 
 TOP = 20
+
 # Every finite double is a multiple of 2**-1074, so sums in this unit are exact in any order.
 _UNIT = 2**1074
 
 
 @dataclass(frozen=True)
-class Summary:
+class ColumnSummary:
     """Figures of a column, computed from all or some of its different values.
 
     A cell is the content of the column in one row. If a summary includes a value, it includes all cells with
@@ -42,7 +43,7 @@ class Summary:
             equal numbers are sorted; texts by their UTF-8 bytes.
         low, high: minimum and maximum of a numeric column; None for a text column.
         total: sum over the cells of a numeric column, in units of 2**-1074; 0 for a text column.
-        bins: maps each bin key (metrics.histogram) to the number of cells in this bin; None for a text
+        bins: maps each bin key (metrics.psi) to the number of cells in this bin; None for a text
             column.
     """
 
@@ -60,11 +61,11 @@ class Summary:
         """Returns the mean of a numeric column; None for a text column, or if all cells are null."""
         return None if self.low is None else float(Fraction(self.total, self.cells * _UNIT))
 
-    def __add__(self, other: Summary) -> Summary:
+    def __add__(self, other: ColumnSummary) -> ColumnSummary:
         lows = [part.low for part in (self, other) if part.low is not None]
         highs = [part.high for part in (self, other) if part.high is not None]
         bins = Counter(self.bins or {}) + Counter(other.bins or {})
-        return Summary(
+        return ColumnSummary(
             nulls=self.nulls + other.nulls,
             cells=self.cells + other.cells,
             distinct=self.distinct + other.distinct,
@@ -80,7 +81,7 @@ class Summary:
         return json.dumps({**asdict(self), "bins": self.bins and list(self.bins.items())})
 
     @classmethod
-    def from_json(cls, text: str) -> Summary:
+    def from_json(cls, text: str) -> ColumnSummary:
         """Converts the result of `to_json` back to a summary."""
         values = json.loads(text)
         top = tuple((value, count) for value, count in values.pop("top"))
@@ -88,13 +89,13 @@ class Summary:
         return cls(**values, top=top, bins=None if bins is None else dict(bins))
 
 
-def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
+def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> ColumnSummary:
     """Returns the summary of n different values.
 
     Args:
         values: (n,) the values as strings. At most one value is null.
         counts: (n,) counts[i] is the number of cells with values[i].
-        kind: "string", "int" or "float" (etl.quality.counts.Column).
+        kind: "string", "int" or "float" (etl.quality.column_summary.CountedColumn).
     """
     nulls = 0
     if values.null_count:
@@ -102,11 +103,11 @@ def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> Summary:
         valid = values.is_valid()
         values, counts = values.filter(valid), counts.filter(valid)
     if not len(values):
-        return Summary(nulls=nulls)
-    return summarise_values(values, counts.to_numpy(), kind) + Summary(nulls=nulls)
+        return ColumnSummary(nulls=nulls)
+    return summarise_values(values, counts.to_numpy(), kind) + ColumnSummary(nulls=nulls)
 
 
-def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) -> Summary:
+def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) -> ColumnSummary:
     """Returns the summary of those of n different values that occur.
 
     Args:
@@ -116,11 +117,11 @@ def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) ->
     """
     distinct, cells = int(np.count_nonzero(counts)), int(counts.sum())
     if not distinct:
-        return Summary()
+        return ColumnSummary()
     if kind == "string":
         places = most_frequent(values, counts)
         top = tuple(zip(values.take(pa.array(places)).to_pylist(), counts[places].tolist(), strict=True))
-        return Summary(0, cells, distinct, top)
+        return ColumnSummary(0, cells, distinct, top)
     occurring = np.flatnonzero(counts)
     typed = _numbers(values.take(pa.array(occurring)), kind)
     places = most_frequent(typed, counts[occurring])
@@ -136,7 +137,7 @@ def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) ->
         total = _exact_sum(np.array(numbers), np.asarray(times, np.int64))
     else:
         assert_never(kind)
-    return Summary(0, cells, distinct, top, min(numbers), max(numbers), total, bins)
+    return ColumnSummary(0, cells, distinct, top, min(numbers), max(numbers), total, bins)
 
 
 def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -185,3 +186,124 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
         # Significands of subnormal numbers end with zeros, so shifting to the right loses no bit.
         total += units << shift if shift >= 0 else units >> -shift
     return total
+
+
+# Counts the values of all columns in one pass over the rows.
+
+Kind = Literal["string", "int", "float"]
+LABEL_CELLS = ""  # column name of the label in value counts; no raw column has this name
+
+
+@dataclass(frozen=True)
+class CountedColumn:
+    """A column of the raw log that a feature reads.
+
+    Attributes:
+        kind: "string" for categorical values, which are compared as text; "int" or "float" for numbers.
+    """
+
+    name: str
+    kind: Kind
+
+    @property
+    def numeric(self) -> bool:
+        """Returns whether the values are numbers."""
+        return self.kind != "string"
+
+
+def feature_columns(plan: FeaturePlan) -> list[CountedColumn]:
+    """Returns the raw columns that features read, in the order of the configured features.
+
+    If a dense feature reads a numeric column, its values are compared as numbers. The values of all other
+    columns are compared as text.
+    """
+    types = plan.columns
+    columns: dict[str, CountedColumn] = {}
+    for group in plan.config.features:
+        for name in group.columns:
+            kind = types[name]
+            if kind in ("int", "float", "string"):  # lists, which `prepare` may add, have no profile
+                columns.setdefault(name, CountedColumn(name, kind if group.kind == "dense" else "string"))
+    return list(columns.values())
+
+
+# Compares the values of a day with those of the train days: counts new values and frequent values.
+
+Count = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Values:
+    """The comparison of a column on a day with the same column on the train days, for all or some values.
+
+    A cell is the content of the column in one row. Nulls are not included. If a comparison includes a value,
+    it includes all cells with this value. So two comparisons can be added if no value is in both.
+
+    Attributes:
+        train_cells, day_cells: number of cells on the train days, and number of cells on the day.
+        train_distinct: number of different values on the train days.
+        new_cells: number of the day's cells whose value does not occur on any train day.
+        new_distinct: number of different values in these new cells.
+        top: the most frequent values on the train days, as triples (value, number of cells on the train days,
+            number of cells on the day). They are sorted by descending number of cells on the train days, then
+            by value.
+        new_top: the most frequent new values, as triples (value, 0, number of cells on the day). They are
+            sorted by descending number of cells, then by value.
+    """
+
+    train_cells: int = 0
+    day_cells: int = 0
+    train_distinct: int = 0
+    new_cells: int = 0
+    new_distinct: int = 0
+    top: tuple[Count, ...] = ()
+    new_top: tuple[Count, ...] = ()
+
+    def __add__(self, other: Values) -> Values:
+        return Values(
+            self.train_cells + other.train_cells,
+            self.day_cells + other.day_cells,
+            self.train_distinct + other.train_distinct,
+            self.new_cells + other.new_cells,
+            self.new_distinct + other.new_distinct,
+            tuple(sorted((*self.top, *other.top), key=lambda entry: (-entry[1], entry[0]))[:TOP]),
+            tuple(sorted((*self.new_top, *other.new_top), key=lambda entry: (-entry[2], entry[0]))[:TOP]),
+        )
+
+    def to_json(self) -> str:
+        """Returns the comparison as a JSON text."""
+        return json.dumps(self.__dict__)
+
+    @classmethod
+    def from_json(cls, text: str) -> Values:
+        """Converts the result of `to_json` back to a comparison."""
+        values = json.loads(text)
+        lists = {name: tuple((v, t, d) for v, t, d in values.pop(name)) for name in ("top", "new_top")}
+        return cls(**{**values, **lists})
+
+
+def compare_counts(values: pa.Array, train: NDArray[np.int64], day: NDArray[np.int64]) -> Values:
+    """Compares the values of a column on a day with those on the train days.
+
+    Args:
+        values: (n,) different values, without null.
+        train, day: (n,) the numbers of cells with each value on the train days and on the day. Both may be 0.
+    """
+    new = np.where(train > 0, 0, day)
+    return Values(
+        train_cells=int(train.sum()),
+        day_cells=int(day.sum()),
+        train_distinct=int(np.count_nonzero(train)),
+        new_cells=int(new.sum()),
+        new_distinct=int(np.count_nonzero(new)),
+        top=_top(values, train, train, day),
+        new_top=_top(values, new, train, day),
+    )
+
+
+def _top(
+    values: pa.Array, by: NDArray[np.int64], train: NDArray[np.int64], day: NDArray[np.int64]
+) -> tuple[Count, ...]:
+    places = most_frequent(values, by)
+    texts = values.take(pa.array(places)).to_pylist()
+    return tuple(zip(texts, train[places].tolist(), day[places].tolist(), strict=True))

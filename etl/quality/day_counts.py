@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.counted import counted
 from conf.errors import DataError
+from conf.messages import counted
 from conf.raw_types import EventTime, Log
 from etl.raw.files import RawFiles
-from etl.raw.misdated import Misdated, describe
 from etl.raw.rejected_lines import RejectedLine, description, remedy, values_of
-from etl.workflow.feature_plan import Plan
+from etl.raw.row_rules import Misdated, describe
+from etl.workflow.feature_plan import FeaturePlan
 from storage import file_io
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Partition
@@ -85,7 +85,7 @@ def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[Rejec
 
 
 def check_day(
-    plan: Plan, raw: RawFiles, counts: DayCounts, quarantine: Partition, *, warn: bool = True
+    plan: FeaturePlan, raw: RawFiles, counts: DayCounts, quarantine: Partition, *, warn: bool = True
 ) -> None:
     """Checks that not too many rows of a day are quarantined, or have times outside of the day.
 
@@ -126,7 +126,7 @@ def check_day(
     _check_times(plan, raw, counts, warn)
 
 
-def _check_times(plan: Plan, raw: RawFiles, counts: DayCounts, warn: bool) -> None:
+def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool) -> None:
     """Warns or raises DataError if too many used rows of a day have an event_time outside of the day."""
     event_time, misdated, quality = plan.config.log.event_time, counts.misdated, plan.config.quality
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:

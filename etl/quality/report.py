@@ -1,4 +1,4 @@
-"""Publishes the data report of a run date, which compares the last test day with the train days.
+"""Publishes the profile of a day, and the data report of a run date.
 
 The report also lists the figures that are above their limits.
 """
@@ -8,33 +8,37 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from conf.load import config_digest
 from conf.types import SPLITS, Split
-from etl.quality.checks import Finding, check_limits, require_no_stop
-from etl.quality.counts import feature_columns
-from etl.quality.new_values import Values
-from etl.quality.profile import (
-    ColumnProfile,
-    CountedDays,
-    Piece,
-    Profile,
-    compared_days,
-    profiles_of,
-    shortened,
+from etl.quality.checks import (
+    ColumnReport,
+    DayComparison,
+    Finding,
+    Number,
+    PieceRows,
+    check_limits,
+    require_no_stop,
 )
-from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
-from etl.raw.files import RawFiles
-from etl.workflow.feature_plan import Plan
+from etl.quality.column_summary import LABEL_CELLS, ColumnSummary, CountedColumn, Values, feature_columns
+from etl.raw.files import RawFiles, impression_inputs, require_raw
+from etl.workflow.feature_plan import FeaturePlan
 from metrics.psi import bin_names, bin_numbers, drift_of
-from storage.manifest import combined_digest, is_published, read_manifest
-from storage.paths import Lake
+from storage.manifest import (
+    Manifest,
+    combined_digest,
+    current_manifest,
+    digest_of,
+    is_published,
+    read_manifest,
+)
+from storage.paths import LakePaths, Partition
 from storage.publish import publish_facts
 
 log = logging.getLogger("nightrank.etl")
-
 _MAX_NEW_VALUES = 5
 
 
@@ -45,7 +49,7 @@ class DataReport:
     All findings have the level "warn", because `report_quality` raises an error for the level "stop".
     """
 
-    compared: Comparison
+    compared: DayComparison
     findings: tuple[Finding, ...]
 
     @property
@@ -55,8 +59,8 @@ class DataReport:
 
 
 def report_quality(
-    plan: Plan,
-    lake: Lake,
+    plan: FeaturePlan,
+    lake: LakePaths,
     run_date: str,
     splits: Mapping[Split, list[RawFiles]],
     counted: CountedDays,
@@ -77,7 +81,7 @@ def report_quality(
             published (see `storage.publish`).
     """
     cut = plan.is_divided
-    pieces = [Piece(raw, split, cut) for split in SPLITS for raw in splits[split]]
+    pieces = [SplitOfDay(raw, split, cut) for split in SPLITS for raw in splits[split]]
     ordered = sorted(pieces, key=lambda piece: (piece.raw.dt, SPLITS.index(piece.split)))
     profiles, new_values = profiles_of(plan, lake, ordered, counted)
     partition = lake.quality(plan.config.name).partition(run_date)
@@ -86,7 +90,7 @@ def report_quality(
     }
     known = read_manifest(partition) if is_published(partition) else None
     if known is not None and dict(known.inputs) == inputs:
-        compared = Comparison.from_facts(known.facts)
+        compared = DayComparison.from_facts(known.facts)
     else:
         compared = _compare(plan, profiles, counted, new_values)
     draws, drawn_columns = plan.config.negatives is not None, plan.config.drawn_columns
@@ -103,11 +107,11 @@ def report_quality(
 
 
 def _compare(
-    plan: Plan,
-    profiles: list[Profile],
+    plan: FeaturePlan,
+    profiles: list[DayProfile],
     counted: CountedDays,
     values: Mapping[str, Values] | None,
-) -> Comparison:
+) -> DayComparison:
     """Compares the last test day with the train days.
 
     `values` is the comparison of the text columns if it has been made with the profiles.
@@ -122,7 +126,7 @@ def _compare(
         for name, column in today.columns.items()
     )
     pieces = (PieceRows(p.piece.raw.dt, p.piece.split, p.rows, p.clicks) for p in profiles)
-    return Comparison(today.piece.raw.dt, today.piece.cut, tuple(pieces), tuple(columns))
+    return DayComparison(today.piece.raw.dt, today.piece.cut, tuple(pieces), tuple(columns))
 
 
 def _column_report(name: str, day: ColumnProfile, train: list[ColumnProfile], values: Values) -> ColumnReport:
@@ -162,3 +166,239 @@ def _column_report(name: str, day: ColumnProfile, train: list[ColumnProfile], va
         high=day.high,
         mean=day.mean,
     )
+
+
+# Publishes the profile of a day: exact figures of the rows and of each raw feature column.
+#
+# Usually all rows of a day are in one split. If instead one partition of the log is divided into splits, each
+# of these splits has its own profile.
+
+# Part of the inputs of every profile. Raise it when the meaning of a figure changes.
+FORMAT = 1
+_MAX_CHARACTERS = 200
+
+
+class CountedDays(Protocol):
+    """Figures of days whose values were counted while the text of their log was read."""
+
+    def figures_of(
+        self,
+        days: Sequence[SplitOfDay],
+        train: Sequence[SplitOfDay],
+        day: SplitOfDay,
+        columns: Sequence[CountedColumn],
+    ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
+        """Returns summaries of days, and the comparison of one day with the train days.
+
+        There is one dictionary for each of `days`, which maps each column and the label to its summary. The
+        comparisons of the categorical columns are by column name.
+        """
+
+    def table_inputs(self, raw: RawFiles) -> dict[str, str]:
+        """Returns the digests of the tables of users and items with which the rows of a day were joined."""
+
+
+@dataclass(frozen=True)
+class SplitOfDay:
+    """The rows of a day that are in one split.
+
+    Attributes:
+        raw: the raw files of the day.
+        cut: True if other rows of the day are in other splits.
+    """
+
+    raw: RawFiles
+    split: Split
+    cut: bool
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """The exact figures of one raw feature column.
+
+    Attributes:
+        nulls, cells: number of cells that are null, and number of cells that are not null.
+        distinct: number of different values.
+        top: the most frequent values, as pairs (value, number of cells). Long texts are shortened to 200
+            characters.
+        low, high, mean: minimum, maximum and mean of a numeric column; None for a text column.
+        bins: a pair (bin key, number of cells) for each histogram bin (metrics.psi); empty for a text
+            column.
+    """
+
+    kind: str
+    nulls: int
+    cells: int
+    distinct: int
+    top: tuple[tuple[str | Number, int], ...]
+    low: Number | None
+    high: Number | None
+    mean: float | None
+    bins: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class DayProfile:
+    """The published profile of a piece, which consists of the rows of a day that are in one split.
+
+    Attributes:
+        partition: the published partition.
+        manifest: the manifest of this partition.
+        rows, clicks: number of rows, and number of rows with a click.
+        columns: maps the name of each raw feature column to its profile.
+    """
+
+    piece: SplitOfDay
+    partition: Partition
+    manifest: Manifest
+    rows: int
+    clicks: int
+    columns: Mapping[str, ColumnProfile]
+
+
+def profiles_of(
+    plan: FeaturePlan,
+    lake: LakePaths,
+    pieces: Sequence[SplitOfDay],
+    counted: CountedDays,
+) -> tuple[list[DayProfile], dict[str, Values] | None]:
+    """Publishes a profile of each piece of the log below `profiles/<config name>`. Returns them in order.
+
+    A piece is the set of rows of a day that are in one split. Its profile is a partition. The facts of the
+    partition's manifest contain the figures. If the inputs of a published profile have not changed, the
+    profile is read. All other profiles are computed from the value counts of their days.
+
+    Args:
+        pieces: the pieces; one profile is published for each of them.
+        counted: the value counts of the days.
+
+    Returns:
+        The profiles, and the comparison of the last test day with the train days (CountedDays.figures_of).
+        The comparison is None if no profile was missing.
+    """
+    columns = feature_columns(plan)
+    targets = [
+        _Target(piece, _partition(plan, lake, piece), _inputs(plan, piece, columns, counted))
+        for piece in pieces
+    ]
+    manifests = {target.partition: current_manifest(target.partition, target.inputs) for target in targets}
+    missing = [target for target in targets if manifests[target.partition] is None]
+    compared = None
+    if missing:
+        train, day = compared_days(pieces)
+        pieces_of_missing = [target.piece for target in missing]
+        summaries_of_days, compared = counted.figures_of(pieces_of_missing, train, day, columns)
+        manifests |= _publish_counted(missing, columns, summaries_of_days)
+    profiles = [
+        _from_manifest(target.piece, target.partition, manifest)
+        for target in targets
+        if (manifest := manifests[target.partition]) is not None
+    ]
+    return profiles, compared
+
+
+def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:
+    """Returns the pieces of the train days, and that of the last test day, which is compared with them."""
+    train = [piece for piece in pieces if piece.split == "train"]
+    return train, [piece for piece in pieces if piece.split == "test"][-1]
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A piece, the partition of its profile, and the digests of all inputs of the profile."""
+
+    piece: SplitOfDay
+    partition: Partition
+    inputs: Mapping[str, str]
+
+
+def _partition(plan: FeaturePlan, lake: LakePaths, piece: SplitOfDay) -> Partition:
+    return lake.profiles(plan.config.name, piece.split if piece.cut else None).partition(piece.raw.dt)
+
+
+def _inputs(
+    plan: FeaturePlan, piece: SplitOfDay, columns: Sequence[CountedColumn], counted: CountedDays
+) -> dict[str, str]:
+    """Returns, by name, the digest of each input of a profile."""
+    kinds = [[column.name, column.kind] for column in columns]
+    split = config_digest(plan.config, "split") if piece.cut else ""
+    inputs = {
+        "raw": piece.raw.digest,
+        "layout": plan.layout,
+        "profile": digest_of([FORMAT, kinds, config_digest(plan.config, "negatives"), split, True]),
+        **impression_inputs(plan.config, piece.raw),
+        **plan.methods,
+    }
+    if counted is not None:
+        return inputs | counted.table_inputs(piece.raw)
+    for section, table in (("users", plan.config.users), ("items", plan.config.items)):
+        if table:
+            inputs[section] = require_raw(
+                plan.config, table, piece.raw.dt, f"{section}.path", piece.raw.recorder
+            ).digest
+    return inputs
+
+
+def _publish_counted(
+    missing: Sequence[_Target],
+    columns: Sequence[CountedColumn],
+    summaries_of_days: Sequence[Mapping[str, ColumnSummary]],
+) -> dict[Partition, Manifest]:
+    """Publishes profiles of days from the summaries of their columns."""
+    kinds = {column.name: column.kind for column in columns}
+    return {
+        target.partition: publish_facts(
+            target.partition, inputs=target.inputs, facts=_profile_facts(kinds, summaries)
+        )
+        for target, summaries in zip(missing, summaries_of_days, strict=True)
+    }
+
+
+def _profile_facts(kinds: Mapping[str, str], summaries: Mapping[str, ColumnSummary]) -> dict[str, Any]:
+    label = summaries[LABEL_CELLS]
+    return {
+        "rows": label.cells,
+        "clicks": dict(label.top).get(1.0, 0),
+        "columns": {name: _facts(kinds[name], summaries[name]) for name in kinds},
+    }
+
+
+def _facts(kind: str, summary: ColumnSummary) -> dict[str, Any]:
+    return vars(
+        ColumnProfile(
+            kind=kind,
+            nulls=summary.nulls,
+            cells=summary.cells,
+            distinct=summary.distinct,
+            top=tuple((shortened(value), count) for value, count in summary.top),
+            low=summary.low,
+            high=summary.high,
+            mean=summary.mean,
+            bins=tuple(sorted((summary.bins or {}).items())),
+        )
+    )
+
+
+def shortened(value: str | Number) -> str | Number:
+    """Shortens a long text for the facts of a manifest. Numbers and short texts are returned unchanged.
+
+    A raw log may contain texts of any length.
+    """
+    if not isinstance(value, str) or len(value) <= _MAX_CHARACTERS:
+        return value
+    return value[:_MAX_CHARACTERS] + "…"
+
+
+def _from_manifest(piece: SplitOfDay, partition: Partition, manifest: Manifest) -> DayProfile:
+    facts = manifest.facts
+    columns = {
+        name: ColumnProfile(
+            **{
+                **values,
+                "top": tuple((value, count) for value, count in values["top"]),
+                "bins": tuple((key, count) for key, count in values["bins"]),
+            }
+        )
+        for name, values in facts["columns"].items()
+    }
+    return DayProfile(piece, partition, manifest, facts["rows"], facts["clicks"], columns)

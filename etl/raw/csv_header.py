@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from conf.errors import DataError
 from conf.raw_types import SEPARATORS
 from conf.types import RawTable
-from etl.raw import quotes
-from etl.raw.compressed import first_bytes
+from etl.raw import text_values
+from etl.raw.file_splits import NOT_COMPRESSED, compression
+from storage import file_io
 
 _LONGEST_HEADER_BYTES = 1 << 20
 _SHOWN = 200  # maximum number of bytes of an invalid header in an error message
@@ -65,7 +68,7 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
                 f"{path} has the header {header!r}, but {paths[0]} has the header {first!r}",
                 "deliver files with the same header",
             )
-    fields = quotes.split_line(first, table.field_separator)
+    fields = text_values.split_line(first, table.field_separator)
     if fields is None:
         raise DataError(
             f"{paths[0]}: the header has an unmatched quote: {first[:_SHOWN]!r}",
@@ -93,7 +96,7 @@ def _separator_remedy(header: str, table: RawTable) -> str | None:
 
 def _fit(header: str, separator: str, table: RawTable) -> tuple[int, int]:
     """Returns how many of the table's columns a header has with a separator, and its number of fields."""
-    names = quotes.split_line(header, separator) or []
+    names = text_values.split_line(header, separator) or []
     return sum(column.source_name in names for column in table.columns), len(names)
 
 
@@ -117,3 +120,27 @@ def _first_line(path: str) -> str:
         raise DataError(
             f"{path}: the header is not UTF-8: {first[:_SHOWN]!r}", "deliver the file as UTF-8 text"
         ) from error
+
+
+# Reads compressed raw text that Spark cannot read, and finds damaged files.
+
+
+def first_bytes(path: str, length: int) -> bytes:
+    """Returns the first `length` bytes of a raw file after decompression.
+
+    Raises:
+        DataError: the file cannot be decompressed.
+    """
+    files, inner = file_io.filesystem(path)
+    codec = compression(path)
+    with files.open_input_stream(inner, compression=None) as raw:
+        if codec is None:
+            return bytes(raw.read(length))
+        try:
+            return bytes(pa.CompressedInputStream(raw, codec).read(length))
+        except OSError as error:
+            raise _damaged(path, error) from error
+
+
+def _damaged(path: str, error: OSError) -> DataError:
+    return DataError(f"{path} cannot be decompressed: {error}", NOT_COMPRESSED)

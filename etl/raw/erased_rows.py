@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from conf.lazy_pyspark import F
 from conf.types import Config, RawTable
 from storage.erased_users import ErasedUsers, read_erased
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 if TYPE_CHECKING:  # workers do not import pyspark
     from pyspark.sql import Column
@@ -34,7 +34,7 @@ def erased_of_day(config: Config, dt: str) -> ErasedUsers | None:
     """Returns the users whose rows of a day's log are left out; None if there are none."""
     if config.keys is None:
         return None
-    erased = read_erased(Lake(config.lake))
+    erased = read_erased(LakePaths(config.lake))
     return erased.of_day(dt if config.split.by == "day" else None) if erased else None
 
 
@@ -43,7 +43,7 @@ def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | N
 
     A table that is not stored by day may still have users who were erased on an earlier day.
     """
-    erased = read_erased(Lake(config.lake))
+    erased = read_erased(LakePaths(config.lake))
     return erased.of_day(dt if "{date}" in table.path else None) if erased else None
 
 

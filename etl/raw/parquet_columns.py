@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 from conf.errors import ConfigError, DataError
 from conf.raw_types import Column as RawColumn
 from conf.raw_types import EventTime, RawTable
-from etl.raw.parquet_footers import parquet_metadata
-from etl.raw.value_text import WHOLE_RULE
+from etl.raw.text_values import WHOLE_RULE
 from storage import file_io
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
@@ -25,6 +24,7 @@ _SMALLEST_BYTES = 12  # magic, length of the footer, magic
 _UNREADABLE_CODECS = ("LZO",)  # Arrow has no decoder for them
 _MOST_DIGITS = 38  # of a decimal
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+
 # The names of the types of columns without a logical type, and of integers.
 _PLAIN = {
     "BOOLEAN": "boolean",
@@ -267,3 +267,33 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
         f"{path}, row {row}: the value {shown[:_SHOWN]} of the column {column.source_name!r} {what}{more}",
         remedy,
     )
+
+
+# Reads the footers of Parquet files, also of writers whose Arrow types this version of Arrow does not have.
+#
+# Writers of Arrow store the Arrow schema in the footer, beside the schema of Parquet. Newer ones, such as
+# delta-rs, store types in it that pyarrow 14 refuses, such as string views. The types of Parquet say enough
+# to read such a file.
+
+_FOOTER_MAGIC = b"PAR1"
+_END_BYTES = 8  # length of the footer, magic
+_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # of one length
+
+
+def parquet_metadata(source: pa.NativeFile) -> pq.FileMetaData:
+    """Returns the footer of an open Parquet file. Without the Arrow schema, if Arrow cannot read it.
+
+    Raises:
+        pa.ArrowException, OSError: the footer is damaged.
+    """
+    try:
+        return pq.read_metadata(source)
+    except pa.ArrowInvalid:
+        size = source.size()
+        end = source.read_at(_END_BYTES, size - _END_BYTES)
+        length = int.from_bytes(end[:4], "little")
+        footer = source.read_at(length, max(0, size - _END_BYTES - length))
+        if _ARROW_SCHEMA not in footer:
+            raise
+        changed = _FOOTER_MAGIC + footer.replace(_ARROW_SCHEMA, _UNUSED) + end
+        return pq.read_metadata(pa.BufferReader(changed))

@@ -13,9 +13,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from conf.raw_types import DECLARE_TIME, SEPARATORS, TIME_TYPES, Column, Log, RawTable, format_settings
-from conf.time_types import ISO, only_date
-from etl.raw import key_rule, quotes
+from conf.raw_types import (
+    DECLARE_TIME,
+    ISO,
+    SEPARATORS,
+    TIME_TYPES,
+    Column,
+    Log,
+    RawTable,
+    format_settings,
+    only_date,
+)
+from etl.raw import row_rules, text_values
 from etl.raw.csv_header import common_header
 
 _SHOWN = 100  # maximum number of characters of a value or line in a message
@@ -27,10 +36,10 @@ _IS_NOT = {
     "decimal": "is not a decimal of at most 38 digits within the range of float32",
     "list": "has an element that is not an integer of 64 bits",
     "json": "is an object, or an array in a column without a list type",
-    "key": f"is not an id: {key_rule.RULE}",
+    "key": f"is not an id: {row_rules.RULE}",
 }
 _ABOUT_LINES = {
-    quotes.REASON: (
+    text_values.REASON: (
         "breaks the rule for double quotes",
         "write a double quote inside a field twice, enclose the field in quotes, and remove line breaks from "
         "fields",
@@ -297,7 +306,7 @@ def _header(table: RawTable, path: str) -> list[str] | None:
 
 def _fields(table: RawTable, line: str) -> list[str]:
     if table.format == "csv":
-        return quotes.split_line(line, table.field_separator) or []
+        return text_values.split_line(line, table.field_separator) or []
     return line.split(table.field_separator)
 
 

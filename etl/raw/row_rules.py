@@ -9,19 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from conf.raw_types import OTHER_EVENT, ColumnType, EventTime, Label, RawTable
-from conf.time_types import UTC
-from conf.types import Keys
-from etl.raw import key_rule
-from etl.raw.number_text import numbers
+from conf.names import days_since_epoch
+from conf.raw_types import OTHER_EVENT, UTC, ColumnType, EventTime, Label, RawTable
+from conf.types import Config, Keys
+from etl.raw.text_values import numbers, text_array
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, starts_of_days
-from etl.raw.value_text import text_array
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
+
+# Checks ids of users, items and groups against one rule, with Spark expressions and in Arrow arrays.
+#
+# A single id that violates the rule could stop the delivery of all recommendation lists: PostgreSQL cannot
+# store NUL characters, or index entries of more than 2,704 bytes.
+
+MAX_KEY_BYTES = 256  # of UTF-8
+RULE = (
+    "an id must not contain a control character (U+0000 to U+001F, U+007F to U+009F) "
+    f"or have more than {MAX_KEY_BYTES} bytes of UTF-8"
+)
+_CONTROL = r"[\x00-\x1f\x7f-\x{9f}]"
+
+
+def reason(column: str) -> str:
+    """Returns the reason for rejecting a row if its id in the column `column` violates `RULE`."""
+    return f"key:{column}"
+
+
+def are_bad_keys(texts: pa.StringArray) -> pa.BooleanArray:
+    """Returns an array of n booleans that are true for ids that violate `RULE`, and null for null."""
+    return pc.or_(
+        pc.match_substring_regex(texts, _CONTROL), pc.greater(pc.binary_length(texts), MAX_KEY_BYTES)
+    )
+
 
 # Length of the units of `log.event_time.unit`.
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
@@ -29,7 +54,7 @@ _LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Check:
+class RowCheck:
     """A condition that rejects a row.
 
     Attributes:
@@ -55,7 +80,7 @@ class RowRule:
 
     output: str
     column: str
-    checks: tuple[Check, ...]
+    checks: tuple[RowCheck, ...]
     compute: Callable[[pa.Array], pa.Array]
 
 
@@ -84,9 +109,9 @@ def row_rules(
     return (*rules, time_rule(event_time, kind, zone))
 
 
-def bad_key(column: str) -> Check:
+def bad_key(column: str) -> RowCheck:
     """Returns the check of ids that have the type `string`. Ids that are numbers always obey the rule."""
-    return Check(key_rule.reason(column), key_rule.are_bad_keys)
+    return RowCheck(reason(column), are_bad_keys)
 
 
 def _label_rules(label: Label, is_text: bool) -> list[RowRule]:
@@ -101,10 +126,10 @@ def _label_of_event(label: Label, is_text: bool) -> RowRule:
     """Returns the rule of a label that is computed from the event of a row: whether it is in `positive`."""
     clicks = _events(label.positive or (), is_text)
     named = _events(label.event_weights, is_text)
-    checks = [Check(f"label:{label.column}", lambda values: values.is_null())]
+    checks = [RowCheck(f"label:{label.column}", lambda values: values.is_null())]
     if label.weights is not None:
         checks.append(
-            Check(
+            RowCheck(
                 OTHER_EVENT if label.other_events == "drop" else f"event:{label.column}",
                 lambda values: pc.and_(
                     values.is_valid(), pc.invert(pc.is_in(values, pa.array(named, values.type)))
@@ -147,7 +172,7 @@ def _label(label: Label, is_text: bool) -> RowRule:
             LABEL,
             label.column,
             (
-                Check(
+                RowCheck(
                     f"label:{label.column}",
                     # Not is_in, for which -0.0 is not 0.0.
                     lambda values: pc.invert(pc.fill_null(_is_zero_or_one(array(values)), False)),
@@ -159,7 +184,7 @@ def _label(label: Label, is_text: bool) -> RowRule:
         LABEL,
         label.column,
         (
-            Check(
+            RowCheck(
                 f"label:{label.column}",
                 lambda values: array(values).is_null(),
             ),
@@ -173,8 +198,8 @@ def _is_zero_or_one(values: pa.Array) -> pa.Array:
 
 
 def _key(output: str, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of an id (an integer or a text): its text, which must obey etl/raw/key_rule.py."""
-    missing = Check(f"missing_key:{column}", lambda values: values.is_null())
+    """Returns the rule of an id (an integer or a text): its text, which must obey etl/raw/row_rules.py."""
+    missing = RowCheck(f"missing_key:{column}", lambda values: values.is_null())
     checks = (missing, bad_key(column)) if is_text else (missing,)
     return RowRule(output, column, checks, text_array)
 
@@ -210,8 +235,8 @@ def time_rule(event_time: EventTime, kind: ColumnType = "int", time_zone: str = 
         EVENT_TIME,
         column,
         (
-            Check(f"missing_time:{column}", lambda values: values.is_null()),
-            Check(
+            RowCheck(f"missing_time:{column}", lambda values: values.is_null()),
+            RowCheck(
                 f"time_range:{column}",
                 beyond,
             ),
@@ -235,8 +260,8 @@ def _date_rule(column: str, time_zone: str) -> RowRule:
         EVENT_TIME,
         column,
         (
-            Check(f"missing_time:{column}", lambda values: values.is_null()),
-            Check(f"time_range:{column}", beyond),
+            RowCheck(f"missing_time:{column}", lambda values: values.is_null()),
+            RowCheck(f"time_range:{column}", beyond),
         ),
         microseconds,
     )
@@ -248,3 +273,85 @@ def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:
         return values
     quotients = pc.divide(values, pa.scalar(divisor, pa.int64()))
     return pc.subtract(quotients, pc.less(values, pc.multiply(quotients, divisor)).cast(pa.int64()))
+
+
+# Counts the rows of a day's log whose event_time is outside of this day, in `log.time_zone` (default: UTC).
+#
+# A log may have some such rows: late events, or days of another time zone. If nearly all rows have such
+# times, the unit of the time is wrong, or the file of another day was delivered.
+
+# The fact of a quarantine manifest. Manifests of earlier releases lack it.
+MISDATED = "misdated"
+
+
+@dataclass(frozen=True)
+class Misdated:
+    """The rows of a day whose event_time is outside of the day.
+
+    Attributes:
+        rows: number of these rows.
+        earliest, latest: the smallest and the largest event_time of these rows, in µs since 1970-01-01 UTC;
+            None without such rows.
+    """
+
+    rows: int = 0
+    earliest: int | None = None
+    latest: int | None = None
+
+    def __add__(self, other: Misdated) -> Misdated:
+        """Returns the counts of the rows of both."""
+        earliest = [time for time in (self.earliest, other.earliest) if time is not None]
+        latest = [time for time in (self.latest, other.latest) if time is not None]
+        return Misdated(self.rows + other.rows, min(earliest, default=None), max(latest, default=None))
+
+    def to_facts(self) -> dict[str, Any]:
+        """Returns the counts as JSON values."""
+        return {"rows": self.rows, "earliest": self.earliest, "latest": self.latest}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Misdated | None:
+        """Returns the counts in the facts of a quarantine manifest; None if they were not counted."""
+        counted = facts.get(MISDATED)
+        return None if counted is None else cls(**counted)
+
+
+NO_ROWS = Misdated()
+
+
+def bounds_of_day(config: Config, dt: str) -> tuple[int, int] | None:
+    """Returns the first µs of a day in `log.time_zone`, and the first µs after the day, since 1970-01-01 UTC.
+
+    A day on which clocks change has 23 or 25 hours. Returns None if the log is not stored by day, or has no
+    event_time: then no time can be on a wrong day.
+    """
+    if not config.log.by_day or config.log.event_time is None:
+        return None
+    day = days_since_epoch(dt)
+    first, end = starts_of_days(np.array([day, day + 1]), config.log.time_zone).tolist()
+    return first, end
+
+
+def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdated:
+    """Counts the times outside of a day.
+
+    Args:
+        times: (n,) µs since 1970-01-01 UTC.
+        bounds: the result of `bounds_of_day`.
+    """
+    outside = times[(times < bounds[0]) | (times >= bounds[1])]
+    return Misdated(len(outside), int(outside.min()), int(outside.max())) if len(outside) else NO_ROWS
+
+
+def describe(event_time: EventTime, time: int, log: RawTable) -> str:
+    """Returns a text with a raw value, and the day as which it was read.
+
+    Args:
+        event_time: column and unit of the time.
+        time: µs since 1970-01-01 UTC.
+        log: the table with the column. A time that is no integer is shown in UTC.
+    """
+    if log.type_of(event_time.column) != "int":
+        return f"{event_time.column}={np.datetime_as_string(np.datetime64(time, 'us'))}Z"
+    value = time * 1000 // NANOSECONDS[event_time.unit]
+    day = np.datetime_as_string(np.datetime64(time, "us"), unit="D")
+    return f"{event_time.column}={value} was read as {day}"

@@ -12,12 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.raw_types import Column, ColumnType
-from conf.time_types import UTC
-from etl.raw.list_text import without_elements
-from etl.raw.text_values import typed_column
+from conf.raw_types import UTC, Column, ColumnType
+from etl.raw.text_values import nan_to_null, typed_column, without_elements
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, US_OF_DAY, instants
-from etl.raw.value_text import nan_to_null
 from storage.feature_spec import FLOAT32_MAX
 
 _LARGEST = 2**63 - 1

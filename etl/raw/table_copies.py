@@ -12,7 +12,7 @@ from conf.raw_types import Log, RawTable, TableOfRoles
 from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import digest_of
-from storage.paths import Lake, Partition, Table
+from storage.paths import LakePaths, Partition, Table
 
 COPIES = "copies"
 ALL_DAYS = "all"  # the "date" of a table that is not read by day
@@ -49,7 +49,7 @@ def copies_of(config: Config, table: RawTable, recorder: LineageRecorder = NOT_R
     """Returns the table of the lake with the copies. Other columns or another path make another table."""
     rules = [table.path, table.time_zone, sorted(source_columns(table)), time_column(table)]
     name = _UNFIT.sub("_", table.path.split("/")[0])[:_NAME_CHARACTERS].lstrip("._-")
-    return Lake(config.lake, recorder).copies(config.name, f"{name or 'table'}-{digest_of(rules)}")
+    return LakePaths(config.lake, recorder).copies(config.name, f"{name or 'table'}-{digest_of(rules)}")
 
 
 def copy_of(config: Config, table: RawTable, dt: str, recorder: LineageRecorder = NOT_RECORDED) -> Partition:

@@ -1,22 +1,144 @@
-"""Splits lines into fields, and converts fields to typed values.
-
-A malformed field only rejects its row and does not stop the job.
-"""
+"""Converts between texts and typed values: fields of lines, numbers, lists, and the texts of values."""
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.raw_types import Column, ColumnType, OperatorType
-from conf.time_types import UTC
-from etl.raw import quotes
-from etl.raw.list_text import integer_lists, text_lists
-from etl.raw.number_text import booleans, decimals, integers, numbers
+from conf.lazy_pyspark import F
+from conf.raw_types import UTC, Column, ColumnType, OperatorType
 from etl.raw.time_text import dates, timestamps
+from storage.feature_spec import FLOAT32_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+
+# Converts texts to numbers by one rule, in Arrow arrays and with Spark expressions.
+#
+# An integer has at most 64 bits. Its fraction, if it has one, consists of zeros: "17.0" is 17. A number is a
+# decimal number within the range of float32; a cast alone would also accept "1d", "1f", "NaN" and surrounding
+# blanks. All other texts become null. A decimal has no exponent and at most 38 digits, leading and final
+# zeros included; it is rounded to the nearest double, and to the one with an even last bit if two are as
+# near. A boolean is 1 or 0.
+
+_INTEGER = r"^[+-]?[0-9]{1,19}([.]0*)?$"
+_ZEROS = r"[.]0*$"
+
+# [.] instead of \., because the accelerator does not support a repeated escaped character.
+_NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
+_MOST_DIGITS = 38  # of a decimal: those of Spark, Arrow and Parquet
+_DECIMAL = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)$"
+_BOOLEANS = {1: ("true", "t", "yes", "y", "1"), 0: ("false", "f", "no", "n", "0")}
+
+# Integers of up to 18 digits fit into 64 bits. Arrow converts longer ones one by one, because they are rare.
+_SHORT_INTEGER = r"^-?[0-9]{1,18}$"
+
+
+def integers(text: pa.Array) -> pa.Array:
+    """Converts an array of n texts to int64."""
+    if pc.any(pc.match_substring(text, ".")).as_py():
+        is_integer = pc.fill_null(pc.match_substring_regex(text, _INTEGER), False)
+        text = pc.if_else(is_integer, pc.replace_substring_regex(text, _ZEROS, ""), text)
+    short = pc.fill_null(pc.match_substring_regex(text, _SHORT_INTEGER), False)
+    values = pc.if_else(short, text, pa.scalar(None, pa.string())).cast(pa.int64())
+    long = pc.and_(pc.invert(short), pc.fill_null(pc.match_substring_regex(text, _INTEGER), False))
+    if not pc.any(long).as_py():
+        return values
+    converted = [
+        int(t) if is_long and -(2**63) <= int(t) < 2**63 else v
+        for t, is_long, v in zip(text.to_pylist(), long.to_pylist(), values.to_pylist(), strict=True)
+    ]
+    return pa.array(converted, pa.int64())
+
+
+def numbers(text: pa.Array) -> pa.Array:
+    """Converts an array of n texts to doubles."""
+    is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
+    plain = pc.if_else(is_number, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
+    values = plain.cast(pa.float64())
+    return pc.if_else(pc.less_equal(pc.abs(values), FLOAT32_MAX), values, pa.scalar(None, pa.float64()))
+
+
+def decimals(text: pa.Array) -> pa.Array:
+    """Converts an array of n texts to doubles. A text with an exponent or over 38 digits becomes null."""
+    digits = pc.binary_length(pc.replace_substring_regex(text, "[^0-9]", ""))
+    fits = pc.and_(pc.match_substring_regex(text, _DECIMAL), pc.less_equal(digits, _MOST_DIGITS))
+    return numbers(pc.if_else(pc.fill_null(fits, False), text, pa.scalar(None, pa.string())))
+
+
+def booleans(text: pa.Array) -> pa.Array:
+    """Converts an array of n texts, such as true, f, YES or 0, to int64: 1 or 0."""
+    lower = pc.ascii_lower(text)
+    one, zero = (pc.is_in(lower, pa.array(_BOOLEANS[value], pa.string())) for value in (1, 0))
+    return pc.if_else(pc.or_(one, zero), one.cast(pa.int64()), pa.scalar(None, pa.int64()))
+
+
+# Divides texts into lists of elements, in Arrow arrays. Empty elements are left out.
+
+
+def text_lists(text: pa.Array, separator: str) -> pa.Array:
+    """Divides n texts at a separator. Returns lists of texts without empty texts; null stays null."""
+    return without_elements(pc.split_pattern(text, separator), None)
+
+
+def integer_lists(text: pa.Array, separator: str) -> pa.Array:
+    """Does the same as `text_lists`, and converts elements to int64.
+
+    The list is null if one of its elements is not an integer of 64 bits.
+    """
+    lists = text_lists(text, separator)
+    elements = pc.list_flatten(lists)
+    numbers = integers(elements)
+    result = _with_elements(lists, numbers)
+    if not numbers.null_count:
+        return result
+    wrong = np.zeros(len(lists), bool)
+    wrong[np.asarray(pc.list_parent_indices(lists))[np.asarray(numbers.is_null())]] = True
+    return pc.if_else(pa.array(wrong), pa.scalar(None, result.type), result)
+
+
+def without_elements(lists: pa.Array, unwanted: pa.Array | None) -> pa.Array:
+    """Returns lists without some elements.
+
+    Args:
+        lists: n lists, some of them null.
+        unwanted: a boolean for each element of `pc.list_flatten(lists)`; None for null and empty texts.
+    """
+    flat = pc.list_flatten(lists)
+    if unwanted is None:
+        unwanted = pc.fill_null(pc.equal(flat, ""), True)
+    dropped = np.asarray(unwanted)
+    if not dropped.any():
+        return _with_elements(lists, flat)
+    parents = np.asarray(pc.list_parent_indices(lists))
+    lengths = np.bincount(parents[~dropped], minlength=len(lists))
+    return _lists(lengths, lists, flat.filter(pa.array(~dropped)))
+
+
+def _with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
+    """Returns lists with the lengths and nulls of `lists`, and with these elements."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return _lists(lengths, lists, elements)
+
+
+def _lists(lengths: np.ndarray, like: pa.Array, elements: pa.Array) -> pa.Array:
+    """Returns lists of these lengths (n,), null where `like` is null."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    nulls = np.append(like.is_null().to_numpy(zero_copy_only=False), False)
+    starts = pa.array(offsets, pa.int32(), mask=nulls) if nulls.any() else pa.array(offsets, pa.int32())
+    return pa.ListArray.from_arrays(starts, elements)
+
+
+# Splits lines into fields, and converts fields to typed values.
+#
+# A malformed field only rejects its row and does not stop the job.
 
 # The types of the arrays that `typed_column` returns.
 ARROW_TYPES: Mapping[OperatorType, pa.DataType] = {
@@ -26,6 +148,7 @@ ARROW_TYPES: Mapping[OperatorType, pa.DataType] = {
     "ints": pa.list_(pa.int64()),
     "strings": pa.list_(pa.string()),
 }
+
 # For each type whose texts may be malformed: the reason, and the function that converts texts.
 _CONVERT: Mapping[ColumnType, tuple[str, Callable[[pa.Array, Column, str], pa.Array]]] = {
     "int": ("integer", lambda text, column, zone: integers(text)),
@@ -49,7 +172,7 @@ def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tu
         lists = _split_quoted(text, separator)
     whole = pc.fill_null(pc.equal(pc.list_value_length(lists), width), False)
     null = pa.scalar(None, pa.string())
-    reasons = pc.if_else(pc.is_null(lists), quotes.REASON, pc.if_else(whole, null, "field_count"))
+    reasons = pc.if_else(pc.is_null(lists), REASON, pc.if_else(whole, null, "field_count"))
     flat = pc.list_flatten(pc.filter(lists, whole))
     count = len(flat) // width
     if not count:
@@ -64,9 +187,9 @@ def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tu
 def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
     """Returns the list of fields of each line, as an array of lists.
 
-    The list is null for a line that violates the rule for double quotes (etl/raw/quotes.py).
+    The list is null for a line that violates the rule for double quotes (etl/raw/text_values.py).
     """
-    return pa.array([quotes.split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
+    return pa.array([split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
 
 
 def typed_column(
@@ -102,3 +225,139 @@ def typed_column(
     if not pc.any(bad).as_py():
         return values, None
     return values, pc.if_else(bad, f"{kind}:{column.name}", null)
+
+
+# Splits CSV lines with double quotes by the strict rule of RFC 4180, in Python and as Spark expressions.
+#
+# A field that contains a double quote must begin and end with a double quote, and each double quote inside
+# the field must be doubled. A line that violates this rule is rejected with the reason `quote`. The usual
+# cause is a field with a line break, which divides a row into two lines.
+
+REASON = "quote"
+
+
+@lru_cache(maxsize=16)
+def _patterns(separator: str) -> tuple[str, str]:
+    """Returns two regular expressions: for a valid line, and for a field with the separator after it.
+
+    Both expressions work in Python and Java. All repetitions are possessive, because backtracking on a long
+    line could overflow Java's stack.
+    """
+    end = f"\\{separator}" if separator in string.punctuation else separator
+    field = f'(?:"[^"]*+(?:""[^"]*+)*+"|[^"{end}]*+)'
+    return f"(?:{field}{end})*+{field}", f"({field}){end}"
+
+
+def split_line(line: str, separator: str) -> list[str] | None:
+    """Returns the fields of a line without their quotes; None if the line violates the rule for quotes."""
+    if '"' not in line:
+        return line.split(separator)
+    line_pattern, field_pattern = _patterns(separator)
+    if not re.fullmatch(line_pattern, line):
+        return None
+    fields = re.findall(field_pattern, line + separator)
+    return [field[1:-1].replace('""', '"') if field.startswith('"') else field for field in fields]
+
+
+# Converts values to texts, which are then hashed, counted or looked up.
+#
+# Both engines, `sql` and `arrow`, convert a value to the same bytes.
+
+# Floats below these bounds hold each integer. From there on, an integer may have been rounded. The keys are
+# the names of the types in Spark and, with halffloat, in Arrow.
+EXACT_BELOW = {"halffloat": 2.0**11, "float": 2.0**24, "double": 2.0**53}
+WHOLE_RULE = (
+    "only a whole number becomes a text, and a float only below 2⁵³ (2²⁴ for 32 bits), because larger floats "
+    "may have been rounded"
+)
+
+# Separator and null in joined texts. No field of a log contains these two bytes.
+SEPARATOR, MISSING = "\x1f", "\x00"
+
+# Characters with a meaning in a regular expression.
+_SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
+
+
+def literal_pattern(text: str) -> str:
+    """Returns a regular expression that matches only this text.
+
+    re.escape would also escape tabs and blanks, which the accelerator does not support.
+    """
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def text_column(value: SparkColumn) -> SparkColumn:
+    """Returns a Spark expression for the text of a value."""
+    return value.cast("string")
+
+
+def text_array(values: pa.Array) -> pa.Array:
+    """Returns an array with the texts of n values, shape (n,)."""
+    return values if pa.types.is_string(values.type) else values.cast(pa.string())
+
+
+def nan_to_null(values: pa.Array) -> pa.Array:
+    """Returns an array of floats with null instead of NaN."""
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+
+
+def not_exact(values: pa.Array) -> pa.Array:
+    """Returns which floats or decimals are not certainly the integer that was meant: n booleans.
+
+    These are fractions, infinity, and floats that may have been rounded. Nulls and NaN are not.
+    """
+    kind = values.type
+    if pa.types.is_decimal(kind):
+        return pc.fill_null(pc.not_equal(values, pc.trunc(values)), False)
+    numbers = nan_to_null(values.cast(pa.float64()))
+    limit = EXACT_BELOW[str(kind)]
+    wrong = pc.or_(pc.not_equal(numbers, pc.trunc(numbers)), pc.greater_equal(pc.abs(numbers), limit))
+    return pc.fill_null(wrong, False)
+
+
+def whole_number_texts(values: pa.Array) -> pa.Array:
+    """Returns the texts of whole numbers: integers, and floats or decimals of which `not_exact` is false.
+
+    NaN becomes null.
+    """
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return nan_to_null(values.cast(pa.float64())).cast(pa.int64()).cast(pa.string())
+    if pa.types.is_decimal(kind):
+        texts = [None if value is None else str(int(value)) for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
+    return values.cast(pa.string())
+
+
+def joined_column(values: Sequence[SparkColumn]) -> SparkColumn:
+    """Returns a Spark expression that joins the values of several columns to one text.
+
+    The text is null if all values of the row are null. The text of a single value is not changed.
+    """
+    if len(values) == 1:
+        return text_column(values[0])
+    parts = [F.coalesce(text_column(value), F.lit(MISSING)) for value in values]
+    all_null = values[0].isNull()
+    for value in values[1:]:
+        all_null = all_null & value.isNull()
+    return F.when(~all_null, F.concat_ws(SEPARATOR, *parts))
+
+
+def joined_array(values: Sequence[pa.Array]) -> pa.Array:
+    """Joins arrays of n values to one array of n texts, which equal those of `joined_column`."""
+    if len(values) == 1:
+        return text_array(values[0])
+    parts = [pc.fill_null(text_array(array), MISSING) for array in values]
+    joined = pc.binary_join_element_wise(*parts, SEPARATOR)
+    all_null = np.logical_and.reduce([array.is_null().to_numpy(zero_copy_only=False) for array in values])
+    return pc.if_else(pa.array(all_null), pa.scalar(None, pa.string()), joined)
+
+
+def over_elements(values: pa.Array, elements: pa.Array) -> pa.Array:
+    """Returns a list array with the lengths and nulls of `values`, and with the elements of `elements`."""
+    lists = values.cast(pa.list_(values.type.value_type))
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    nulls = lists.is_null().to_numpy(zero_copy_only=False)
+    starts = pa.array(offsets, mask=np.append(nulls, False)) if nulls.any() else pa.array(offsets)
+    return pa.ListArray.from_arrays(starts, elements)

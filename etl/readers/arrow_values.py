@@ -28,13 +28,18 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, RawTable
-from etl.raw.list_text import without_elements
-from etl.raw.number_text import integers
 from etl.raw.parquet_columns import ONE_VALUE, no_text
 from etl.raw.row_rules import NANOSECONDS, floor_divide_array
 from etl.raw.stored_values import can_hold, stored_values, utc_micros
-from etl.raw.text_values import typed_column
-from etl.raw.value_text import nan_to_null, not_exact, over_elements, whole_number_texts
+from etl.raw.text_values import (
+    integers,
+    nan_to_null,
+    not_exact,
+    over_elements,
+    typed_column,
+    whole_number_texts,
+    without_elements,
+)
 from etl.readers.text import rows_with, without_null_values
 from storage.feature_spec import FLOAT32_MAX
 

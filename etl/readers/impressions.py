@@ -17,15 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
-from conf.raw_types import ColumnType, EventTime, RawTable
+from conf.raw_types import ISO, ColumnType, EventTime, RawTable
 from conf.serving_types import Impressions
-from conf.time_types import ISO
 from conf.types import Config
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.raw.rejected_lines import RejectedLine
 from etl.raw.row_rules import time_rule
-from etl.raw.value_text import text_array
+from etl.raw.text_values import text_array
 from etl.readers.base import RawBlock, TableReader
 from etl.readers.discovery import open_table
 from etl.readers.table_heads import unusable

@@ -16,9 +16,15 @@ from conf.raw_types import Column, EventTime, RawTable
 from etl.native.library import is_built
 from etl.native.scan import merge_dictionaries
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.raw.parquet_columns import has_column, leaves_of, read_footer, require_columns, stored_columns
-from etl.raw.parquet_footers import parquet_metadata
-from etl.raw.value_text import EXACT_BELOW
+from etl.raw.parquet_columns import (
+    has_column,
+    leaves_of,
+    parquet_metadata,
+    read_footer,
+    require_columns,
+    stored_columns,
+)
+from etl.raw.text_values import EXACT_BELOW
 from etl.readers.arrow_values import (
     UTC,
     NoTextError,

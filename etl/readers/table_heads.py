@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.counted import counted
 from conf.errors import DataError
+from conf.messages import counted
 from conf.raw_types import RawTable, format_settings
-from etl.raw import key_rule
+from etl.raw import row_rules
 from etl.raw.csv_header import common_header, positions_in
 from etl.raw.file_splits import FileSplit, compression, read_blocks
 from etl.raw.rejected_lines import RejectedLine, description, remedy
@@ -95,8 +95,8 @@ def _first_bad_line(
         if malformed is not None:
             reasons = pc.coalesce(reasons, malformed)
         if column.name == id_column and column.type == "string":
-            bad = pc.fill_null(key_rule.are_bad_keys(values), False)
-            reason = pc.if_else(bad, key_rule.reason(column.name), pa.scalar(None, pa.string()))
+            bad = pc.fill_null(row_rules.are_bad_keys(values), False)
+            reason = pc.if_else(bad, row_rules.reason(column.name), pa.scalar(None, pa.string()))
             reasons = pc.coalesce(reasons, reason)
     rejected = np.flatnonzero(reasons.is_valid())
     if not len(rejected):
@@ -144,9 +144,9 @@ def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
     reasons |= {int(block.row_lines[row]): reason for row, reason in block.malformed.items()}
     if text_id is not None:
         ids = block.columns[text_id]
-        is_bad = pc.fill_null(key_rule.are_bad_keys(ids.dictionary), False)
+        is_bad = pc.fill_null(row_rules.are_bad_keys(ids.dictionary), False)
         if pc.any(is_bad).as_py():
             rows = np.flatnonzero(pc.fill_null(is_bad.take(ids.indices), False))
             for row in rows.tolist():
-                reasons.setdefault(int(block.row_lines[row]), key_rule.reason(text_id))
+                reasons.setdefault(int(block.row_lines[row]), row_rules.reason(text_id))
     return reasons

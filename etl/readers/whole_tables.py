@@ -40,7 +40,7 @@ def read_whole_table(
         table: names and types of the columns.
         paths: the files.
         section: the section of the configuration, for error messages.
-        text_id: the column of strings with ids of users or items, which must obey etl/raw/key_rule.py; None
+        text_id: the column of strings with ids of users or items, which must obey etl/raw/row_rules.py; None
             if there is none.
 
     Returns:

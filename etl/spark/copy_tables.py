@@ -19,7 +19,7 @@ from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
 from etl.raw.table_copies import CONTENT, USER_COLUMN, copy_of, is_by_day
 from etl.spark.catalogue import as_id, content_of, identity, open_rows, order_of, state_of
 from etl.workflow.copied_tables import LOG, CopiedTable, copied_days, copied_tables
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
 from storage.lineage import LineageRecorder
 from storage.manifest import Manifest, data_files, is_published, is_whole, read_manifest, replace_manifest
 from storage.paths import Partition
@@ -39,7 +39,7 @@ _EXACT = {
 
 def copy_tables(
     spark: SparkSession,
-    plan: Plan,
+    plan: FeaturePlan,
     run_date: str,
     recorder: LineageRecorder,
     days: Sequence[str] | None = None,

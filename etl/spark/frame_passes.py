@@ -8,31 +8,36 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from conf.serving_types import Impressions
 from conf.types import Split
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.quality.day_counts import DayCounts
-from etl.raw.files import RawFiles
-from etl.spark.last_clicks import LastClicks, clicks_before
-from etl.spark.log_frames import column_types
-from etl.spark.prepared_frame import prepare_frame
-from etl.split.time_split import SPLIT
-from etl.text.file_layout import layout_of_days
-from etl.text.scanned_day import ScannedDay
+from etl.raw.erased_rows import erased_of_table, is_erased
+from etl.raw.files import RawFiles, impressions_of
+from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
+from etl.spark.histories import LastClicks, add_history, clicks_before
+from etl.spark.raw_frames import column_types, read_attributes
+from etl.split.negatives import add_negatives
+from etl.split.time_split import DAY, SPLIT, assign_split
+from etl.text.parse_block import layout_of_days
+from etl.text.published_days import ScannedDay
 from etl.text.stored_rows import LINE, TASK, RowsFile
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.arrow_frames import spark_types
+from spark.rows import frame_of, spark_types
 from spark.workers import Workers
 from storage import file_io
-from storage.feature_spec import ROW_ID
+from storage.feature_spec import EVENT_TIME, ITEM_KEY, ROW_ID, USER_KEY
 from storage.manifest import Manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish import Rules, new_attempt, publish
 
 log = logging.getLogger("nightrank.etl")
@@ -41,7 +46,7 @@ log = logging.getLogger("nightrank.etl")
 class FramePasses(PreparedPasses):
     """The passes over days whose rows Spark prepares."""
 
-    def __init__(self, workers: Workers, plan: Plan, lake: Lake) -> None:
+    def __init__(self, workers: Workers, plan: FeaturePlan, lake: LakePaths) -> None:
         self._earlier: LastClicks | None = clicks_before(workers, plan, lake)
         super().__init__(workers, plan, lake, self._earlier.digest_before if self._earlier else None)
 
@@ -145,3 +150,141 @@ class FramePasses(PreparedPasses):
         """Returns the number of rows to publish as an argument of `publish`, if it is known."""
         adds = self._plan.config.negatives is not None or not self._plan.keeps_rows
         return {} if adds or self._plan.is_divided else {"expected_rows": good}
+
+
+# Prepares the good rows of a day as a Spark frame: splits, histories, negatives, positions, attributes.
+#
+# etl/prepare/task_passes.py does the same in tasks of one machine, with equal results. On a cluster, Spark
+# and its accelerator compute the joins and windows.
+
+
+def prepare_frame(
+    workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: RawFiles, earlier: LastClicks | None
+) -> DataFrame:
+    """Returns the prepared rows of one day, with keys, label, raw columns, attributes and the day (`_day`).
+
+    If one partition contains all splits (`split.by` is not `day`), the rows also have a column `split`.
+
+    Args:
+        workers, plan: the workers and the plan of the run.
+        rows: the good rows of the day, with row_id, label, keys, event_time, weight and raw columns.
+        raw: the files of the day.
+        earlier: reads the clicks of earlier days; None if histories need none.
+
+    Raises:
+        DataError: see the called functions.
+    """
+    spark = workers.spark
+    if plan.is_divided:
+        rows = assign_split(rows, plan.config.split)
+    if plan.config.history:
+        rows = add_history(rows, plan.config.history, earlier.before(raw.dt) if earlier else None)
+    if plan.config.negatives and plan.config.keys:
+        weighted = plan.config.log.label.weights is not None
+        rows = add_negatives(rows, plan.config.negatives, plan.config.keys.item, weighted)
+    rows = add_positions(workers, plan, rows, raw)
+    if plan.config.keys:
+        for section, table, key in (
+            ("users", plan.config.users, plan.config.keys.user),
+            ("items", plan.config.items, plan.config.keys.item),
+        ):
+            if table:
+                attributes = read_attributes(
+                    spark, plan.config, table, key, section, raw.dt, key, raw.recorder
+                )
+                erased = erased_of_table(plan.config, table, raw.dt) if section == "users" else None
+                if erased is not None:
+                    attributes = attributes.where(~is_erased(F.col(key).cast("string"), erased))
+                rows = rows.join(attributes, key, "left")
+    rows = rows.withColumn(DAY, F.lit(raw.dt))
+    for changer in plan.changers:
+        rows = changer.apply(rows)
+    return rows
+
+
+# Adds the position at which the item of a row was shown to its user (`serving.impressions.row_column`).
+#
+# The log of impressions of a day is joined with the rows of the same day by user and item. If the click log
+# has an event time, a row gets the position of the last impression at or before its own time; of several
+# impressions at this time, the smallest position counts. So no row uses an impression after it. Without an
+# event time, the day is the smallest unit, and a row gets the smallest position of the day. A row whose item
+# was not shown to its user gets null. Every row occurs once in the result.
+
+_POSITION, _IS_ROW = "position", "_is_row"
+
+
+def add_positions(workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: RawFiles) -> DataFrame:
+    """Adds the column `serving.impressions.row_column` (bigint), unless it is not configured.
+
+    Logs a warning if too many impressions are invalid. They give no position.
+
+    Args:
+        workers, plan: the workers and the plan of the run.
+        rows: rows of one day, with user_key, item_key and, if the log has it, event_time.
+        raw: the files of the day's click log.
+
+    Raises:
+        DataError: a file of the day's impressions cannot be read.
+    """
+    settings = plan.config.serving.row_positions
+    if settings is None or settings.row_column is None:
+        return rows
+    files = impressions_of(plan.config, raw)
+    if files is None:
+        return rows.withColumn(settings.row_column, F.lit(None).cast("bigint"))
+    logged = frame_of(workers.spark, read_impressions(workers, plan.config, files))
+    _check(logged, settings, raw.dt)
+    # Spark reads the files again for the join. If one cannot be read any more, the job must stop.
+    readable = F.when(F.col(ERROR).isNotNull(), F.raise_error(F.col(ERROR)).cast("boolean"))
+    valid = logged.where(readable.otherwise(_is_valid(settings)))
+    return join_positions(rows, valid, settings.row_column)
+
+
+def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> DataFrame:
+    """Adds a column with the position of the impression of each row; null without one.
+
+    Args:
+        rows: rows with user_key, item_key and, if the log has it, event_time.
+        impressions: user_key, item_key, position and event_time, not null where they are used.
+        column: the name of the new column.
+    """
+    if EVENT_TIME not in rows.columns:
+        first = impressions.groupBy(USER_KEY, ITEM_KEY).agg(F.min(_POSITION).alias(column))
+        return rows.join(first, [USER_KEY, ITEM_KEY], "left").select(*rows.columns, column)
+    shown = impressions.select(
+        USER_KEY, ITEM_KEY, EVENT_TIME, F.col(_POSITION).alias(column), F.lit(0).alias(_IS_ROW)
+    )
+    marked = rows.withColumns({column: F.lit(None).cast("bigint"), _IS_ROW: F.lit(1)})
+    both = marked.unionByName(shown, allowMissingColumns=True)
+    # At equal times, impressions come before rows, and the smallest position comes last.
+    in_order = Window.partitionBy(USER_KEY, ITEM_KEY).orderBy(EVENT_TIME, _IS_ROW, F.desc(column))
+    until_now = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    last = both.withColumn(column, F.last(column, ignorenulls=True).over(until_now))
+    return last.where(F.col(_IS_ROW) == 1).select(*rows.columns, column)
+
+
+def _is_valid(settings: Impressions) -> Column:
+    """Returns the condition that an impression has all fields that the join needs.
+
+    A row that says why a file could not be read is invalid, too.
+    """
+    names = [USER_KEY, ITEM_KEY, _POSITION, *([EVENT_TIME] if settings.time else [])]
+    return reduce(and_, (F.col(name).isNotNull() for name in names))
+
+
+def _check(logged: DataFrame, settings: Impressions, dt: str) -> None:
+    """Counts invalid impressions of a day.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    counted = logged.agg(
+        F.min(ERROR).alias(ERROR),
+        F.count(F.lit(1)).alias("rows"),
+        F.count(F.when(~_is_valid(settings), 1)).alias("invalid"),
+    ).first()
+    if counted is None or not counted["rows"]:
+        return
+    if counted[ERROR] is not None:
+        raise unreadable(counted[ERROR])
+    log_counts(settings, dt, counted["rows"], counted["invalid"])

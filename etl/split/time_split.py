@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
 from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING, assert_never
 
 from conf.errors import DataError
 from conf.lazy_pyspark import F, Window
-from conf.types import SplitConfig
+from conf.types import Split, SplitConfig
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SPLIT = "split"
+
 # The day a prepared row comes from: an ISO date, or the run date of a log that is one undated table.
 DAY = "_day"
+
 # Part of the digest of prepared rows. Change it when the code would divide the same log differently.
 CUT = "by rank of the kept rows"
+
 # Row ids are counted in blocks of 2**16: some thousand blocks for a log of hundreds of millions of rows.
 _BLOCK_BITS = 16
 
@@ -170,3 +174,38 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
         .otherwise("train")
     )
     return rows.withColumn(SPLIT, split)
+
+
+# The window of days that a run reads, which ends on the run date: its train, validation and test days.
+
+
+def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:
+    """Returns the days of each split for a run date, oldest first. Train days without a log are ignored.
+
+    Raises:
+        DataError: a validation or test day has no log, or fewer than `min_train_days` train days have a log.
+    """
+    length = config.train_days + config.validation_days + config.test_days
+    last = date.fromisoformat(run_date)
+    days = [(last - timedelta(days=back)).isoformat() for back in reversed(range(length))]
+    train, later = days[: config.train_days], days[config.train_days :]
+    missing = [day for day in later if not has_log(day)]
+    if missing:
+        raise DataError(
+            f"there is no raw log for {missing}, or its files are empty; these are validation or test days "
+            f"of run date {run_date}",
+            "deliver the raw logs of these days",
+        )
+    present = [day for day in train if has_log(day)]
+    if len(present) < config.min_train_days:
+        raise DataError(
+            f"only {len(present)} of the train days {train[0]}..{train[-1]} have a raw log, but "
+            f"split.min_train_days={config.min_train_days}",
+            "deliver the raw logs of more train days, choose a later --run-date, or lower "
+            "split.min_train_days",
+        )
+    return {
+        "train": present,
+        "validation": later[: config.validation_days],
+        "test": later[config.validation_days :],
+    }

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import pickle
+import uuid
+import zlib
 from base64 import b64decode, b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
+from hashlib import sha256
+from typing import Any, Literal, assert_never
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InfrastructureError
 from conf.types import Config, Generate
-from etl.synthetic.clicks.summary import total
-from etl.synthetic.files import PREFIX, WrittenFile, write_file
+from etl.synthetic.clicks.blocks import total
 from etl.synthetic.kinds import kind_of
 from spark.workers import Workers
 from storage import file_io
@@ -22,11 +27,11 @@ from storage.manifest import (
     digest_of,
     replace_manifest,
 )
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 
 log = logging.getLogger("nightrank.generate")
-
 _NOT_OF_ROWS = ("days", "first_date", "compression")  # keys on which the rows of a day do not depend
+
 # Tasks of a worker between two log messages.
 _ROUNDS = 4
 
@@ -61,14 +66,14 @@ def generate_settings(config: Config) -> Generate:
     return generate
 
 
-def generate_days(workers: Workers, lake: Lake, config: Generate, dates: list[str]) -> list[Manifest]:
+def generate_days(workers: Workers, lake: LakePaths, config: Generate, dates: list[str]) -> list[Manifest]:
     """Writes and publishes `raw/dt=…` for each date, and returns the manifests in the order of `dates`.
 
     The content of a file does not depend on the process that runs its task. If a day was generated before,
     its old files are deleted when the new ones are published.
     """
     tasks = [(dt, file) for dt in dates for file in range(config.files_per_day)]
-    written: list[tuple[str, WrittenFile]] = []
+    written: list[tuple[str, RawFile]] = []
     together = _ROUNDS * workers.parallelism
     for first in range(0, len(tasks), together):
         of_call = tasks[first : first + together]
@@ -84,11 +89,11 @@ def generate_days(workers: Workers, lake: Lake, config: Generate, dates: list[st
 def _write(config: Generate, root: str, tasks: list[tuple[str, int]], index: int) -> str:
     """Writes the file of a task in the lake with this root, and returns the pickled WrittenFile as base64."""
     dt, file = tasks[index]
-    written = write_file(config, Lake(root).raw.partition(dt), file)
+    written = write_file(config, LakePaths(root).raw.partition(dt), file)
     return b64encode(pickle.dumps(written)).decode()
 
 
-def _publish(partition: Partition, config: Generate, files: list[WrittenFile]) -> Manifest:
+def _publish(partition: Partition, config: Generate, files: list[RawFile]) -> Manifest:
     kind, day = kind_of(config), date.fromisoformat(partition.dt)
     summary = total(file.summary for file in files)
     manifest = Manifest(
@@ -118,3 +123,83 @@ def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
     for info in file_io.list_files(partition.path):
         if info.is_file and info.base_name.startswith(PREFIX) and info.base_name not in current:
             file_io.delete_file(partition.file(info.base_name))
+
+
+# Writes one raw file of one day.
+#
+# The content of the file depends only on the configuration, the date and the index of the file.
+
+PREFIX = "clicks-"
+_GZIP_LEVEL = 3
+_GZIP_WINDOW = 31  # zlib's code for gzip framing with a header that has no time and no name
+
+
+@dataclass(frozen=True)
+class RawFile:
+    """A raw file on disk.
+
+    Attributes:
+        name: name of the file in its partition.
+        bytes: size of the file.
+        sha256: SHA-256 of the file's bytes.
+        summary: counts of the file's rows. The type of the counts depends on the layout of the log.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+    summary: Any
+
+
+def write_file(config: Generate, partition: Partition, file: int) -> RawFile:
+    """Writes one file of a day under a unique name. It does not publish the file.
+
+    Args:
+        config: the section `generate`.
+        partition: the partition of the raw log, which has the folder and the date of the file.
+        file: index of the file. Each file has one time interval of the day, so the order of names is the
+            order of time.
+
+    Raises:
+        InfrastructureError: the file could not be written completely.
+    """
+    kind = kind_of(config)
+    compress, ending = _compression(config.compression)
+    name = f"{PREFIX}{file:05d}-{uuid.uuid4().hex[:12]}.{kind.layout.format}{ending}"
+    digest, size, summaries = sha256(), 0, []
+    files, inner = file_io.filesystem(partition.file(name))
+    try:
+        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
+        # compression=None, because the default would compress a .gz file again.
+        with files.open_output_stream(inner, compression=None) as stream:
+            for data, summary in kind.blocks(config, date.fromisoformat(partition.dt), file):
+                written = compress(data)
+                digest.update(written)
+                size += stream.write(written)
+                summaries.append(summary)
+        on_disk = files.get_file_info(inner).size
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot write {partition.file(name)}: {error}", "check disk space and permissions, then rerun"
+        ) from error
+    if on_disk != size:
+        raise InfrastructureError(
+            f"{partition.file(name)} has {on_disk} bytes, but {size} were written",
+            "check the disk, then rerun",
+        )
+    return RawFile(name, size, digest.hexdigest(), total(summaries))
+
+
+def _compression(setting: Literal["none", "gzip"]) -> tuple[Callable[[bytes], bytes], str]:
+    """Returns the function that compresses a part of a file, and the ending of the file's name."""
+    if setting == "none":
+        return bytes, ""
+    if setting == "gzip":
+        return _gzip, ".gz"
+    assert_never(setting)
+
+
+def _gzip(data: bytes) -> bytes:
+    """Compresses data to one gzip member. A gzip file may consist of several members (RFC 1952, 2.2)."""
+    compressor = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW)
+    return compressor.compress(data) + compressor.flush()

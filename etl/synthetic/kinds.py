@@ -9,10 +9,8 @@ from typing import Any
 
 from conf.types import Generate
 from etl.synthetic.clicks.blocks import impression_blocks, impression_facts
-from etl.synthetic.clicks.layout import CRITEO, NAMED, Layout
-from etl.synthetic.outbrain.columns import OUTBRAIN
-from etl.synthetic.outbrain.rows import display_blocks
-from etl.synthetic.outbrain.summary import display_facts
+from etl.synthetic.clicks.layout import CRITEO, NAMED, LogLayout
+from etl.synthetic.outbrain.rows import OUTBRAIN, display_blocks, display_facts
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Kind:
             configuration, the day and the sum of the summaries of all files.
     """
 
-    layout: Layout
+    layout: LogLayout
     blocks: Callable[[Generate, date, int], Iterator[tuple[bytes, Any]]]
     facts: Callable[[Generate, date, Any], dict[str, Any]]
 

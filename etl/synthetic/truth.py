@@ -1,7 +1,7 @@
 """The true probabilities of users and items on one day, from which the best possible lists follow.
 
 An impression of a day is one of a certain user with the probability a. It then shows a certain item with the
-probability e (`clicks/exposure.py`). A shown item is clicked with the probability p
+probability e (`clicks/expected_clicks.py`). A shown item is clicked with the probability p
 (`clicks/expected_clicks.py`). The impressions of a day are independent. If a list contains the items L, no
 click of the user hits the list with the probability (1 - a · Σ e·p)^rows, where the sum is over L. So lists
 of the items with the largest e·p have the highest expected hit rate.
@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 
 from conf.types import Generate, Keys
 from etl.synthetic.clicks.columns import BY_NAME
-from etl.synthetic.clicks.expected_clicks import ExpectedClicks
-from etl.synthetic.clicks.exposure import Exposure
+from etl.synthetic.clicks.expected_clicks import ExpectedClicks, Exposure
 from etl.synthetic.clicks.layout import ImpressionLayout
 from etl.synthetic.clicks.world import world_of_day
 from etl.synthetic.kinds import kind_of
 from storage.manifest import is_published, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +45,7 @@ class GeneratedDays:
     days: tuple[str, ...]
 
 
-def generated_days(lake: Lake, keys: Keys | None, days: Sequence[str]) -> GeneratedDays | None:
+def generated_days(lake: LakePaths, keys: Keys | None, days: Sequence[str]) -> GeneratedDays | None:
     """Returns the settings with which days of the log were generated.
 
     Returns None if the true probabilities are unknown. This is so if there are no days, if generate_clicks

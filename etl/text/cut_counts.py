@@ -16,13 +16,10 @@ from itertools import islice
 import pyarrow as pa
 
 from conf.types import SPLITS, Split, SplitConfig
-from etl.quality.counts import LABEL_CELLS
+from etl.quality.column_summary import LABEL_CELLS
 from etl.raw.file_splits import FileSplit
 from etl.split.time_split import last_ranks
-from etl.text.file_layout import FileLayout
-from etl.text.parse_block import ParsedBlock, read_split
-from etl.text.parsed_splits import SavedBlock, load
-from etl.text.row_source import columns_to_parse
+from etl.text.parse_block import FileLayout, ParsedBlock, SavedBlock, columns_to_parse, load, read_split
 from etl.text.scan_pass import ValueCounter
 from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from etl.fit.rounds import RowBatch, TrainingBlocks
 from etl.ops.tables import LocalTables
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.text.parse_block import ParsedBlock, unify
-from etl.text.parsed_splits import SavedBlock, load_all
-from etl.text.row_source import RowSource
+from etl.text.parse_block import ParsedBlock, RowSource, SavedBlock, load_all, unify
 from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, RowPlace, compute_features
 from spark.workers import Workers
 from storage import file_io
@@ -30,14 +29,12 @@ from storage.feature_spec import (
     WEIGHT,
     FeatureSpec,
 )
-from storage.publish import own_path
-from storage.verify import null_column
+from storage.publish import null_column, own_path
 
 # Largest size of the model inputs of a row group, as a rank of a training has them in memory: 4 bytes for
 # each number, and lists as long as the longest one. A rank has at least one row group of each of its shards
 # in memory, so this size decides how much memory a training on many rows needs.
 ROW_GROUP_BYTES = 32 * 2**20
-
 _RAW_KEYS = (USER_KEY, ITEM_KEY, GROUP_KEY)
 _KEY_TYPES = {ROW_ID: pa.int64(), **dict.fromkeys(_RAW_KEYS, pa.string()), EVENT_TIME: pa.int64()}
 
@@ -267,3 +264,41 @@ def _columns(
 def _joined(parts: Sequence[pa.Array]) -> pa.Array:
     """Concatenates arrays of a raw column. Dictionaries, also those of elements of lists, become one."""
     return unify(parts) if isinstance(parts[0], pa.DictionaryArray) else pa.concat_arrays(parts)
+
+
+# Gives the training rows to a fit as blocks, which tasks read from the raw log or from prepared files.
+
+
+@dataclass(frozen=True)
+class TrainingSplit:
+    """A file split with training rows.
+
+    Attributes:
+        file_split: the file split.
+        dt: the day of the rows, as an ISO date.
+        first_row: the row_id of the first line of the file split.
+        lines: first line, and the line after the last one, of the training rows; None for all rows.
+    """
+
+    file_split: FileSplit
+    dt: str
+    first_row: int = 0
+    lines: tuple[int, int] | None = None
+
+
+def training_blocks(splits: Sequence[TrainingSplit], source: RowSource) -> TrainingBlocks:
+    """Returns the training rows of file splits. Each file split is one task."""
+    return TrainingBlocks(len(splits), partial(_read, tuple(splits), source))
+
+
+def _read(
+    splits: tuple[TrainingSplit, ...], source: RowSource, index: int, wanted: frozenset[str]
+) -> Iterator[RowBatch]:
+    split = splits[index]
+    names, lines = sorted(wanted - {LABEL}), 0
+    for block in source.blocks(split.file_split, names):
+        rows = rows_in(block, split.lines, lines)
+        columns = {name: rows.columns[name] for name in names}
+        columns[LABEL] = rows.columns[LABEL].cast(pa.float32())
+        yield RowBatch(split.first_row + lines + rows.row_lines, split.dt, columns)
+        lines += block.lines

@@ -5,19 +5,30 @@ With `workflow.engine: sql`, Spark parses the log instead, and returns the same 
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.raw.erased_rows import ERASED, has_erased_field
+from conf.raw_types import RawTable
+from conf.types import Column, EventTime, Keys, Label
+from etl.ops.base import Type
+from etl.ops.frames import RowFilter
+from etl.raw.erased_rows import ERASED, erased_of_day, has_erased_field
 from etl.raw.file_splits import FileSplit
+from etl.raw.files import RawFiles
 from etl.raw.row_rules import row_rules
-from etl.readers.base import RawBlock
+from etl.readers.base import RawBlock, TableReader
+from etl.readers.discovery import open_table
 from etl.readers.text import rows_with
-from etl.text.file_layout import FileLayout
+from etl.workflow.feature_plan import FeaturePlan
 from storage.erased_users import ErasedUsers
 from storage.feature_spec import EVENT_TIME, USER_KEY
 
@@ -172,3 +183,197 @@ def _apply_filters(columns: Mapping[str, pa.Array], layout: FileLayout, reasons:
 def plain(array: pa.Array) -> pa.Array:
     """Converts a dictionary array to a plain array. An array without a dictionary is returned unchanged."""
     return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
+
+
+# FileLayout: the part of the configuration that workers need to read the rows of a log.
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """The reader and the rules of a log.
+
+    Attributes:
+        reader: reads the files.
+        label: column and threshold of the label.
+        keys: columns of user, item and group.
+        event_time: column and unit of the time.
+        filters: the operators that drop rows.
+        erased: maps the path of a file to the erased users whose rows in it are left out. Files without such
+            users are missing.
+    """
+
+    reader: TableReader
+    label: Label
+    keys: Keys | None
+    event_time: EventTime | None
+    filters: tuple[RowFilter, ...]
+    erased: Mapping[str, ErasedUsers] = field(default_factory=dict)
+
+    @property
+    def table(self) -> RawTable:
+        """Returns the columns and the format of the files."""
+        return self.reader.table
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Returns the raw columns of the configuration."""
+        return tuple(self.table.columns)
+
+    @property
+    def types(self) -> Mapping[str, Type]:
+        """Maps the name of each raw column to the type that operators see."""
+        return self.table.types
+
+
+def layout_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> FileLayout:
+    """Returns the layout of the files of some days, without the rows of erased users.
+
+    Raises:
+        DataError: see `file_layout`.
+    """
+    layout = file_layout(plan, tuple(path for raw in days for path in raw.paths))
+    erased = {raw: users for raw in days if (users := erased_of_day(plan.config, raw.dt)) is not None}
+    return replace(layout, erased={path: users for raw, users in erased.items() for path in raw.paths})
+
+
+def file_layout(plan: FeaturePlan, paths: tuple[str, ...]) -> FileLayout:
+    """Returns the layout of a log's files.
+
+    Raises:
+        DataError, ConfigError: see etl.readers.base.TableReader.open.
+        ConfigError: an operator that drops rows has no form for blocks of rows.
+    """
+    log = plan.config.log
+    filters = plan.filters
+    for row_filter in filters:
+        row_filter.inputs(log.types)  # raises an error if the operator has no form for blocks
+    reader = open_table(log, paths, log.event_time)
+    return FileLayout(reader, log.label, plan.config.keys, log.event_time, filters)
+
+
+# Where the passes get blocks of rows from: the files of a raw log, or prepared files.
+
+
+class RowSource(Protocol):
+    """Gives the blocks of a file split. Tasks get it pickled."""
+
+    def blocks(self, file_split: FileSplit, features: Sequence[str]) -> Iterator[ParsedBlock]:
+        """Yields the rows of a file split, block by block, in order.
+
+        Args:
+            file_split: the part of a file to read.
+            features: raw columns that features read. Columns of label, keys and time are read in any case.
+        """
+
+
+@dataclass(frozen=True)
+class LogRows:
+    """The rows of a raw log, to which the rules of the log are applied."""
+
+    layout: FileLayout
+
+    def blocks(self, file_split: FileSplit, features: Sequence[str]) -> Iterator[ParsedBlock]:
+        """Yields the rows of a file split."""
+        return read_split(file_split, self.layout, columns_to_parse(self.layout, features))
+
+
+def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
+    """Returns the raw columns to parse: `features`, and the columns of label, keys, time and filters."""
+    names = {*features, layout.label.column}
+    if layout.keys:
+        names |= set(layout.keys.columns)
+    if layout.event_time:
+        names.add(layout.event_time.column)
+    for row_filter in layout.filters:
+        names |= {*row_filter.inputs(layout.types)}
+    return tuple(column.name for column in layout.columns if column.name in names)
+
+
+# Stores parsed blocks of file splits on a worker's local disk, so that they are not parsed a second time.
+#
+# A block has no file on a worker if another machine parsed the split, if the disk was nearly full, or if the
+# file was lost. Then the split is parsed again. The files are in Spark's local directories, which Spark
+# deletes when the application ends. `load` deletes a file after reading it, unless it is read once more.
+
+_ROW_LINES, _LINES, _BYTES = "nightrank.places", b"nightrank.lines", b"nightrank.bytes"
+
+# A disk is nearly full if both a smaller share and fewer bytes are free. Spark needs this space for shuffles.
+_MIN_FREE_SHARE = 0.2
+_MIN_FREE_BYTES = 20 * 2**30
+
+
+@dataclass(frozen=True)
+class SavedBlock:
+    """A block that `save` wrote.
+
+    Attributes:
+        name: the name of the block.
+        shared: whether several tasks read it, so that its file is not deleted when it is read.
+    """
+
+    name: str
+    shared: bool = False
+
+
+def save(name: str, block: ParsedBlock) -> bool:
+    """Writes a parsed block under a name, and returns whether it did.
+
+    It does not if the disk is nearly full or the write fails.
+    """
+    path = _path(name)
+    if path is None:
+        return False
+    usage = shutil.disk_usage(path.parent)
+    if usage.free < min(_MIN_FREE_SHARE * usage.total, _MIN_FREE_BYTES):
+        return False
+    arrays = {_ROW_LINES: pa.array(block.row_lines), **block.columns}
+    batch = pa.RecordBatch.from_arrays([*arrays.values()], [*arrays])
+    facts = {_LINES: str(block.lines).encode(), _BYTES: str(block.bytes).encode()}
+    schema = batch.schema.with_metadata(facts)
+    # Another attempt at the task may run on the same machine, so the name contains the process id.
+    written = path.with_suffix(f".{os.getpid()}")
+    try:
+        with pa.OSFile(str(written), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+        written.replace(path)
+    except OSError:
+        written.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def load_all(saved: Sequence[SavedBlock], columns: set[str]) -> list[ParsedBlock] | None:
+    """Reads several blocks (see `load`); None if one of them cannot be loaded, or if there is none."""
+    blocks = [load(one, columns) for one in saved]
+    loaded = [block for block in blocks if block is not None]
+    return loaded if loaded and len(loaded) == len(blocks) else None
+
+
+def load(saved: SavedBlock, columns: set[str]) -> ParsedBlock | None:
+    """Reads a block that `save` wrote. Deletes its file unless the block is shared.
+
+    The returned block contains no rejected lines. The result is None if the file does not exist, is
+    incomplete, or lacks one of these columns.
+    """
+    path = _path(saved.name)
+    if path is None or not path.exists():
+        return None
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+            batch = reader.get_batch(0)
+            facts = reader.schema.metadata
+            lines, size = int(facts[_LINES]), int(facts[_BYTES])
+    except (OSError, pa.ArrowInvalid):  # incomplete: the worker was killed
+        return None
+    finally:
+        if not saved.shared:
+            with suppress(OSError):
+                path.unlink()  # the mapping stays readable
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+    row_lines = np.asarray(arrays.pop(_ROW_LINES))
+    return ParsedBlock(size, lines, row_lines, arrays, {}, ()) if columns <= set(arrays) else None
+
+
+def _path(name: str) -> Path | None:
+    folders = os.environ.get("SPARK_LOCAL_DIRS")
+    return Path(folders.split(",")[0]) / f"nightrank-{name}.arrow" if folders else None

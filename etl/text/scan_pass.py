@@ -18,17 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.quality.counts import LABEL_CELLS
+from etl.quality.column_summary import LABEL_CELLS
 from etl.raw.erased_rows import ERASED
 from etl.raw.file_splits import FileSplit
-from etl.raw.misdated import MISDATED, NO_ROWS, Misdated, count_misdated
-from etl.raw.value_text import text_array
-from etl.text import parsed_splits
-from etl.text.file_layout import FileLayout
-from etl.text.parse_block import ParsedBlock, read_split, unify
-from etl.text.row_source import columns_to_parse
-from etl.text.spilled_rows import Spill, SpillWriter
-from etl.text.stored_rows import RowsFile, RowsFileWriter
+from etl.raw.row_rules import MISDATED, NO_ROWS, Misdated, count_misdated
+from etl.raw.text_values import text_array
+from etl.text import parse_block
+from etl.text.parse_block import FileLayout, ParsedBlock, columns_to_parse, read_split, unify
+from etl.text.stored_rows import RowsFile, RowsFileWriter, Spill, SpillWriter
 from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, LABEL
@@ -51,7 +48,7 @@ class ScanTask:
         buckets: number of hash buckets into which the value counts are divided.
         scratch: name under which to save the parsed blocks of the split, each with its index after a dot;
             None to save nothing.
-        day: the bounds of the day of the split (etl.raw.misdated); None if times are not compared with it.
+        day: the bounds of the day of the split (etl.raw.row_rules); None if times are not compared with it.
         spill: how to store the good rows for their preparation, in place of counting their values; None to
             count the values.
     """
@@ -209,7 +206,7 @@ def _writer(spill: Spill | RowsFile, index: int) -> SpillWriter | RowsFileWriter
 def _counted(task: ScanTask, index: int, parsed: ParsedBlock, counted: Sequence[str]) -> CountedBlock:
     """Counts the values of a block, and saves the block if the task says so. Returns what it wrote."""
     name = f"{task.scratch}.{index}" if task.scratch else ""
-    saved = name if name and parsed_splits.save(name, parsed) else ""
+    saved = name if name and parse_block.save(name, parsed) else ""
     value_counts = {}
     for column in (LABEL_CELLS, *counted):
         counter = ValueCounter()

@@ -1,16 +1,21 @@
-"""Stores the good rows of a log as Parquet files in the lake, until Spark prepares them.
+"""Stores the good rows of a log until they are prepared: on the local disk for tasks, in the lake for Spark.
 
 The scan pass writes one file per file split. Any worker of a cluster can read it.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from etl.native.count_sums import buckets_of
 from etl.text.parse_block import ParsedBlock
 from storage import file_io
 from storage.publish import own_path
@@ -75,3 +80,141 @@ class RowsFileWriter:
             store_schema=False,  # the columns are texts for Spark
         )
         return self._open.enter_context(writer)
+
+
+# Stores the good rows of a log on the local disk, divided by the hash of a column, until they are prepared.
+#
+# The scan pass writes the rows of each file split, in one file per hash bucket. So one later task can read
+# all rows of a user. The files are in the folder of temporary files of the workers, and only processes of
+# this machine read them.
+
+SPILLED_LINE = "_line"
+_FILES = "nightrank-rows"
+
+
+@dataclass(frozen=True)
+class Spill:
+    """What the scan pass stores of a file split.
+
+    Attributes:
+        name: name of the files, unique for each file split of a run.
+        columns: the columns to store.
+        by: the column of strings whose hash decides the bucket of a row; None if there is one bucket.
+        buckets: number of buckets, a power of two.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    by: str | None = None
+    buckets: int = 1
+
+
+class SpillWriter:
+    """Writes the rows of the blocks of one file split. Use it as a context manager."""
+
+    def __init__(self, spill: Spill) -> None:
+        self._spill, self._open = spill, ExitStack()
+        self._writers: dict[int, pa.RecordBatchStreamWriter] = {}
+
+    def __enter__(self) -> SpillWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def add(self, block: ParsedBlock, lines_before: int) -> None:
+        """Writes the good rows of a block; `lines_before` is the number of lines of the split before it."""
+        lines = pa.array(block.row_lines + lines_before, pa.int64())
+        columns = {SPILLED_LINE: lines, **{name: block.columns[name] for name in self._spill.columns}}
+        batch = pa.RecordBatch.from_arrays([*columns.values()], [*columns])
+        if self._spill.by is None or self._spill.buckets == 1:
+            self._write(0, batch)
+            return
+        key = block.columns[self._spill.by]
+        of_values = buckets_of(key.dictionary, self._spill.buckets)
+        of_rows = of_values[key.indices.to_numpy(zero_copy_only=False)]
+        order = np.argsort(of_rows, kind="stable")
+        bounds = np.searchsorted(of_rows[order], np.arange(self._spill.buckets + 1))
+        for bucket in range(self._spill.buckets):
+            rows = pa.array(order[bounds[bucket] : bounds[bucket + 1]])
+            if len(rows):
+                taken = [used_values(column.take(rows)) for column in batch.columns]
+                self._write(bucket, pa.RecordBatch.from_arrays(taken, batch.schema.names))
+
+    def _write(self, bucket: int, batch: pa.RecordBatch) -> None:
+        if bucket not in self._writers:
+            sink = self._open.enter_context(pa.OSFile(str(_path(self._spill.name, bucket)), "wb"))
+            # A stream, because each batch has dictionaries of its own.
+            self._writers[bucket] = self._open.enter_context(pa.ipc.new_stream(sink, batch.schema))
+        self._writers[bucket].write_batch(batch)
+
+
+def read_spilled(names: Sequence[str], bucket: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yields the rows of a bucket: pairs of the index in `names` and a batch, in the order of the log."""
+    for index, name in enumerate(names):
+        path = _path(name, bucket)
+        if path.exists():
+            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+                for batch in reader:
+                    yield index, batch
+
+
+def delete_spilled(names: Sequence[str], bucket: int) -> None:
+    """Deletes the files of a bucket. Batches that were read stay valid."""
+    for name in names:
+        _path(name, bucket).unlink(missing_ok=True)
+
+
+def delete_spilled_of(folder: Path, prefix: str) -> None:
+    """Deletes the files that are left of the rows whose names begin with a prefix.
+
+    Args:
+        folder: the folder of temporary files of the workers.
+        prefix: the prefix of `Spill.name`.
+    """
+    for path in folder.glob(f"{_FILES}-{prefix}-*"):
+        path.unlink(missing_ok=True)
+
+
+def spilled_lines(folder: Path, name: str, buckets: int) -> np.ndarray:
+    """Returns the lines of the stored rows of a file split, over all buckets, in any order: (n,) int64.
+
+    Args:
+        folder: the folder of temporary files of the workers.
+        name: the name of the stored rows.
+        buckets: number of buckets.
+    """
+    lines = [np.zeros(0, np.int64)]
+    for bucket in range(buckets):
+        path = folder / _file(name, bucket)
+        if path.exists():
+            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+                lines += [np.array(batch.column(SPILLED_LINE)) for batch in reader]
+    return np.concatenate(lines)
+
+
+def used_values(values: pa.Array) -> pa.Array:
+    """Returns a dictionary array with a dictionary of the values that occur. Other arrays are unchanged."""
+    if not isinstance(values, pa.DictionaryArray):
+        return values
+    codes = values.indices
+    present = np.unique(codes.drop_null().to_numpy(zero_copy_only=False))
+    if len(present) == len(values.dictionary):
+        return values
+    new_codes = np.searchsorted(present, codes.fill_null(0).to_numpy(zero_copy_only=False))
+    is_null = codes.is_null().to_numpy(zero_copy_only=False)
+    indices = pa.array(np.where(is_null, 0, new_codes).astype(np.int32), mask=is_null)
+    return pa.DictionaryArray.from_arrays(indices, values.dictionary.take(pa.array(present)))
+
+
+def scratch_folder() -> Path:
+    """Returns the folder of temporary files of this worker."""
+    return Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
+
+
+def _path(name: str, bucket: int) -> Path:
+    return scratch_folder() / _file(name, bucket)
+
+
+def _file(name: str, bucket: int) -> str:
+    return f"{_FILES}-{name}-{bucket}.arrow"

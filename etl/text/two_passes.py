@@ -8,43 +8,47 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from conf.dates import days_since_epoch
 from conf.load import config_digest
+from conf.names import days_since_epoch
 from conf.types import Split
-from etl.fit.block_frames import frame_of_blocks
-from etl.fit.fit_inputs import TrainingBlocks
-from etl.quality.column_summary import Summary
-from etl.quality.counts import LABEL_CELLS, Column
+from etl.fit.rounds import TrainingBlocks
+from etl.quality.column_summary import LABEL_CELLS, ColumnSummary, CountedColumn, Values
 from etl.quality.day_counts import DayCounts, check_day
-from etl.quality.new_values import Values
-from etl.quality.profile import Piece
-from etl.raw.file_splits import FileSplit, share_threads
+from etl.quality.report import SplitOfDay
+from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, share_threads
 from etl.raw.files import RawFiles
-from etl.raw.misdated import bounds_of_day
-from etl.split.time_split import CUT, no_good_row, no_row
+from etl.raw.row_rules import bounds_of_day
+from etl.raw.text_values import ARROW_TYPES
+from etl.split.time_split import CUT, DAY, no_good_row, no_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
-from etl.text.encoded_days import EncodeDay, EncodePart, encode_days
-from etl.text.file_layout import FileLayout, layout_of_days
-from etl.text.parsed_splits import SavedBlock
-from etl.text.publish_quarantine import publish_quarantine
-from etl.text.publish_value_counts import publish_counts
-from etl.text.row_source import LogRows
-from etl.text.saved_runs import saved_runs
+from etl.text.encode_pass import TrainingSplit, training_blocks
+from etl.text.parse_block import FileLayout, LogRows, SavedBlock, layout_of_days
+from etl.text.published_days import (
+    EncodeDay,
+    EncodePart,
+    ScannedDay,
+    encode_days,
+    publish_counts,
+    publish_quarantine,
+)
 from etl.text.scan_pass import CountedBlock, ScanTask, collect_summaries, release, scan_splits
-from etl.text.scanned_day import ScannedDay
-from etl.text.training_rows import TrainingSplit, training_blocks
 from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for
 from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
+from etl.workflow.fitted_chains import decoded
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.local_workers import LocalWorkers
+from spark.rows import frame_of
 from spark.workers import Workers
+from storage.feature_spec import LABEL, ROW_ID
 from storage.manifest import (
     Manifest,
     current_manifest,
@@ -53,7 +57,7 @@ from storage.manifest import (
     read_manifest,
     require_manifest,
 )
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.publish import Rules, new_attempt
 
 log = logging.getLogger("nightrank.etl")
@@ -79,7 +83,7 @@ class _ScannedSplit:
 class TextPasses:
     """The two passes over the days of one run of build_features."""
 
-    def __init__(self, workers: Workers, plan: Plan, lake: Lake) -> None:
+    def __init__(self, workers: Workers, plan: FeaturePlan, lake: LakePaths) -> None:
         self._workers, self._plan, self._lake = workers, plan, lake
         self._splits: dict[str, list[_ScannedSplit]] = {}
         self._scratch: dict[FileSplit, Sequence[CountedBlock]] = {}  # of each split that this run has scanned
@@ -131,8 +135,12 @@ class TextPasses:
         return Counts(files, day, values.get(split, none))
 
     def figures_of(
-        self, days: Sequence[Piece], train: Sequence[Piece], day: Piece, columns: Sequence[Column]
-    ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
+        self,
+        days: Sequence[SplitOfDay],
+        train: Sequence[SplitOfDay],
+        day: SplitOfDay,
+        columns: Sequence[CountedColumn],
+    ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
         """Returns summaries of `days`, and the comparison of `day` with the training days.
 
         See etl.value_counts.report_statistics.summarise_and_compare.
@@ -317,3 +325,87 @@ def _by_path(file_splits: Sequence[FileSplit]) -> dict[str, list[FileSplit]]:
     for part in file_splits:
         by_path.setdefault(part.path, []).append(part)
     return by_path
+
+
+# Groups the saved blocks of a file split into runs that tasks encode.
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """Consecutive lines of a file split that one task encodes.
+
+    Attributes:
+        first, end: the first line, and the line after the last one.
+        names: the names of the saved blocks with these lines; none if a block was not saved.
+    """
+
+    first: int
+    end: int
+    names: tuple[str, ...] = ()
+
+    def within(self, parts: Sequence[tuple[Split, int, int]]) -> Iterator[tuple[Split, int, int]]:
+        """Yields the lines of each part that are in this run, if there are any: split, first line and end."""
+        for split, first, end in parts:
+            if max(first, self.first) < min(end, self.end):
+                yield split, max(first, self.first), min(end, self.end)
+
+
+def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> list[SavedRun]:
+    """Returns the runs of a file split of some lines, in order.
+
+    Args:
+        blocks: the blocks of the split; none if this process has not scanned the split.
+        lines: number of lines of the split.
+        divided: whether every worker can read every saved block. If not, or if a block was not saved, the
+            split is one run.
+
+    A run has as many rows as the encode pass writes at once, so its row groups are the same for one run and
+    for several.
+    """
+    if not blocks or not all(block.saved for block in blocks):
+        return [SavedRun(0, lines)]
+    if not divided:
+        return [SavedRun(0, lines, tuple(block.saved for block in blocks))]
+    runs: list[SavedRun] = []
+    first, end, size = 0, 0, 0
+    names: list[str] = []
+    for index, block in enumerate(blocks):
+        end += block.lines
+        size += block.bytes
+        names.append(block.saved)
+        # A block of a compressed file is smaller than FILE_SPLIT_BYTES by a part of a line.
+        if size + block.bytes // 2 >= FILE_SPLIT_BYTES or index == len(blocks) - 1:
+            runs.append(SavedRun(first, end, tuple(names)))
+            first, size, names = end, 0, []
+    return runs
+
+
+# Converts training rows that tasks read as blocks to a Spark frame.
+
+
+def frame_of_blocks(workers: Workers, blocks: TrainingBlocks, plan: FeaturePlan) -> DataFrame:
+    """Returns the training rows as a lazy frame: row_id, label, the day `_day`, and what the plan reads.
+
+    Args:
+        workers: Spark's workers, which read the blocks.
+        blocks: the training rows.
+        plan: the chains of operators, whose inputs are the columns.
+    """
+    read = {name for chain in plan.chains for name in chain.inputs}
+    read |= {name for chain in plan.chains for step in chain.steps for name in step.operator.reads()}
+    types = {name: ARROW_TYPES[kind] for name, kind in plan.columns.items() if name in read - {LABEL}}
+    fixed = [(ROW_ID, pa.int64()), (LABEL, pa.float32()), (DAY, pa.string())]
+    schema = pa.schema([*fixed, *types.items()])
+    task = partial(_read, blocks, tuple(types), schema)
+    return frame_of(workers.spark, workers.run(blocks.tasks, task, schema))
+
+
+def _read(
+    blocks: TrainingBlocks, names: tuple[str, ...], schema: pa.Schema, index: int
+) -> Iterator[pa.RecordBatch]:
+    """Runs one task: reads the rows of one part of the blocks."""
+    for batch in blocks.read(index, frozenset((LABEL, *names))):
+        day = pa.repeat(batch.dt, len(batch.row_ids))
+        fixed = [pa.array(batch.row_ids, pa.int64()), batch.columns[LABEL], day]
+        columns = [decoded(batch.columns[name]).cast(schema.field(name).type) for name in names]
+        yield pa.RecordBatch.from_arrays([*fixed, *columns], schema=schema)

@@ -9,8 +9,9 @@ this bucket.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +22,13 @@ from storage import file_io
 from storage.publish import own_path
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
+
 # Key in the footer. Its value is a JSON list with (column, bucket, number of buckets) of each row group.
 _GROUPS = b"nightrank.groups"
+
 # Lengths and counts are stored as differences, which is smaller and faster to read than plain encoding.
 DELTAS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
+
 # Maximum number of bytes of a day's raw text per hash bucket.
 BUCKET_BYTES = 4 * 2**30
 MAX_BUCKETS = 256
@@ -152,3 +156,36 @@ def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.String
         in_bucket = bucket.holds(values)
         values, counts = values.filter(pa.array(in_bucket)), counts[in_bucket]
     return values, counts, nulls
+
+
+# Assigns columns, or hash buckets of columns, to the tasks that merge their value counts.
+
+# Maximum number of different values that one task merges. A value needs about 100 bytes of memory.
+MERGE_VALUES = 8_000_000
+_TASKS_PER_SLOT = 3
+K = TypeVar("K")
+
+
+def assign_to_tasks(values: Mapping[K, int], slots: int) -> list[list[tuple[K, Bucket]]]:
+    """Returns one list per task: the (column, hash bucket) pairs that the task merges.
+
+    Small columns share a task, because every Python task has an overhead of some milliseconds. Each task
+    starts with its largest bucket, so that no large bucket is begun near the end of the job.
+
+    Args:
+        values: maps each column to an upper bound for the number of its different values. The keys may be
+            names of columns or any other keys.
+        slots: number of tasks that run at the same time.
+    """
+    buckets = []
+    for key, count in values.items():
+        of = buckets_for(count, MERGE_VALUES)
+        buckets += [(count / of, key, Bucket(index, of)) for index in range(of)]
+    ordered = sorted(buckets, key=lambda entry: -entry[0])  # stable: buckets of equal size keep their order
+    tasks = max(1, min(len(ordered), _TASKS_PER_SLOT * slots))
+    return [[(key, bucket) for _, key, bucket in ordered[task::tasks]] for task in range(tasks)]
+
+
+def count_buckets(tasks: Sequence[Sequence[tuple[K, Bucket]]]) -> int:
+    """Returns the total number of buckets of all tasks."""
+    return sum(len(task) for task in tasks)

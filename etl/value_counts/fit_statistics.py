@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from etl.native.count_sums import Sums
 from etl.ops.training_statistics import Moments
-from etl.statistics.moments import ExactSums, sums_of_counts
-from etl.statistics.quantiles import quantiles_of_counts
-from etl.value_counts.count_file_format import ALL, Bucket
-from etl.value_counts.merge_tasks import assign_to_tasks, count_buckets
-from etl.value_counts.requests import CountRequest, Counts, derived_values
-from etl.value_counts.vocabularies import VocabularyFolders, merge_bucket, merge_entries, write_vocabulary
+from etl.statistics.id_rule import IdRule, assign_ids_of_column
+from etl.statistics.moments import ExactSums, quantiles_of_counts, sums_of_counts
+from etl.value_counts.count_file_format import ALL, DELTAS, Bucket, assign_to_tasks, count_buckets
+from etl.value_counts.requests import CountRequest, Counts, derived_texts, derived_values
 from spark.workers import Workers
+from storage import file_io
+from storage.publish import own_path
 
 # Each row that a task returns belongs to one request. The row is either a result as JSON, or an entry of a
 # vocabulary (value, id, count, last_seen).
@@ -173,3 +177,185 @@ def _entry_batches(index: int, entries: pa.Table) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(
             [request, pa.nulls(len(batch), pa.string()), *batch.columns], schema=_SCHEMA
         )
+
+
+# Builds a vocabulary from value counts: merges the counts, assigns ids and writes files.
+#
+# If an earlier workflow version (the parent) is extended, the new counts are added to the counts in the
+# parent's vocabulary.
+
+VOCABULARY_SCHEMA = pa.schema(
+    [
+        ("column", pa.string()),
+        ("value", pa.string()),
+        ("id", pa.int32()),
+        ("count", pa.int64()),
+        ("last_seen", pa.int32()),
+    ]
+)
+RARE_SCHEMA = pa.schema([field for field in VOCABULARY_SCHEMA if field.name != "id"])
+
+
+@dataclass(frozen=True)
+class VocabularyFolders:
+    """The folders into which vocabularies are written.
+
+    Attributes:
+        known: the folder for values that have an id.
+        rare: the folder for rare values, which have no id.
+        row_group_rows: maximum number of rows of a Parquet row group.
+    """
+
+    known: str
+    rare: str
+    row_group_rows: int
+
+
+def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.Table:
+    """Returns a table with one row (value, id, count, last_seen) for each value in a hash bucket.
+
+    The id is null for a value without an id. If a parent workflow is extended, the counts in its vocabulary
+    are included.
+    """
+    if request.fixed_values is not None:
+        return _fixed_entries(request.fixed_values, _rule(request), counts.latest)
+    sums, ids = Sums(), [np.zeros(0, np.int32)]
+    for files, known in zip(request.parent, (True, False), strict=True):
+        for entries in _parent_entries(files, request.key, bucket):
+            values = entries["value"].combine_chunks()
+            sums.add(values, entries["count"].to_numpy(), day=entries["last_seen"].to_numpy())
+            if known:
+                ids.append(entries["id"].to_numpy())
+    for column in request.columns:
+        for path, day in counts.files:
+            texts, times = derived_texts(column, path, bucket)
+            sums.add(texts, times, day=day)
+    values, summed, last = sums.result()
+    # The parent's entries were added first, each exactly once. So they are the first values of the result.
+    known_ids = np.concatenate(ids)
+    all_ids = np.concatenate([known_ids, np.zeros(len(values) - len(known_ids), np.int32)])
+    return pa.table(
+        {
+            "value": values,
+            "id": pa.array(all_ids, mask=np.arange(len(values)) >= len(known_ids)),
+            "count": pa.array(summed[:, 0]),
+            "last_seen": pa.array(last),
+        }
+    )
+
+
+def merge_bucket(
+    index: int, request: CountRequest, counts: Counts, bucket: Bucket, folders: VocabularyFolders
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Writes the rare values of a hash bucket. Returns the other entries, and the facts of the rare values.
+
+    The other entries are those that have an id or occur often enough to get one.
+    """
+    entries = merge_entries(request, counts, bucket)
+    enough = pc.greater_equal(entries["count"], _rule(request).min_count)
+    stays = pc.or_(pc.is_valid(entries["id"]), enough)
+    return entries.filter(stays), _write_rare(
+        f"part-{index:05d}-{bucket.index:03d}.parquet", request, entries.filter(pc.invert(stays)), folders
+    )
+
+
+def write_vocabulary(
+    index: int,
+    request: CountRequest,
+    entries: pa.Table,
+    rare: Sequence[Mapping[str, Any]],
+    folders: VocabularyFolders,
+) -> dict[str, Any]:
+    """Assigns the ids of a vocabulary and writes its files. Returns its `facts` and the names of its `files`.
+
+    Args:
+        index: index of the request. The file names contain it.
+        request: the request for the vocabulary.
+        entries: all entries that have an id or may get one.
+        rare: facts of the rare values that other tasks have written, one per bucket.
+    """
+    whole = entries if request.fixed_values is not None else assign_ids_of_column(entries, _rule(request))
+    has_id = pc.is_valid(whole["id"])
+    known = whole.filter(has_id).sort_by("id")
+    file_name = f"part-{index:05d}.parquet"
+    name = _write(file_name, folders.known, request, known, VOCABULARY_SCHEMA, folders)
+    written = [*rare, _write_rare(file_name, request, whole.filter(pc.invert(has_id)), folders)]
+    return {
+        "files": {"known": [name], "rare": [part["rare"] for part in written]},
+        "facts": {
+            "entries": len(known),
+            "highest": pc.max(known["id"]).as_py() or 0,
+            "occurrences": pc.sum(known["count"]).as_py() or 0,
+            "rare_values": sum(part["values"] for part in written),
+            "rare_occurrences": sum(part["occurrences"] for part in written),
+        },
+    }
+
+
+def _rule(request: CountRequest) -> IdRule:
+    if request.rule is None:
+        raise ValueError(f"internal error, please report: the vocabulary {request.key} has no rule for ids")
+    return request.rule
+
+
+def _fixed_entries(values: Sequence[str], rule: IdRule, latest: int) -> pa.Table:
+    return pa.table(
+        {
+            "value": pa.array(values, pa.string()),
+            "id": pa.array(np.arange(len(values), dtype=np.int32) + rule.first_id),
+            "count": pa.array(np.zeros(len(values), np.int64)),
+            "last_seen": pa.array(np.full(len(values), latest, np.int32)),
+        }
+    )
+
+
+def _parent_entries(files: Sequence[str], name: str, bucket: Bucket = ALL) -> Iterator[pa.Table]:
+    """Yields the entries of the parent's vocabulary that are in a hash bucket, one table per row group."""
+    for path in files:
+        files_of_path, inner = file_io.filesystem(path)
+        with files_of_path.open_input_file(inner) as source:
+            parquet = pq.ParquetFile(source)
+            for group in range(parquet.metadata.num_row_groups):
+                names = parquet.metadata.row_group(group).column(0).statistics
+                if names is not None and not names.min <= name <= names.max:
+                    continue
+                entries = parquet.read_row_group(group, use_threads=False)
+                entries = entries.filter(pc.equal(entries["column"], name))
+                if bucket.of > 1 and len(entries):
+                    in_bucket = bucket.holds(entries["value"].combine_chunks())
+                    entries = entries.filter(pa.array(in_bucket))
+                yield entries
+
+
+def _write_rare(
+    name: str, request: CountRequest, rare: pa.Table, folders: VocabularyFolders
+) -> dict[str, Any]:
+    written = _write(name, folders.rare, request, rare.drop_columns(["id"]), RARE_SCHEMA, folders)
+    return {"rare": written, "values": len(rare), "occurrences": pc.sum(rare["count"]).as_py() or 0}
+
+
+def _write(
+    name: str,
+    folder: str,
+    request: CountRequest,
+    part: pa.Table,
+    schema: pa.Schema,
+    folders: VocabularyFolders,
+) -> str:
+    """Writes one file of a vocabulary and returns its name, which is different for every attempt."""
+    path = own_path(f"{folder}/{name}")
+    column = pa.array([request.key]).take(pa.array(np.zeros(len(part), np.int64)))
+    files, inner = file_io.filesystem(path)
+    if file_io.is_local(path):
+        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
+    with files.open_output_stream(inner) as sink:
+        pq.write_table(
+            part.add_column(0, "column", column).select(schema.names),
+            sink,
+            compression="zstd",
+            row_group_size=folders.row_group_rows,
+            use_dictionary=["column", "last_seen"],
+            column_encoding=DELTAS,
+            write_statistics=["column"],  # `_parent_entries` looks for it
+        )
+    return path.rsplit("/", 1)[1]

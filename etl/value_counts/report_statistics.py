@@ -15,11 +15,15 @@ import numpy as np
 import pyarrow as pa
 
 from etl.native.count_sums import Sums
-from etl.quality.column_summary import Summary, summarise_values
-from etl.quality.counts import LABEL_CELLS, Column
-from etl.quality.new_values import Values, compare_counts
-from etl.value_counts.count_file_format import Bucket, read_counts
-from etl.value_counts.merge_tasks import assign_to_tasks
+from etl.quality.column_summary import (
+    LABEL_CELLS,
+    ColumnSummary,
+    CountedColumn,
+    Values,
+    compare_counts,
+    summarise_values,
+)
+from etl.value_counts.count_file_format import Bucket, assign_to_tasks, read_counts
 from etl.value_counts.requests import Counts
 from spark.workers import Workers
 
@@ -31,8 +35,8 @@ def summarise_and_compare(
     days: Sequence[Counts],
     train: Sequence[Counts],
     day: Counts,
-    columns: Sequence[Column],
-) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
+    columns: Sequence[CountedColumn],
+) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
     """Returns summaries of days, and the comparison of a day with the training days. Reads all counts once.
 
     All tasks run at once. The driver collects a few rows per column.
@@ -49,7 +53,7 @@ def summarise_and_compare(
         comparison of each categorical column, by column name. A column that has no value on any compared day
         has no comparison.
     """
-    by_name = {column.name: column for column in [Column(LABEL_CELLS, "float"), *columns]}
+    by_name = {column.name: column for column in [CountedColumn(LABEL_CELLS, "float"), *columns]}
     compared = {name: not column.numeric for name, column in by_name.items() if name != LABEL_CELLS}
     names = [name for name in by_name if days or compared.get(name)]
     results = _run_by_bucket(
@@ -58,7 +62,10 @@ def summarise_and_compare(
         partial(_figures, by_name, tuple(days), tuple(train), day),
     )
     summaries = [
-        {name: reduce(add, (Summary.from_json(part[index]) for part in results[name])) for name in by_name}
+        {
+            name: reduce(add, (ColumnSummary.from_json(part[index]) for part in results[name]))
+            for name in by_name
+        }
         for index in range(len(days))
     ]
     values = {
@@ -72,7 +79,7 @@ def summarise_and_compare(
 
 
 def _figures(
-    by_name: Mapping[str, Column],
+    by_name: Mapping[str, CountedColumn],
     days: tuple[Counts, ...],
     train: tuple[Counts, ...],
     day: Counts,
@@ -103,7 +110,7 @@ def _figures(
     values, summed, _ = sums.result()
     by_side = np.ascontiguousarray(summed.T)
     summaries = (
-        summarise_values(values, by_side[side_of[files]], column.kind) + Summary(nulls=nulls[files])
+        summarise_values(values, by_side[side_of[files]], column.kind) + ColumnSummary(nulls=nulls[files])
         for files in summarised
     )
     figures = [summary.to_json() for summary in summaries]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from etl.ops.base import Type
 from etl.ops.tables import LocalTables
-from etl.raw.value_text import text_array
+from etl.raw.text_values import text_array
 from etl.statistics.id_rule import IdRule
 from etl.statistics.mergeable import MeasuredStatistic
 from etl.value_counts.count_file_format import ALL, Bucket, read_counts

@@ -10,7 +10,7 @@ from conf.raw_types import RawTable
 from conf.spark_tables import SPARK_TABLE
 from conf.types import Config
 from etl.raw.table_copies import ALL_DAYS, is_by_day
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
 
 LOG, IMPRESSIONS = "log.path", "serving.impressions.path"
 
@@ -30,7 +30,7 @@ class CopiedTable:
     user: str | None = None
 
 
-def copied_tables(plan: Plan) -> list[CopiedTable]:
+def copied_tables(plan: FeaturePlan) -> list[CopiedTable]:
     """Returns the raw tables of the configuration that are tables of Spark's catalogue."""
     return [one for one in _all_tables(plan) if one.table.format == SPARK_TABLE]
 
@@ -52,7 +52,7 @@ def copied_days(config: Config, table: CopiedTable, run_date: str) -> list[str]:
     return [(last - timedelta(days=back)).isoformat() for back in reversed(range(count))]
 
 
-def _all_tables(plan: Plan) -> Iterator[CopiedTable]:
+def _all_tables(plan: FeaturePlan) -> Iterator[CopiedTable]:
     config = plan.config
     keys, candidates, impressions = config.keys, config.candidates, config.serving.impressions
     user = keys.user if keys else None

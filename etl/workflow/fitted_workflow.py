@@ -25,7 +25,7 @@ from etl.workflow.local_workflow import (
 from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
 from storage.feature_spec import Feature
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class FittedWorkflow(LocalWorkflow):
 
 
 def load_workflow(
-    lake: Lake,
+    lake: LakePaths,
     version: str,
     broadcast_max_rows: int = 2_000_000,
     engine: Literal["auto", "sql", "arrow"] = "auto",

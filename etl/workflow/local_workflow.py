@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, DataError
+from conf.feature_types import FeatureKind
+from conf.types import Scope
 from etl.ops import column_operator
 from etl.ops.base import Type
 from etl.ops.tables import RARE, LocalTables, vocabulary_key, workflow_table
 from etl.workflow.fitted_chains import FittedChain, RowPlace, compute_features
 from etl.workflow.raw_values import as_number, one_row, raw_types, raw_values
+from etl.workflow.unfitted_chains import Chain
 from storage import feature_spec, file_io, format_versions
-from storage.feature_spec import FeatureSpec
+from storage.feature_spec import Feature, FeatureSpec
 from storage.manifest import data_files, is_published, is_whole, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 FILE_NAME = "workflow.json"
 
@@ -164,7 +167,7 @@ class LocalWorkflow:
         )
 
 
-def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]) -> None:
+def save_workflow(lake: LakePaths, workflow: LocalWorkflow, tables: Mapping[str, int]) -> None:
     """Writes the FeatureSpec and then workflow.json, which marks the version as complete.
 
     The tables of the version must already be published.
@@ -193,7 +196,7 @@ def save_workflow(lake: Lake, workflow: LocalWorkflow, tables: Mapping[str, int]
     lake.recorder.record_write(lake.workflow(version), version)
 
 
-def workflow_exists(lake: Lake, version: str) -> bool:
+def workflow_exists(lake: LakePaths, version: str) -> bool:
     """Returns whether a version exists and the files of its tables match their manifests."""
     if not file_io.exists(f"{lake.workflow(version)}/{FILE_NAME}"):
         return False
@@ -201,13 +204,13 @@ def workflow_exists(lake: Lake, version: str) -> bool:
     return all(is_published(table) and is_whole(table, read_manifest(table)) for table in tables)
 
 
-def saved_versions(lake: Lake) -> list[str]:
+def saved_versions(lake: LakePaths) -> list[str]:
     """Returns the complete versions of a lake, in the order of their names."""
     folders = [info.base_name for info in file_io.list_files(lake.workflow("").rstrip("/"))]
     return sorted(name for name in folders if file_io.exists(f"{lake.workflow(name)}/{FILE_NAME}"))
 
 
-def read_version(lake: Lake, version: str) -> dict[str, Any]:
+def read_version(lake: LakePaths, version: str) -> dict[str, Any]:
     """Returns the JSON of a version. Raises DataError if it does not exist, or an early release wrote it."""
     path = f"{lake.workflow(version)}/{FILE_NAME}"
     try:
@@ -242,7 +245,7 @@ def table_sizes(tables: Mapping[str, int], vocabularies: Mapping[str, Mapping[st
     return {**tables, **{vocabulary_key(name): facts["entries"] for name, facts in vocabularies.items()}}
 
 
-def load_local(lake: Lake, version: str) -> LocalWorkflow:
+def load_local(lake: LakePaths, version: str) -> LocalWorkflow:
     """Loads a stored workflow version for use in one process, without Spark.
 
     Raises:
@@ -252,7 +255,7 @@ def load_local(lake: Lake, version: str) -> LocalWorkflow:
     return LocalWorkflow(**parts_of(stored), local=local_tables(lake, version, stored))
 
 
-def local_tables(lake: Lake, version: str, stored: Mapping[str, Any]) -> LocalTables:
+def local_tables(lake: LakePaths, version: str, stored: Mapping[str, Any]) -> LocalTables:
     """Returns the tables of a version, whose JSON is `stored`, as files that Arrow reads."""
     files = {}
     for name in table_names(stored):
@@ -272,3 +275,46 @@ def parts_of(stored: Mapping[str, Any]) -> dict[str, Any]:
         "counted": stored["counted"],
         "vocabularies": stored["vocabularies"],
     }
+
+
+# The features of fitted chains, as a FeatureSpec lists them.
+
+
+def fitted_features(
+    chains: Sequence[Chain], names: Sequence[str], fitted: Sequence[FittedChain], scopes: Mapping[str, Scope]
+) -> tuple[Feature, ...]:
+    """Returns the features that are left after a fit, in the order of `names`.
+
+    Args:
+        chains: the chains before the fit.
+        names: the features before the fit, in order.
+        fitted: the same chains after the fit, which may have removed features.
+        scopes: maps features to their scopes. Other features depend on the pair of user and item.
+
+    Raises:
+        ConfigError: the fit has removed all features.
+    """
+    kinds = {name: chain.kind for chain in chains for name in chain.outputs}
+    cardinalities = {name: size for chain in fitted for name, size in chain.cardinalities.items()}
+    outputs = {name for chain in fitted for name in chain.outputs}
+    features = tuple(
+        _feature(name, kinds[name], scopes.get(name, "pair"), cardinalities.get(name))
+        for name in names
+        if name in outputs
+    )
+    if not features:
+        raise ConfigError(
+            "drop_low_cardinality removed every feature",
+            "lower the parameter min_cardinality of drop_low_cardinality",
+        )
+    return features
+
+
+def _feature(name: str, kind: FeatureKind, scope: Scope, cardinality: int | None) -> Feature:
+    if kind == "dense":
+        return Feature(name, "dense", "float32", scope)
+    if kind == "multi_hot":
+        return Feature(name, "multi_hot", "list<int32>", scope, cardinality)
+    if kind == "categorical":
+        return Feature(name, "categorical", "int32", scope, cardinality)
+    assert_never(kind)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from conf.errors import DataError
 from etl.ops.base import LISTS, Type
-from etl.raw.value_text import EXACT_BELOW, nan_to_null, not_exact, whole_number_texts
+from etl.raw.text_values import EXACT_BELOW, nan_to_null, not_exact, whole_number_texts
 from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import FLOAT32_MAX
 

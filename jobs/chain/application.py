@@ -24,20 +24,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 from conf.errors import EXIT_OK
-from jobs.chain.isolated import SparkSubmits
 from jobs.chain.submit import (
     JOBS,
     Interruptions,
     Launcher,
-    Outcome,
     Stage,
+    StageOutcome,
     StoppedError,
     Submission,
     end_group,
     environment,
     exit_code_of,
 )
-from spark.properties import read_properties
+from spark.profile import read_properties, require_java
 from storage.job_summary import JobSummary
 
 _PROGRAM = (sys.executable, "-m", "jobs.stage_server")
@@ -97,7 +96,7 @@ class Application:
             self._child, self._used = _Child.start(self.submission.properties, self._modules), False
         return self._child
 
-    def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
+    def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> StageOutcome:
         """Runs a stage and waits for its end. See `Launcher`."""
         self.submission.require_profile(submits=False)
         start = time.monotonic()
@@ -115,7 +114,7 @@ class Application:
                 self._child = None
         if exit_code is None:
             raise StoppedError(interruptions.received or 0, stage.name)
-        return Outcome(stage, exit_code, time.monotonic() - start, JobSummary.in_log(stage.log))
+        return StageOutcome(stage, exit_code, time.monotonic() - start, JobSummary.in_log(stage.log))
 
     def close(self) -> None:
         """Ends the application. Waits until Spark has stopped, which completes the event log.
@@ -244,3 +243,48 @@ class _Child:
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
                 self.process.stdin.close()
+
+
+# Runs each stage as a spark-submit process of its own.
+
+
+@dataclass(frozen=True)
+class SparkSubmits:
+    """A launcher of stages. Each stage is a spark-submit process, as on a cluster or under a scheduler."""
+
+    submission: Submission
+
+    def prepare(self, *, train: bool) -> None:
+        """Checks the profile. No process is started before its stage."""
+        self.submission.require_profile(submits=True)
+        require_java()
+
+    def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> StageOutcome:
+        """Runs a stage and waits for its end. See `Launcher`."""
+        command = self.submission.command(stage)
+        start = time.monotonic()
+        with stage.open_log() as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                start_new_session=True,  # a new process group, so that all its processes can be ended
+            )
+            exit_code = None
+            try:
+                while exit_code is None and interruptions.received is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        exit_code = process.wait(timeout=_POLL_S)
+                    tick(time.monotonic() - start)
+            finally:
+                if exit_code != 0:
+                    end_group(process)  # a killed JVM does not end its Python driver
+        if interruptions.received is not None and exit_code is None:
+            raise StoppedError(interruptions.received, stage.name)
+        code = exit_code_of(process)
+        return StageOutcome(stage, code, time.monotonic() - start, JobSummary.in_log(stage.log))
+
+    def close(self) -> None:
+        """Does nothing, because no process outlives its stage."""

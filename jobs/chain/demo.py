@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
-from conf.counted import counted
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
 from conf.load import load_config, parse_date
+from conf.messages import counted
 from conf.types import Config
-from jobs.chain.demo_targets import verdict, verdict_table
 from jobs.chain.run_chain import StageRunner, log_path, run_chain
 from jobs.chain.steps import RunPlan
-from jobs.chain.submit import Interruptions, Launcher, Outcome, Stage
+from jobs.chain.submit import Interruptions, Launcher, Stage, StageOutcome
 from jobs.checks import check_config, check_lists, check_training
 from reporting.elements import numbers
-from reporting.facts.list_facts import UserList, sample_lists
-from reporting.facts.run_facts import read_run_facts
-from reporting.terminal.stage_progress import StageProgress
-from reporting.terminal.text_table import text_table
-from storage.paths import Lake
+from reporting.facts.run_facts import (
+    MeasuredRelevance,
+    RunFacts,
+    UserList,
+    logistic_regression,
+    read_run_facts,
+    sample_lists,
+)
+from reporting.terminal import StageProgress, text_table
+from storage.paths import LakePaths
 
 _MARKER = ".nightrank_demo"
 _USERS, _POSITIONS = 3, 5
@@ -74,7 +79,7 @@ def run_demo(
     check_training(config)
     check_lists(config)
     make_fresh(out)
-    lake, last = Lake(config.lake), days.run_dates[-1]
+    lake, last = LakePaths(config.lake), days.run_dates[-1]
 
     progress.write(f"Nightrank demo: {counted(num_runs, 'run')} on a generated click log, in {out}/")
     generate = Stage("generate_clicks", days.first, log_path(lake, days.first, "generate_clicks"))
@@ -100,7 +105,7 @@ def _print_quality(config: Config, run_date: str, progress: StageProgress) -> bo
 
     Returns True if a target was missed.
     """
-    lake, facts = Lake(config.lake), read_run_facts(config, run_date)
+    lake, facts = LakePaths(config.lake), read_run_facts(config, run_date)
     if facts.recommendations is not None:
         partition = lake.recommendations.partition(run_date)
         lists = sample_lists(lake, partition, facts.recommendations, None, _USERS)
@@ -177,7 +182,7 @@ def _lists_table(lists: Sequence[UserList]) -> str:
     return text_table(["User", "Position", "Item", "Score"], rows, right=(1, 3))
 
 
-def seconds_table(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
+def seconds_table(outcomes: Mapping[str, Sequence[StageOutcome]]) -> str:
     """Returns a table of seconds, with one row for each stage and one column for each run.
 
     The last row contains the sum of each run. If a run did not have a stage, the cell is empty.
@@ -191,3 +196,99 @@ def seconds_table(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     ]
     rows.append(["all stages", *(f"{sum(by_stage.values()):.1f}" for by_stage in seconds.values())])
     return text_table(["Stage", *outcomes], rows, right=range(1, len(outcomes) + 1))
+
+
+# The result of the demo: its figures, their targets, and whether each target was met.
+
+MODEL_SHARE, BASELINE_SHARE, LIFT = 0.9, 0.8, 1.5
+
+
+@dataclass(frozen=True)
+class TargetFigure:
+    """One line of the result. `met` is None if the figure has no target."""
+
+    name: str
+    value: str
+    target: str = ""
+    met: bool | None = None
+
+
+def verdict(run: RunFacts) -> list[TargetFigure]:
+    """Returns the figures of a measured run on a generated log, whose best possible AUC is known.
+
+    Raises:
+        DataError: the run was not evaluated, or its lists were not measured.
+    """
+    if run.evaluation is None or run.judged is None or run.measure is None or run.measure.dt != run.run_date:
+        raise DataError(
+            f"the run of {run.run_date} has no evaluation or no measure of its lists",
+            "run nightly --retrain for this date, then measure_recommendations",
+        )
+    best = run.evaluation.get("best_auc")
+    logistic = logistic_regression(run.evaluation)
+    return [
+        TargetFigure(f"Best AUC the log of {run.run_date} allows", numbers.decimal(best)),
+        *_auc_figures(
+            "DLRM", run.judged["auc"], best, f"at least {MODEL_SHARE}", lambda share: share >= MODEL_SHARE
+        ),
+        *_auc_figures(
+            "Logistic regression",
+            logistic["auc"] if logistic else None,
+            best,
+            f"below {BASELINE_SHARE}",
+            lambda share: share < BASELINE_SHARE,
+        ),
+        *_hit_rates(run.measure),
+    ]
+
+
+def _auc_figures(
+    name: str, auc: float | None, best: float | None, target: str, meets: Callable[[float], bool]
+) -> list[TargetFigure]:
+    """Returns two figures of a model: the AUC, and (AUC - 0.5) / (best AUC - 0.5) with its target."""
+    share = numbers.share_reached(auc, best)
+    return [
+        TargetFigure(f"{name}: AUC", numbers.decimal(auc)),
+        TargetFigure(
+            f"{name}: (AUC - 0.5) / (best - 0.5)",
+            numbers.decimal(share, 3),
+            target,
+            share is not None and meets(share),
+        ),
+    ]
+
+
+def _hit_rates(measure: MeasuredRelevance) -> list[TargetFigure]:
+    """Returns the hit rate of the lists, that of the most popular items, and the ratio of both (lift)."""
+    values = measure.values
+    k, lift = values["k"], values["lift"]
+    return [
+        TargetFigure(f"Recommendations: HR@{k} on the day after", numbers.decimal(values["hit_rate"])),
+        TargetFigure(f"Most popular items: HR@{k}", numbers.decimal(values["popular"]["hit_rate"])),
+        TargetFigure("Lift", numbers.decimal(lift, 2), f"at least {LIFT}", lift is not None and lift >= LIFT),
+        *_ceiling(values.get("truth"), k),
+    ]
+
+
+def _ceiling(truth: Mapping[str, Any] | None, k: int) -> list[TargetFigure]:
+    """Returns the hit rates of lists by true probabilities, and the share of the best that ours reach.
+
+    The list is empty if the true probabilities are unknown.
+    """
+    if truth is None:
+        return []
+    return [
+        TargetFigure(
+            f"Lists by true click probability: HR@{k}",
+            numbers.decimal(truth["click_probability"]["hit_rate"]),
+        ),
+        TargetFigure(f"Best possible lists: HR@{k}", numbers.decimal(truth["best"]["hit_rate"])),
+        TargetFigure("Recommendations: HR / best HR", numbers.decimal(truth["share_of_best"], 3)),
+    ]
+
+
+def verdict_table(figures: list[TargetFigure]) -> str:
+    """Returns the figures as a table for a terminal."""
+    outcome = {True: "met", False: "MISSED", None: ""}
+    rows = [[figure.name, figure.value, figure.target, outcome[figure.met]] for figure in figures]
+    return text_table(["Figure", "Value", "Target", ""], rows, right=(1,))

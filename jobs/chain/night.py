@@ -9,7 +9,7 @@ from jobs.chain.run_chain import StageRunner, log_path, run_chain, summarize
 from jobs.chain.steps import RunPlan
 from jobs.chain.submit import Interruptions, Launcher
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
-from reporting.terminal.stage_progress import StageProgress
+from reporting.terminal import StageProgress
 from storage.job_summary import JobSummary
 
 

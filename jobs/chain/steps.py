@@ -9,13 +9,13 @@ from typing import assert_never
 from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.blends import blend_as_of, blend_key
 from training.registry.refits import promoted_on
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """One job for one day. `name` is unique in a run; `overrides` are `--set` values for this job."""
 
     job: str
@@ -38,11 +38,11 @@ class RunPlan:
     recorder: LineageRecorder = field(default=NOT_RECORDED, compare=False, repr=False)
 
     @property
-    def lake(self) -> Lake:
+    def lake(self) -> LakePaths:
         """The lake of the configuration."""
-        return Lake(self.config.lake, self.recorder)
+        return LakePaths(self.config.lake, self.recorder)
 
-    def steps_before_gate(self) -> list[Step]:
+    def steps_before_gate(self) -> list[ChainStep]:
         """Returns the steps up to the gate's decision, or only build_features without `retrain`.
 
         These are the steps up to evaluate_model (the gate). With `train.refit`, refit_model follows, which
@@ -56,7 +56,7 @@ class RunPlan:
         refit = ["refit_model"] if self.config.train.refit else []
         return [features, *(self._step(job) for job in (*models, "evaluate_model", *refit))]
 
-    def steps_after_gate(self) -> list[Step]:
+    def steps_after_gate(self) -> list[ChainStep]:
         """Returns the steps after the gate. Call this method only after the gate has decided.
 
         If the previous day has lists, one step measures these lists, because the clicks on them have arrived.
@@ -76,15 +76,15 @@ class RunPlan:
             self.report_step(),
         ]
 
-    def report_step(self) -> Step:
+    def report_step(self) -> ChainStep:
         """Returns the step `report`, the last one. It also runs if an earlier step has failed."""
         return self._step("report")
 
     def _step(
         self, job: str, *, name: str | None = None, day: str | None = None, overrides: tuple[str, ...] = ()
-    ) -> Step:
+    ) -> ChainStep:
         """Returns a step of this run that works on `day` (default: the run date)."""
-        return Step(job, day or self.run_date, name or job, overrides)
+        return ChainStep(job, day or self.run_date, name or job, overrides)
 
     def _promoted_on_run_date(self) -> bool:
         """Returns whether the champion was promoted on the run date itself.

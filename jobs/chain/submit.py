@@ -15,8 +15,7 @@ from types import FrameType
 from typing import Any, BinaryIO, Protocol
 
 from conf.errors import ConfigError, InfrastructureError, NightrankError, meaning_of
-from spark.profile import find_profile, require_files, require_java
-from spark.properties import read_properties
+from spark.profile import find_profile, read_properties, require_files, require_java
 from storage.job_summary import JobSummary, log_tail
 
 JOBS = Path(__file__).resolve().parent.parent
@@ -104,7 +103,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageOutcome:
     """How a stage ended. `summary` is the last job summary in its log; None if there is none."""
 
     stage: Stage
@@ -130,7 +129,7 @@ class Launcher(Protocol):
             ConfigError: the Spark profile does not exist.
         """
 
-    def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> Outcome:
+    def run(self, stage: Stage, interruptions: Interruptions, tick: Callable[[float], None]) -> StageOutcome:
         """Runs a stage and waits for its end. The log of the stage receives standard output and error.
 
         Args:
@@ -150,7 +149,7 @@ class Launcher(Protocol):
 class StageError(NightrankError):
     """An error: a stage ended with an exit code other than 0. The error has the same exit code."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: StageOutcome) -> None:
         excerpt = "\n".join(f"  {line}" for line in error_excerpt(outcome.stage.log))
         problem = (
             f"{outcome.stage.name} ended with exit code {outcome.exit_code} ({meaning_of(outcome.exit_code)})"

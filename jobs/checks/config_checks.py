@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
+from conf.experiments import Experiment
 from conf.types import Config, ModelConfig
 from etl.operators.drop_low_cardinality import DropLowCardinality
-from etl.workflow.feature_plan import Plan, plan_of
-from etl.workflow.id_features import features_with_oov_id
+from etl.workflow.feature_plan import FeaturePlan, features_with_oov_id, plan_of
 from reporting.monitoring.lineage_events import check_openlineage
 from scoring.candidates.read_sources import read_sources
 from scoring.delivery.sinks import read_settings as read_sinks
-from scoring.inputs.requests import require_context, require_no_pairs
+from scoring.requests import require_context, require_no_pairs
 from scoring.rules.read_settings import read_rule_settings
+from training.loop.training_plan import TrainPlan
 from training.settings import Features, check_loss, check_model, check_retriever, read_settings
 from training.settings.negatives import require_no_pair_features
 from training.settings.unknown_share import require_oov_ids
@@ -125,7 +126,7 @@ def _located(location: str) -> Iterator[None]:
         raise ConfigError(f"{location}{error.problem}", error.remedy) from error
 
 
-def _features(config: Config, feature_plan: Plan) -> Features:
+def _features(config: Config, feature_plan: FeaturePlan) -> Features:
     """Returns the names of the features of each kind, and of the features of scope `pair`."""
     kinds = {name: chain.kind for chain in feature_plan.chains for name in chain.outputs}
     scopes = config.scopes
@@ -196,7 +197,7 @@ def _check_impressions(config: Config) -> None:
         )
 
 
-def _check_measures(config: Config, feature_plan: Plan) -> None:
+def _check_measures(config: Config, feature_plan: FeaturePlan) -> None:
     """Raises ConfigError if the lists leave out the items that they are compared with.
 
     A configuration with features of scope `pair` makes no lists, so it may have any of these values.
@@ -218,7 +219,7 @@ def _check_measures(config: Config, feature_plan: Plan) -> None:
         )
 
 
-def _check_segments(config: Config, feature_plan: Plan) -> None:
+def _check_segments(config: Config, feature_plan: FeaturePlan) -> None:
     """Raises ConfigError unless each segment is a feature of scope user or a column of user_attributes."""
     table = config.candidates.user_attributes
     known = [*config.scopes.user, *(table.names if table else [])]
@@ -229,3 +230,55 @@ def _check_segments(config: Config, feature_plan: Plan) -> None:
                 f"column of candidates.user_attributes; these are {known}",
                 "write one of these names as `segment`",
             )
+
+
+# Checks the experiments of a comparison before any of them is trained.
+
+
+def check_experiments(path: str, experiments: Sequence[Experiment]) -> None:
+    """Checks that each experiment can be trained on the features of its configuration.
+
+    Args:
+        path: the experiments file, for error messages.
+        experiments: the experiments.
+
+    Raises:
+        ConfigError: an architecture or one of its settings is not valid; the error names the experiment.
+    """
+    for experiment in experiments:
+        config = next(iter(experiment.configs.values()))  # seeds do not matter here
+        try:
+            check_config(config)
+            check_training(config)
+        except ConfigError as error:
+            changed = ", ".join(f"{key}={value!r}" for key, value in experiment.changes.items()) or "nothing"
+            raise ConfigError(
+                f"{path}: experiment {experiment.name!r}, which sets {changed}: {error.problem}", error.remedy
+            ) from error
+
+
+def check_plans(path: str, plans: Mapping[tuple[str, int], TrainPlan]) -> None:
+    """Checks that all trainings make different models, and that the validation split has rows.
+
+    Args:
+        path: the experiments file, for error messages.
+        plans: maps the name of an experiment and a seed to the plan of the training.
+
+    Raises:
+        ConfigError: two experiments make the same model.
+        DataError: the validation split has no rows.
+    """
+    first: dict[str, str] = {}
+    for (name, _), training in plans.items():
+        other = first.setdefault(training.description["version"], name)
+        if other != name:
+            raise ConfigError(
+                f"{path}: the experiments {other!r} and {name!r} train the same model: their settings are "
+                "equal, or differ only in settings that do not change a model, such as train.num_ranks",
+                "remove one of the two experiments",
+            )
+    if not all(plan.splits["validation"] for plan in plans.values()):
+        raise DataError(
+            "the validation split of the dataset has no rows, so experiments cannot be compared on it",
+            "use a dataset with a validation split; see the section split of the configuration",
+        )

@@ -13,7 +13,7 @@ from etl.workflow.feature_plan import plan_of
 from scoring.delivery.sinks import check_access
 from scoring.rules.attributes import SECTION, files_of, typed_table
 from scoring.rules.request import attribute_table
-from spark.properties import read_properties
+from spark.profile import read_properties
 from storage.lineage import NOT_RECORDED, LineageRecorder
 
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from conf.experiment_types import ExperimentRun, Experiments
+from conf.experiments import ExperimentRun, Experiments
 from conf.loss_types import built_in_losses
 from conf.reference import field_table
 from conf.types import ModelConfig, Train
-from jobs.reference.documented import documented_config
+from jobs.reference.json_schema import documented_config
 from training.settings.architectures import model_sections
 
 _HEAD = (

@@ -30,8 +30,7 @@ from pyspark import SparkContext
 
 from conf.errors import EXIT_OK
 from jobs.command_line import job_parser
-from jobs.process_end import end_process
-from jobs.runner import run_in_application
+from jobs.runner import end_process, run_in_application
 from jobs.sessions import SharedSession
 from spark.choose_workers import cores_without_jvm
 from spark.fork_server import start_server_early

@@ -19,8 +19,8 @@ from scoring.candidates.places import places_by_source
 from scoring.candidates.retrieved import retrieve
 from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.vector_tables import release, vector_store
-from scoring.inputs.feature_rows import count_rows
-from scoring.inputs.requests import ITEM_INDEX, SOURCES
+from scoring.feature_rows import count_rows
+from scoring.requests import ITEM_INDEX, SOURCES
 from spark.choose_workers import stay_in_process
 from spark.rows import read_rows
 from storage.dataset import Dataset, read_dataset

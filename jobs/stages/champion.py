@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conf.printable import printable_lines
-from reporting.inspect.champion_log import describe_override, history_table
+from conf.messages import printable_lines
+from reporting.inspect.model_tables import describe_override, history_table
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from training.registry.champion_history import Action, Override, champion_state_as_of

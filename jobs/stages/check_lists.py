@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pyarrow.parquet as pq
 
-from conf.counted import counted
 from conf.errors import DataError
+from conf.messages import counted
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary

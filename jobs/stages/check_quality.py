@@ -12,8 +12,8 @@ from etl.build import applied_features
 from etl.checked_days import check_days, raw_days
 from etl.quality.day_counts import misdated_rows
 from etl.workflow.feature_plan import plan_of
+from jobs.stages.build_features import workflows_of_run
 from jobs.stages.table_copies import copy_tables_of_run
-from jobs.stages.workflows_of_run import workflows_of_run
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext

@@ -8,13 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.chosen_experiment import HEAD, configuration_files, nightly_command
 from conf.errors import ConfigError, DataError
-from conf.experiments import Experiment, plan_experiments, read_experiments
-from jobs.checks.experiment_checks import check_experiments, check_plans
-from reporting.html.comparison_page import comparison_page
-from reporting.inspect.comparison_table import comparison_text
-from reporting.terminal.training_bar import TrainingBar
+from conf.experiments import (
+    HEAD,
+    Experiment,
+    configuration_files,
+    nightly_command,
+    plan_experiments,
+    read_experiments,
+)
+from jobs.checks.config_checks import check_experiments, check_plans
+from reporting.html.page import comparison_page
+from reporting.inspect.model_tables import comparison_text
+from reporting.terminal import TrainingBar
 from storage import file_io
 from storage.dataset import Dataset, read_dataset
 from storage.job_summary import JobSummary
@@ -22,11 +28,15 @@ from storage.manifest import digest_of
 from storage.publish import publish_facts
 from storage.run_context import RunContext
 from training.launch import train_plan
-from training.loop.experiment_plan import make_experiment_plan
-from training.loop.training_plan import TrainPlan
+from training.loop.training_plan import TrainPlan, make_experiment_plan
 from training.registry import mlflow_mirror
-from training.registry.comparison import Comparison, ExperimentOutcome, TrainingOutcome
-from training.registry.experiments import delete_old_experiments, experiments_name
+from training.registry.comparison import (
+    Comparison,
+    ExperimentOutcome,
+    TrainingOutcome,
+    delete_old_experiments,
+    experiments_name,
+)
 from training.registry.mlflow_comparison import track_comparison
 from training.registry.model_json import is_complete, read_description
 from training.settings import complete

@@ -8,23 +8,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from conf.counted import counted
 from conf.errors import ConfigError, DataError, InfrastructureError
-from etl.erasure.digest_changes import DigestChanges
-from etl.erasure.plan import Plan, plan_erasure
-from etl.erasure.record import Record, planned, read_record, read_records, record_path, write_record
-from etl.erasure.remaining import SHORTEST_ID, models_with_users, raw_files, texts_with_ids
+from conf.messages import counted
+from etl.erasure.lake_tables import UsersToErase
+from etl.erasure.plan import DigestChanges, ErasurePlan, plan_erasure
+from etl.erasure.record import (
+    SHORTEST_ID,
+    Record,
+    models_with_users,
+    planned,
+    raw_files,
+    read_record,
+    read_records,
+    record_path,
+    texts_with_ids,
+    write_record,
+)
 from etl.erasure.rewrite import carry_out, delete_old_files
-from etl.erasure.table_rules import Users
-from etl.raw.key_rule import RULE, are_bad_keys
-from scoring.delivery.erase_request import EraseRequest
+from etl.raw.row_rules import RULE, are_bad_keys
+from scoring.delivery.published_lists import EraseRequest
 from scoring.delivery.sinks import erase_from, read_settings
 from storage import file_io
 from storage.erased_users import add_erased, list_or_new, require_listed
 from storage.job_summary import JobSummary
-from storage.paths import DATA, Lake
+from storage.paths import DATA, LakePaths
 from storage.run_context import RunContext, require
-from training.registry.saved_models import saved_models
+from training.registry.kept_models import saved_models
 
 _RAW = (
     "The raw log is not changed. Jobs leave out the rows of these users, up to the day `through`, whenever "
@@ -68,7 +77,7 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     lake = context.lake
     _require_tables(lake)
     known = list_or_new(lake)
-    users = Users.of(frozenset(ids), known.salt, known.digest, context.config)
+    users = UsersToErase.of(frozenset(ids), known.salt, known.digest, context.config)
     record = read_record(lake, context.run_date, users)
     with context.phase("search"):
         plan = plan_erasure(lake, context.config, users, record.digests)
@@ -106,7 +115,7 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     return _text(record, "was removed"), _summary(lake, record, dry_run=False)
 
 
-def list_records(lake: Lake) -> tuple[str, JobSummary]:
+def list_records(lake: LakePaths) -> tuple[str, JobSummary]:
     """Returns a table of all records of a lake for a terminal, and the summary."""
     records = read_records(lake)
     lines = [f"  {'Record':<24}  {'Users':>6}  {'Rows':>10}  {'Started':<20}  Status"]
@@ -128,7 +137,7 @@ def _check(ids: Sequence[str]) -> None:
             )
 
 
-def _require_tables(lake: Lake) -> None:
+def _require_tables(lake: LakePaths) -> None:
     """Raises DataError if no job has published a table: the path of the lake is probably wrong."""
     if not any(file_io.list_files(path) for path in (lake.datasets.path, f"{lake.root.rstrip('/')}/{DATA}")):
         raise DataError(
@@ -137,7 +146,7 @@ def _require_tables(lake: Lake) -> None:
         )
 
 
-def _require_none(left: Plan) -> None:
+def _require_none(left: ErasurePlan) -> None:
     if left.rows:
         raise InfrastructureError(
             f"another job has published rows of these users during the erasure: {sorted(left.rows)[:3]}",
@@ -146,7 +155,7 @@ def _require_none(left: Plan) -> None:
 
 
 def _remains(
-    context: RunContext, plan: Plan, before: Mapping[str, Sequence[Any]]
+    context: RunContext, plan: ErasurePlan, before: Mapping[str, Sequence[Any]]
 ) -> dict[str, Sequence[Any]]:
     """Returns what remains; after an attempt that was killed, also what this attempt had listed."""
     now: dict[str, Sequence[Any]] = {
@@ -160,7 +169,7 @@ def _remains(
     }
 
 
-def _erase_sinks(context: RunContext, users: Users, record: Record) -> list[dict[str, Any]]:
+def _erase_sinks(context: RunContext, users: UsersToErase, record: Record) -> list[dict[str, Any]]:
     changes = DigestChanges(record.digests)
     digests = {old: changes.of(old) for old in record.digests}
     request = EraseRequest(users.ids, digests, lambda: context.spark, context.recorder)
@@ -209,7 +218,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _summary(lake: Lake, record: Record, *, dry_run: bool) -> JobSummary:
+def _summary(lake: LakePaths, record: Record, *, dry_run: bool) -> JobSummary:
     facts = {
         "users": len(record.users),
         "partitions": len(record.tables),

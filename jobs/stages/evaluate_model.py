@@ -13,7 +13,7 @@ from conf.load import config_digest
 from conf.types import SPLITS, Split
 from scoring.evaluation.gate import Verdict
 from scoring.evaluation.gate_run import run_gate
-from scoring.inputs.feature_rows import count_rows
+from scoring.feature_rows import count_rows
 from scoring.model.model_info import read_model_info
 from spark.choose_workers import stay_in_process
 from storage.dataset import read_dataset

@@ -10,9 +10,8 @@ from etl.workflow.local_workflow import load_local
 from scoring.model.champion import serving_model_and_dataset
 from scoring.model.export import export
 from scoring.model.model_info import ModelInfo, read_model_info
-from scoring.serving.model_configs import ENSEMBLE, TREATMENT_ENSEMBLE
+from scoring.serving.model_configs import ENSEMBLE, TREATMENT_ENSEMBLE, Backend
 from scoring.serving.repository import Variant, add_to_repository, withdraw_treatment
-from scoring.serving.served_inputs import Backend
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from training.export.smaller_programs import Format

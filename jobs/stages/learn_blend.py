@@ -9,11 +9,10 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.load import config_digest
 from scoring.candidates.candidate_tables import frames_needed, read_candidate_tables
-from scoring.evaluation.blend_fit import MODEL, learn
-from scoring.evaluation.blend_pairs import measured_pairs
-from scoring.inputs.feature_rows import count_rows
-from scoring.inputs.requests import BlendRequest, require_listable
+from scoring.evaluation.blend_fit import MODEL, learn, measured_pairs
+from scoring.feature_rows import count_rows
 from scoring.model.champion import champion_and_dataset
+from scoring.requests import BlendRequest, require_listable
 from spark.choose_workers import stay_in_process
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext, require

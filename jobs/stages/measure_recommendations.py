@@ -23,15 +23,22 @@ from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
-from scoring.evaluation.cold_start import cold_start_facts, users_and_items
 from scoring.evaluation.experiment_measures import measure_experiment
 from scoring.evaluation.impression_measures import find_impressions, measure_impressions
-from scoring.evaluation.list_facts import POPULAR, PUBLISHED, relevance_facts, shown_kinds, truth_facts
+from scoring.evaluation.list_facts import (
+    POPULAR,
+    PUBLISHED,
+    cold_start_facts,
+    relevance_facts,
+    shown_kinds,
+    true_lists,
+    truth_facts,
+    users_and_items,
+)
 from scoring.evaluation.measured_lists import KIND, count_items, measure_kinds
 from scoring.evaluation.rows_of_day import rows_of_day
-from scoring.evaluation.true_lists import true_lists
-from scoring.inputs.feature_rows import count_rows, read_split
-from scoring.inputs.requests import CANDIDATES, ITEM_INDEX
+from scoring.feature_rows import count_rows, read_split
+from scoring.requests import CANDIDATES, ITEM_INDEX
 from spark.choose_workers import stay_in_process, workers_of
 from spark.rows import Rows, count, list_entries, persist, query, read_rows, union_all, with_value
 from storage.dataset import Dataset, read_dataset, with_present_rows
@@ -127,7 +134,7 @@ def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train:
     """Returns all kinds of lists that are compared: the columns kind, user_key, position and item_key.
 
     The kinds are the published lists (PUBLISHED), lists of the most popular items (POPULAR) and, for a
-    generated log, lists by the true probabilities (scoring.evaluation.true_lists). The last are expensive, so
+    generated log, lists by the true probabilities (scoring.evaluation.list_facts). The last are expensive, so
     they are made only for the users in `clicked`. The lists of other users cannot be compared with clicks.
     """
     k = published.facts["k"]

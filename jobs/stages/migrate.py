@@ -6,7 +6,7 @@ from collections import Counter
 
 from storage.job_summary import JobSummary
 from storage.migration import Survey
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 
 def version_table(survey: Survey) -> str:
@@ -20,7 +20,7 @@ def version_table(survey: Survey) -> str:
     return "\n".join(lines)
 
 
-def summarize(lake: Lake, survey: Survey, *, applied: bool, migrated: int, seconds: float) -> JobSummary:
+def summarize(lake: LakePaths, survey: Survey, *, applied: bool, migrated: int, seconds: float) -> JobSummary:
     """Returns the job summary. It has no run date, no rows and no output."""
     facts = {
         "lake": lake.root,

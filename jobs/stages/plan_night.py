@@ -11,7 +11,7 @@ from typing import Any
 
 from etl.raw.files import find_raw, raw_path
 from etl.workflow.feature_plan import plan_of
-from jobs.chain.steps import RunPlan, Step
+from jobs.chain.steps import ChainStep, RunPlan
 from jobs.checks import check_tables
 from jobs.stages.table_copies import copy_tables_of_run
 from storage.job_summary import JobSummary
@@ -48,6 +48,6 @@ def run(context: RunContext) -> JobSummary:
     return JobSummary(output=path, facts=facts)
 
 
-def _as_dicts(steps: list[Step]) -> list[dict[str, Any]]:
+def _as_dicts(steps: list[ChainStep]) -> list[dict[str, Any]]:
     """Converts the steps to JSON objects."""
     return [asdict(step) for step in steps]

@@ -7,17 +7,15 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 
-from conf.counted import counted
 from conf.errors import InfrastructureError
-from jobs.stages.prune_items import Item, Limits
-from jobs.stages.prune_plan import plan_prune
-from reporting.terminal.text_table import text_table
+from conf.messages import counted
+from jobs.stages.prune_plan import Item, Limits, plan_prune
+from reporting.terminal import text_table
 from storage import file_io
 from storage.job_summary import JobSummary
-from storage.leftovers import delete_empty_folders
 from storage.manifest import MANIFEST_NAME
-from storage.paths import Lake
-from storage.remove import remove
+from storage.paths import LakePaths
+from storage.remove import delete_empty_folders, remove
 from storage.run_context import RunContext
 
 log = logging.getLogger("nightrank.prune")
@@ -46,11 +44,11 @@ def run(context: RunContext, keep_days: int, *, dry_run: bool) -> tuple[str, Job
         limits, items = plan_prune(context.config, context.run_date, keep_days)
     if not dry_run:
         with context.phase("delete"):
-            _delete_all(Lake(context.config.lake), items, context.config.output.grace_hours)
+            _delete_all(LakePaths(context.config.lake), items, context.config.output.grace_hours)
     return _text(limits, items, dry_run), _summary(context.lake, limits, items, dry_run)
 
 
-def _delete_all(lake: Lake, items: Sequence[Item], grace_hours: float) -> None:
+def _delete_all(lake: LakePaths, items: Sequence[Item], grace_hours: float) -> None:
     """Deletes the items in order. Another prune may delete the same items at the same time.
 
     Raises:
@@ -63,7 +61,7 @@ def _delete_all(lake: Lake, items: Sequence[Item], grace_hours: float) -> None:
         log.info("%s", _line(kind, of_kind))
 
 
-def _delete(lake: Lake, item: Item, grace_hours: float) -> None:
+def _delete(lake: LakePaths, item: Item, grace_hours: float) -> None:
     for attempt in range(_TRIES):
         try:
             _delete_once(lake, item, grace_hours)
@@ -77,7 +75,7 @@ def _delete(lake: Lake, item: Item, grace_hours: float) -> None:
             time.sleep(_WAIT_S)  # another prune may be deleting the same folder
 
 
-def _delete_once(lake: Lake, item: Item, grace_hours: float) -> None:
+def _delete_once(lake: LakePaths, item: Item, grace_hours: float) -> None:
     root = lake.root.rstrip("/")
     if item.partition is None:
         for file in item.files:
@@ -123,7 +121,7 @@ def _text(limits: Limits, items: Sequence[Item], dry_run: bool) -> str:
     return f"{head}This {verb}:\n{text_table(_HEADERS, cells, right=(1, 2, 3))}"
 
 
-def _summary(lake: Lake, limits: Limits, items: Sequence[Item], dry_run: bool) -> JobSummary:
+def _summary(lake: LakePaths, limits: Limits, items: Sequence[Item], dry_run: bool) -> JobSummary:
     deleted = {
         kind: {
             "count": len(group := list(some)),

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 
-from conf.counted import counted
 from conf.errors import ConfigError
+from conf.messages import counted
 from conf.types import Config
 from etl.raw.files import raw_path
 from etl.raw.table_copies import COPIES
-from jobs.stages.prune_items import Item, Limits
-from jobs.stages.prune_versions import (
-    FEATURES,
-    OF_VERSIONS,
-    VERSION,
-    old_attempts,
-    old_checkpoints,
-    unused_models,
-    unused_workflows,
-)
+from etl.workflow.local_workflow import FILE_NAME
 from storage.dataset import Dataset, read_dataset
-from storage.lake_files import DateFiles, dates_of_tables, list_lake
 from storage.manifest import MANIFEST_NAME
-from storage.paths import Lake, Partition
-from training.registry.kept_models import model_versions
-from training.registry.saved_models import saved_models
+from storage.paths import LakePaths, Partition
+from storage.remove import DateFiles, LakeFile, dates_of_tables, list_lake
+from training.registry.kept_models import model_versions, saved_models
+from training.registry.model_json import MODEL_JSON, is_complete
 
 _DATASETS, _LISTS = "datasets", "recommendations"
 _INTERNAL = frozenset({"typed", "prepared", COPIES})  # tables that only jobs read
+
 # Tables without workflow versions. The tables datasets, experiments and comparisons are small and stay.
 _OTHER_TABLES = frozenset(
     {"quarantine", "value_counts", "profiles", "quality", *_INTERNAL, "last_clicks", _LISTS}
@@ -68,7 +64,7 @@ def plan_prune(config: Config, run_date: str, keep_days: int) -> tuple[Limits, l
         DataError: a data manifest, a model.json or a file of the registry is damaged.
     """
     check_days(config, run_date, keep_days)
-    lake = Lake(config.lake)  # what is read here is no input of the run
+    lake = LakePaths(config.lake)  # what is read here is no input of the run
     files = list_lake(lake)
     if not any(file.path.endswith(f"/{MANIFEST_NAME}") for file in files):
         raise ConfigError(
@@ -137,7 +133,7 @@ def _is_table(table: str, unused: set[str]) -> bool:
 
 
 def _partition(
-    config: Config, lake: Lake, table: str, dt: str, of_date: DateFiles, limits: Limits
+    config: Config, lake: LakePaths, table: str, dt: str, of_date: DateFiles, limits: Limits
 ) -> Item | None:
     """Returns the item of a date; None if a job may be writing it, or if it is a raw log."""
     path = f"{lake.root.rstrip('/')}/{table}/dt={dt}"
@@ -158,3 +154,190 @@ def _partition(
         internal=table.split("/")[0] in _INTERNAL,
     )
     return Item(table.split("/")[0], dt, (*manifest, *old), (), partition)
+
+
+# What prune deletes together, and the limits of dates and ages.
+
+_DAY_S = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is deleted together: a date of a table, a version, or the files of attempts.
+
+    Attributes:
+        kind: the name of a row in the table for a terminal, such as `features`.
+        name: the date, version or folder.
+        files: the files that are deleted. If a deletion in this order is killed, the next plan continues it.
+        folders: folders below the root of the lake that are deleted if they are empty then.
+        partition: the date of a table; None for all other items.
+    """
+
+    kind: str
+    name: str
+    files: tuple[LakeFile, ...]
+    folders: tuple[str, ...] = ()
+    partition: Partition | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Returns the number of bytes of the files."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def manifest(self) -> LakeFile | None:
+        """Returns the manifest of the date of a table; None if it is not published."""
+        return next((file for file in self.files if file.path.endswith(f"/{MANIFEST_NAME}")), None)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a plan.
+
+    Attributes:
+        run_date: the run date.
+        first_date: the first date that is kept.
+        old: files that were changed before this time may be deleted (`output.grace_hours`), in seconds since
+            1970.
+        expired: files of attempts without a date were written too long ago if they were changed before this
+            time.
+    """
+
+    run_date: str
+    first_date: str
+    old: float
+    expired: float
+
+    @classmethod
+    def of(cls, run_date: str, keep_days: int, grace_hours: float) -> Limits:
+        """Returns the limits for a number of days, counted from the run date backwards."""
+        now, last = time.time(), date.fromisoformat(run_date)
+        end = datetime(last.year, last.month, last.day, tzinfo=UTC).timestamp() + _DAY_S
+        old = now - grace_hours * 3600
+        first = (last - timedelta(days=keep_days - 1)).isoformat()
+        return cls(run_date, first, old, min(old, now - keep_days * _DAY_S, end - keep_days * _DAY_S))
+
+    def are_old(self, files: Iterable[LakeFile]) -> bool:
+        """Returns whether no job can still be writing these files."""
+        return all(file.modified < self.old for file in files)
+
+
+# Which versions, checkpoints and files of attempts prune deletes.
+
+FEATURES = "features"
+
+# Tables with one table for each workflow version.
+OF_VERSIONS = frozenset(
+    {FEATURES, "users", "items", "candidates", "candidate_items", "item_vectors"}
+    | {"gate_items", "blend_items", "experiment_items"}
+)
+VERSION = re.compile(r"[0-9a-f]{16}")
+_WORKFLOW, _CHECKPOINTS = "workflow", "checkpoints"
+_OF_ATTEMPTS = ("runs", "logs", "spark-events", "reports")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], limits: Limits) -> list[Item]:
+    """Returns the items of the model versions that nobody needs, without those of running trainings.
+
+    Checkpoints come first. They belong to the model only as long as it has a model.json; before that, a
+    training continues from them.
+    """
+    folders = [f"models/{name}/{version}" for name, version in unused]
+    of_folder = _by_folder(files, [*folders, *(f"{_CHECKPOINTS}/{version}" for _, version in unused)])
+    items = []
+    for folder, (name, version) in zip(folders, unused, strict=True):
+        checkpoints = f"{_CHECKPOINTS}/{version}"
+        marker = f"{folder}/{MODEL_JSON}"
+        model = sorted(of_folder[folder], key=lambda file: (file.path != marker, file.path))
+        is_described = any(file.path == marker for file in model)
+        all_files = (*(of_folder[checkpoints] if is_described else ()), *model)
+        if model and limits.are_old(all_files):  # a training may have created an empty folder
+            items.append(Item(f"models/{name}", version, all_files, (checkpoints, folder)))
+    return items
+
+
+def _by_folder(files: Iterable[LakeFile], folders: Iterable[str]) -> dict[str, list[LakeFile]]:
+    """Returns the files below some folders."""
+    below: dict[str, list[LakeFile]] = {folder: [] for folder in folders}
+    for file in files:
+        parts = file.path.split("/")
+        for depth in range(1, len(parts)):
+            if (folder := "/".join(parts[:depth])) in below:
+                below[folder].append(file)
+    return below
+
+
+def unused_workflows(
+    used: set[str],
+    files: Sequence[LakeFile],
+    dates: Mapping[tuple[str, str], DateFiles],
+    limits: Limits,
+) -> list[Item]:
+    """Returns the items of workflow versions that no dataset or model uses, with all of their tables.
+
+    A version with a date that is kept, or with a file that a job may be writing, is not among them.
+    workflow.json comes first, so no job uses an incomplete version, and then the manifests.
+    """
+    dated = {table.split("/")[1] for table, dt in dates if dt >= limits.first_date and "/" in table}
+    of_version: dict[str, list[LakeFile]] = defaultdict(list)
+    for file in files:
+        kind, version, *rest = [*file.parts, ""]
+        if rest[1:] and kind in OF_VERSIONS | {_WORKFLOW} and VERSION.fullmatch(version):
+            of_version[version].append(file)
+    last = {FILE_NAME: 0, MANIFEST_NAME: 1}
+    items = []
+    for version, of_one in sorted(of_version.items()):
+        if version in used or version in dated or not limits.are_old(of_one):
+            continue
+        ordered = sorted(of_one, key=lambda file: (last.get(file.parts[-1], 2), file.path))
+        folders = sorted({file.path[: file.path.index(version) + len(version)] for file in of_one})
+        items.append(Item(_WORKFLOW, version, tuple(ordered), tuple(folders)))
+    return items
+
+
+def old_checkpoints(
+    lake: LakePaths, saved: Sequence[Mapping[str, str]], files: Iterable[LakeFile], limits: Limits
+) -> list[Item]:
+    """Returns the items of old checkpoints of complete models.
+
+    Args:
+        lake: the lake.
+        saved: the models that stay, as `saved_models` returns them.
+        files: the files of the lake.
+        limits: the limits.
+    """
+    folders = {one["version"]: f"{lake.models(one['name'])}/{one['version']}" for one in saved}
+    of_version: dict[str, list[LakeFile]] = defaultdict(list)
+    for file in files:
+        kind, version, *_ = [*file.parts, ""]
+        if kind == _CHECKPOINTS and version in folders and limits.are_old([file]):
+            of_version[version].append(file)
+    return [
+        Item(_CHECKPOINTS, version, tuple(old), (f"{_CHECKPOINTS}/{version}",))
+        for version, old in sorted(of_version.items())
+        if is_complete(folders[version])
+    ]
+
+
+def old_attempts(files: Iterable[LakeFile], limits: Limits) -> list[Item]:
+    """Returns the items of the records, logs, event logs and reports of attempts.
+
+    They are of a date if their name, or that of their folder, contains one. Otherwise the time of the last
+    change counts.
+    """
+    entries: dict[tuple[str, str], list[LakeFile]] = defaultdict(list)
+    for file in files:
+        kind, _, rest = file.path.partition("/")
+        if kind in _OF_ATTEMPTS and rest:
+            entries[kind, rest.split("/")[0]].append(file)
+    items = []
+    for (kind, name), of_entry in sorted(entries.items()):
+        days = _DATE.findall(name)
+        if days:
+            expired = days[-1] < limits.first_date and limits.are_old(of_entry)
+        else:
+            expired = all(file.modified < limits.expired for file in of_entry)
+        if expired:
+            items.append(Item(kind, name, tuple(of_entry), (f"{kind}/{name}",)))
+    return items

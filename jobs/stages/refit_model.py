@@ -11,7 +11,7 @@ from jobs.stages.train_model import execute
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
-from training.loop.refit_plan import make_refit_plan
+from training.loop.training_plan import make_refit_plan
 from training.registry import mlflow_mirror
 from training.registry.refits import Refit, promoted_on, record_refit, refit_name
 from training.registry.training_leftovers import delete_training_leftovers

@@ -13,21 +13,24 @@ from conf.serving_types import ServingExperiment
 from conf.train_types import ScoreKind
 from scoring.candidates.treatment_items import publish_treatment_items
 from scoring.delivery.publish_limits import publish_changes
-from scoring.inputs.list_tables import list_manifests
-from scoring.inputs.requests import CONTROL, TREATMENT, VARIANT, ListRequest, require_listable
-from scoring.inputs.variants import with_variants
-from scoring.model.champion import serving_model_and_dataset
+from scoring.feature_rows import list_manifests
+from scoring.model.champion import (
+    Treatment,
+    blend_request,
+    read_treatment,
+    served_blend,
+    serving_model_and_dataset,
+    with_variants,
+)
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
-from scoring.model.served_blend import blend_request, served_blend
-from scoring.model.treatment import Treatment, read_treatment
 from scoring.ranking.list_summary import summarize_lists
+from scoring.requests import CONTROL, TREATMENT, VARIANT, ListRequest, require_listable
 from scoring.rules.rule_tables import read_rules
 from scoring.spark.int8_change import change_of_lists
 from scoring.spark.score_frames import score_lists
-from spark.arrow_frames import table_of
 from spark.choose_workers import stay_in_process
-from spark.rows import Rows, query, quoted, read_rows, records, spread, union_all, with_value
+from spark.rows import Rows, query, quoted, read_rows, records, spread, table_of, union_all, with_value
 from storage import file_io
 from storage.dataset import Dataset
 from storage.feature_spec import USER_KEY

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from conf.load import config_digest
-from scoring.inputs.requests import FEATURES_DT, PROBABILITY
 from scoring.model.champion import serving_model_and_dataset
+from scoring.requests import FEATURES_DT, PROBABILITY
 from scoring.rows.file_splits import divide_rows, row_groups
 from scoring.spark.int8_change import change_of_rows, sample_of
 from scoring.spark.score_frames import score_split

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from conf.counted import counted
 from conf.errors import ConfigError, InfrastructureError, NightrankError
+from conf.messages import counted
 from nightrank.model import Model
 from scoring.model.champion import serving_model_and_dataset
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
-from training.registry.mlflow_model import model_file
-from training.registry.mlflow_server import scoring_application
+from training.registry.mlflow_model import model_file, scoring_application
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from reporting.inspect.user_list import find
-from reporting.inspect.user_page import decoded_names, page
+from reporting.inspect.user_list import decoded_names, find, page
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 

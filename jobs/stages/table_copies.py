@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from etl.workflow.copied_tables import copied_tables
-from etl.workflow.feature_plan import Plan
+from etl.workflow.feature_plan import FeaturePlan
 from storage.run_context import RunContext
 
 
-def copy_tables_of_run(context: RunContext, plan: Plan, days: Sequence[str] | None = None) -> None:
+def copy_tables_of_run(context: RunContext, plan: FeaturePlan, days: Sequence[str] | None = None) -> None:
     """Copies the changed rows of the configuration's tables of Spark's catalogue; without any, does nothing.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from conf.types import Config
 from etl.workflow.local_workflow import load_local
 from jobs.checks import check_training
-from reporting.terminal.training_bar import TrainingBar
+from reporting.terminal import TrainingBar
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext

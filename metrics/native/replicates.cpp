@@ -1,4 +1,4 @@
-// Sums of the rows of one range of scores for several bootstrap replicates at once. Called by metrics/compiled_replicates.py.
+// Sums of the rows of one range of scores for several bootstrap replicates at once. Called by metrics/bootstrap.py.
 //
 // A loop over rows adds the weights of a row in all replicates of a block. The compiler turns it into vector instructions. To keep most
 // sums in 16 and 32 bits, they are added to 64-bit totals after at most kChunk rows.
@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int kReplicates = 32;  // replicates in a block; must be equal to REPLICATES in metrics/compiled_replicates.py
+constexpr int kReplicates = 32;  // replicates in a block; must be equal to REPLICATES in metrics/bootstrap.py
 constexpr int64_t kChunk = 2048;  // with weights up to 15, the 32-bit sums of a chunk are less than 2³¹
 
 // The sums of a block of replicates over the rows so far.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from conf.printable import printable_lines
+from conf.messages import printable_lines
 
 
 class Html(str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from conf.counted import counted as words_counted
+from conf.messages import counted as words_counted
 
 NONE = "–"
 

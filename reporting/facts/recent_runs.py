@@ -16,7 +16,7 @@ from conf.types import Config
 from reporting.monitoring.run_record import NO_REMEDY, RunRecord, dates_up_to, read_records
 from storage import file_io
 from storage.manifest import is_published, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 
 DAYS = 30
 _READERS = 8
@@ -112,7 +112,7 @@ class DayFacts:
 
 
 @dataclass(frozen=True)
-class History:
+class RunHistory:
     """The facts of several run dates.
 
     Attributes:
@@ -124,11 +124,11 @@ class History:
     currency: str | None
 
 
-def read_history(config: Config, run_date: str, days: int = DAYS) -> History:
+def read_history(config: Config, run_date: str, days: int = DAYS) -> RunHistory:
     """Reads the run records and manifests of the last `days` dates up to `run_date`."""
     # Create this Lake without a recorder, because earlier run dates are not inputs of the run that draws the
     # page.
-    lake, dates = Lake(config.lake), dates_up_to(run_date, days)
+    lake, dates = LakePaths(config.lake), dates_up_to(run_date, days)
     of_date: dict[str, list[RunRecord]] = {dt: [] for dt in dates}
     all_records = read_records(lake, dates, config.name)
     for record in all_records:
@@ -136,11 +136,11 @@ def read_history(config: Config, run_date: str, days: int = DAYS) -> History:
     with ThreadPoolExecutor(_READERS) as pool:
         all_days = list(pool.map(lambda dt: _day(config, lake, dt, of_date[dt], all_records), dates))
     currencies = [record.currency for records in of_date.values() for record in records if record.currency]
-    return History(tuple(day for day in all_days if day.has_run), currencies[-1] if currencies else None)
+    return RunHistory(tuple(day for day in all_days if day.has_run), currencies[-1] if currencies else None)
 
 
 def _day(
-    config: Config, lake: Lake, dt: str, records: Sequence[RunRecord], all_records: Sequence[RunRecord]
+    config: Config, lake: LakePaths, dt: str, records: Sequence[RunRecord], all_records: Sequence[RunRecord]
 ) -> DayFacts:
     """Reads the facts of one run date from its run records and manifests.
 
@@ -225,7 +225,7 @@ def open_failure(config: Config, run_date: str) -> Failure | None:
     `nightly`, whose own record is written after the page of its run. If lists are compared with the clicks
     of the next day, the run measures the lists of the day before, so that attempt belongs to it.
     """
-    lake, before = Lake(config.lake), dates_up_to(run_date, 2)[0]
+    lake, before = LakePaths(config.lake), dates_up_to(run_date, 2)[0]
     of_dates = read_records(lake, [before, run_date], config.name)
     measured = before if config.measure.against == "next_day" else run_date
     records = [
@@ -254,7 +254,7 @@ def served_lists(config: Config, run_date: str) -> str | None:
     """
     if config.keys is None:
         return None
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     table = lake.deliveries if config.deliver.sinks else lake.recommendations
     names = [Path(entry.path).name for entry in file_io.list_files(table.path)]
     dates = [name.removeprefix("dt=") for name in names if name.startswith("dt=")]

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from conf.train_types import ScoreKind
-from conf.types import SPLITS, Config
-from etl.quality.checks import Finding, unchecked
-from etl.quality.missing_rows import MissingRows, check_missing_rows
-from etl.quality.report_rates import Comparison
-from etl.raw.misdated import Misdated
-from reporting.facts.parquet import column, even_files
+from conf.types import SPLITS, Config, Negatives
+from etl.quality.checks import DayComparison, Finding, MissingRows, check_missing_rows, unchecked
+from etl.raw.row_rules import Misdated
 from storage import file_io
-from storage.dataset import read_dataset
-from storage.feature_spec import LABEL
+from storage.dataset import Dataset, read_dataset
+from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from storage.lineage import NOT_RECORDED, LineageRecorder
-from storage.manifest import Manifest, is_published, read_manifest
-from storage.paths import Lake, Partition
+from storage.manifest import Manifest, data_files, is_published, read_manifest
+from storage.paths import LakePaths, Partition
 from training.registry.model_json import is_complete, read_description, score_kind
 
 _RUN_DATES = 14
@@ -60,7 +61,7 @@ class Day:
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasuredRelevance:
     """The measured relevance of the lists of one date, from measure_recommendations.
 
     Attributes:
@@ -82,7 +83,7 @@ class DataQuality:
         unchecked: the figures that have no limit for this log, as texts.
     """
 
-    compared: Comparison
+    compared: DayComparison
     findings: tuple[Finding, ...]
     unchecked: tuple[str, ...] = ()
 
@@ -120,7 +121,7 @@ class RunFacts:
     recommendations: Manifest | None
     changes: Mapping[str, Any] | None
     delivery: Mapping[str, Any] | None
-    measure: Measure | None
+    measure: MeasuredRelevance | None
     per_positive: int | None
     model_scores: ScoreKind
     list_scores: ScoreKind
@@ -161,7 +162,7 @@ def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NO
         run_date: the run date.
         recorder: records the tables that are read, for lineage.
     """
-    lake = Lake(config.lake, recorder)
+    lake = LakePaths(config.lake, recorder)
     evaluation = published_facts(lake.evaluations.partition(run_date))
     recommendations = _published(lake.recommendations.partition(run_date))
     mode, days = _days(lake, run_date)
@@ -192,7 +193,7 @@ def earlier_run_dates(config: Config, run_date: str) -> list[str]:
 
     `run_date` is included; later dates are not.
     """
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     dates = set()
     for table in (lake.recommendations, lake.evaluations):
         for entry in file_io.list_files(table.path):
@@ -213,7 +214,7 @@ def _published(partition: Partition) -> Manifest | None:
     return read_manifest(partition) if is_published(partition) else None
 
 
-def _days(lake: Lake, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
+def _days(lake: LakePaths, run_date: str) -> tuple[str | None, tuple[Day, ...]]:
     """Returns the mode of the workflow, and the days of all splits of the run, ordered by date."""
     if not is_published(lake.datasets.partition(run_date)):
         return None, ()
@@ -241,7 +242,7 @@ def _day(split: str, partition: Partition, label: str | None, misdated: int | No
     return Day(split, partition.dt, manifest.rows_in, of_split, manifest.dropped, rate, misdated)
 
 
-def _missing(lake: Lake, run_date: str) -> tuple[MissingRows, ...]:
+def _missing(lake: LakePaths, run_date: str) -> tuple[MissingRows, ...]:
     """Returns the numbers of users and items without a row, from the manifests of the tables of the run."""
     if not is_published(lake.datasets.partition(run_date)):
         return ()
@@ -253,7 +254,9 @@ def _missing(lake: Lake, run_date: str) -> tuple[MissingRows, ...]:
     return tuple(missing for missing in of_tables if missing is not None)
 
 
-def _quality(config: Config, lake: Lake, run_date: str, missing: Sequence[MissingRows]) -> DataQuality | None:
+def _quality(
+    config: Config, lake: LakePaths, run_date: str, missing: Sequence[MissingRows]
+) -> DataQuality | None:
     """Returns the data report of a run date; None if no data report was published.
 
     The shares in `missing` that are above a limit are findings, too.
@@ -261,7 +264,7 @@ def _quality(config: Config, lake: Lake, run_date: str, missing: Sequence[Missin
     facts = published_facts(lake.quality(config.name).partition(run_date))
     if facts is None:
         return None
-    compared = Comparison.from_facts(facts)
+    compared = DayComparison.from_facts(facts)
     findings = [Finding.from_facts(finding) for finding in facts["findings"]]
     findings += check_missing_rows(config.quality, missing)
     draws, drawn_columns = config.negatives is not None, config.drawn_columns
@@ -283,13 +286,13 @@ def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | N
     return recommendations.facts.get("refit_of") or recommendations.facts.get("model_version")
 
 
-def _model(lake: Lake, name: str, version: str | None) -> Mapping[str, Any] | None:
+def _model(lake: LakePaths, name: str, version: str | None) -> Mapping[str, Any] | None:
     """Returns the content of model.json. Returns None if the model is not complete."""
     path = f"{lake.models(name)}/{version}"
     return read_description(path) if version and is_complete(path) else None
 
 
-def _measure(lake: Lake, run_date: str) -> Measure | None:
+def _measure(lake: LakePaths, run_date: str) -> MeasuredRelevance | None:
     """Returns the measured relevance of the lists of the run date.
 
     If these lists have not been measured yet, returns the measured relevance of the lists of the day before.
@@ -298,7 +301,7 @@ def _measure(lake: Lake, run_date: str) -> Measure | None:
     for dt in (run_date, before):
         values = published_facts(lake.measures.partition(dt))
         if values is not None:
-            return Measure(dt, values)
+            return MeasuredRelevance(dt, values)
     return None
 
 
@@ -306,3 +309,178 @@ def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, An
     """Returns the test figures of the logistic regression baseline; None if no such baseline was trained."""
     baseline = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
     return baseline.get("test")
+
+
+# Reads the lists of a run for the report: how often each item is recommended, and lists of a few users.
+
+
+@dataclass(frozen=True)
+class ItemCounts:
+    """How often each item is recommended, counted in a sample of the list entries.
+
+    Attributes:
+        times: maps each item to the number of its list entries in the sample.
+        rows: number of list entries in the sample.
+        of_rows: number of all list entries.
+    """
+
+    times: Counter[str]
+    rows: int
+    of_rows: int
+
+
+@dataclass(frozen=True)
+class UserHistory:
+    """The clicks and impressions of one user on the days of the dataset.
+
+    Attributes:
+        items: maps each item to two numbers: the user's clicks on the item, and the user's impressions of it.
+    """
+
+    items: dict[str, tuple[int, int]]
+
+    def most_clicked(self, n: int) -> list[tuple[str, int, int]]:
+        """Returns the n items with the most clicks, as tuples (item, clicks, impressions).
+
+        If numbers of clicks are equal, the items are ordered by key.
+        """
+        clicked = [(item, clicks, shown) for item, (clicks, shown) in self.items.items() if clicks]
+        return sorted(clicked, key=lambda row: (-row[1], row[0]))[:n]
+
+
+@dataclass(frozen=True)
+class UserList:
+    """The list of one user.
+
+    Attributes:
+        user: the id of the user.
+        entries: one tuple (position, item, score, reason) per list entry, ordered by position.
+        history: the user's clicks and impressions; None if the dataset does not exist or has no user column.
+    """
+
+    user: str
+    entries: list[tuple[int, str, float, str]]
+    history: UserHistory | None
+
+
+def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:
+    """Counts the items in evenly spread files that have at most about 5 million list entries together."""
+    times: Counter[str] = Counter()
+    for path in even_files(partition, manifest):
+        for count in column(path, "item_id").value_counts().to_pylist():
+            times[count["values"]] += count["counts"]
+    return ItemCounts(times, sum(times.values()), manifest.rows)
+
+
+def sample_lists(
+    lake: LakePaths,
+    partition: Partition,
+    manifest: Manifest,
+    dataset: Dataset | None,
+    n: int,
+    negatives: Negatives | None = None,
+) -> list[UserList]:
+    """Returns the lists of up to n users.
+
+    The partition is sorted by user, and the users are evenly spread over it. A rerun chooses the same users.
+    `negatives` is that of `histories`.
+    """
+    files = data_files(partition, manifest)
+    if not manifest.rows:
+        return []
+    users = sorted(
+        {_user_at(files, manifest, (2 * index + 1) * manifest.rows // (2 * n)) for index in range(n)}
+    )
+    reasoned = "reason" in dict(manifest.schema)  # lists of earlier releases have no reasons
+    columns = ["user_id", "position", "item_id", "score", *(["reason"] if reasoned else [])]
+    rows = rows_where(files, columns, pc.field("user_id").isin(users))
+    known = histories(lake, dataset, users, negatives) if dataset is not None else {}
+    lists: dict[str, list[tuple[int, str, float, str]]] = {user: [] for user in users}
+    for row in rows:
+        lists[str(row["user_id"])].append(
+            (row["position"], row["item_id"], row["score"], row.get("reason", "ranked"))
+        )
+    return [UserList(user, sorted(lists[user]), known.get(user)) for user in users]
+
+
+def _user_at(files: Sequence[str], manifest: Manifest, row: int) -> str:
+    """Returns the user of the row with the index `row`.
+
+    Row indices count over all files, in the order of the manifest.
+    """
+    for path, entry in zip(files, manifest.files, strict=True):
+        if row < entry.rows:
+            return str(column(path, "user_id")[row].as_py())
+        row -= entry.rows
+    raise ValueError(
+        f"internal error, please report: row {row} is not among the {manifest.rows} rows of "
+        f"{manifest.table} {manifest.partition}"
+    )
+
+
+def histories(
+    lake: LakePaths, dataset: Dataset, users: list[str], negatives: Negatives | None = None
+) -> dict[str, UserHistory]:
+    """Returns the clicks and impressions of some users.
+
+    About 5 million rows of the newest days of the dataset are read. The result maps each user to a History.
+    It is empty if the dataset has no user column. Rows that `negatives` added do not count, because no user
+    saw them.
+    """
+    files, left = [], MOST_ROWS
+    members = sorted(
+        (member for members in dataset.splits.values() for member in members),
+        key=lambda m: m.dt,
+        reverse=True,
+    )
+    for member in members:
+        partition = lake.features(dataset.workflow_version).partition(member.dt)
+        if left <= 0 or not is_published(partition):
+            continue
+        manifest = read_manifest(partition)
+        if USER_KEY not in dict(manifest.schema):
+            return {}
+        files += data_files(partition, manifest, member.label)
+        left -= sum(file.rows for file in manifest.split_files(member.label))
+    by_user: dict[str, dict[str, tuple[int, int]]] = {user: {} for user in users}
+    columns = [USER_KEY, ITEM_KEY, LABEL, *([ROW_ID] if negatives else [])]
+    for row in rows_where(files, columns, pc.field(USER_KEY).isin(users)):
+        if negatives and negatives.is_drawn(row[ROW_ID]):
+            continue
+        items = by_user[row[USER_KEY]]
+        clicks, shown = items.get(row[ITEM_KEY], (0, 0))
+        items[row[ITEM_KEY]] = (clicks + int(row[LABEL]), shown + 1)
+    return {user: UserHistory(items) for user, items in by_user.items()}
+
+
+# Reads published Parquet files for the report, on one machine. Of large tables, only some files are read.
+
+MOST_ROWS = 5_000_000  # of one column; reading them takes seconds, and a report needs no more
+
+
+def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
+    """Returns every n-th file of a partition, or of one split of the partition.
+
+    n is chosen so that the files have at most about MOST_ROWS rows together.
+    """
+    rows = sum(file.rows for file in manifest.split_files(split))
+    return data_files(partition, manifest, split)[:: max(1, -(-rows // MOST_ROWS))]
+
+
+def column(path: str, name: str) -> pa.ChunkedArray:
+    """Reads one column of one file."""
+    source, inner = file_io.filesystem(path)
+    return pq.read_table(inner, columns=[name], filesystem=source).column(name)
+
+
+def rows_where(files: Sequence[str], columns: list[str], condition: pc.Expression) -> list[dict[str, Any]]:
+    """Reads the rows that meet a condition.
+
+    A row group is skipped if its statistics show that it contains no such row.
+    """
+    if not files:
+        return []
+    source = file_io.filesystem(files[0])[0]
+    inner = [file_io.filesystem(path)[1] for path in files]
+    table = ds.dataset(inner, format="parquet", filesystem=source).to_table(columns=columns, filter=condition)
+    return list(table.to_pylist())

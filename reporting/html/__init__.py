@@ -1,1 +1,1 @@
-"""The HTML report of a run. Each section has its own module. Charts are inline SVG and need no network."""
+"""The HTML report of a run. `sections` has its sections. Charts are inline SVG and need no network."""

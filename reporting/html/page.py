@@ -1,27 +1,28 @@
-"""Builds the HTML file of the report from its sections."""
+"""Builds the HTML files of the report, and of a comparison of models and settings."""
 
 from __future__ import annotations
 
+from conf.messages import counted
 from conf.types import Config
-from reporting.elements.markup import Html, join, tag
-from reporting.elements.style import CSS
-from reporting.facts.list_facts import count_items, sample_lists
+from reporting.elements.comparison_rows import (
+    HEADERS,
+    MEASURE_WORDS,
+    TEXT_COLUMNS,
+    comparison_rows,
+    measured,
+)
+from reporting.elements.markup import Html, figure, grid, join, lead, section, table, tag
 from reporting.facts.recent_runs import open_failure, read_history, served_lists
-from reporting.facts.run_facts import RunFacts, read_run_facts
+from reporting.facts.run_facts import RunFacts, count_items, read_run_facts, sample_lists
+from reporting.html.charts.line import Series, line_chart
 from reporting.html.sections import (
     calibration,
-    coverage,
     data,
-    data_quality,
-    experiment,
     gate,
     headline,
-    impressions,
     last_thirty_days,
-    list_changes,
-    list_quality,
-    runs,
-    sample,
+    list_sections,
+    production,
     stages,
     training,
 )
@@ -29,7 +30,8 @@ from storage import file_io
 from storage.dataset import read_dataset
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published
-from storage.paths import Lake
+from storage.paths import LakePaths
+from training.registry.comparison import Comparison
 
 _SAMPLE_USERS = 4
 
@@ -42,7 +44,7 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         run_date: the run date.
         recorder: records the tables that are read, for lineage.
     """
-    lake = Lake(config.lake, recorder)
+    lake = LakePaths(config.lake, recorder)
     run = read_run_facts(config, run_date, recorder)
     counts, lists = None, []
     if run.recommendations is not None:
@@ -52,18 +54,18 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         lists = sample_lists(lake, partition, run.recommendations, dataset, _SAMPLE_USERS, config.negatives)
     sections = [
         last_thirty_days.render(read_history(config, run_date), run_date, config.quality.psi_warn),
-        runs.render(config, run_date, recorder),
+        last_thirty_days.render_runs(config, run_date, recorder),
         data.render(run),
-        data_quality.render(run.quality, run.of_choices),
+        data.render_quality(run.quality, run.of_choices),
         training.render(run),
         gate.render(run),
         calibration.render(run),
-        list_quality.render(run),
-        experiment.render(run),
-        impressions.render(run),
-        list_changes.render(run),
-        coverage.render(run, counts),
-        sample.render(lists, run.list_scores),
+        list_sections.render_quality(run),
+        production.render_experiment(run),
+        production.render_impressions(run),
+        list_sections.render_changes(run),
+        list_sections.render_coverage(run, counts),
+        list_sections.render_sample(lists, run.list_scores),
         stages.render(stages.read_stage_times(lake, run_date, config.name)),
     ]
     failure = open_failure(config, run_date)
@@ -87,3 +89,245 @@ def document(title: str, head: Html, sections: list[Html | None]) -> Html:
     )
     body = tag("body", tag("main", head, *sections, footer))
     return join([Html("<!doctype html>\n"), tag("html", tag("head", *meta), body, lang="en")])
+
+
+# Builds the HTML page of a comparison of models and settings.
+
+_MOST_CURVES = 8  # the style sheet has as many colours
+
+
+def comparison_page(comparison: Comparison, run_date: str, command: str) -> Html:
+    """Returns the complete page: the best experiment, curves over epochs, the table, and failures.
+
+    Args:
+        comparison: the result.
+        run_date: the run date of the dataset.
+        command: the command that trains the best experiment for the nightly run.
+    """
+    sections = [_curves(comparison), _table(comparison), _failures(comparison), _command(command)]
+    title = f"Nightrank comparison {comparison.name} {run_date}"
+    return document(title, _head(comparison, run_date), sections)
+
+
+def _head(comparison: Comparison, run_date: str) -> Html:
+    best, words = comparison.best, MEASURE_WORDS[comparison.choose_by]
+    return tag(
+        "header",
+        tag("p", f"Nightrank · comparison {comparison.name}", class_="overline"),
+        tag("h1", f"Experiments on the dataset of {run_date}"),
+        tag(
+            "p",
+            f"The best of {counted(len(comparison.experiments), 'experiment')} is ",
+            tag("strong", best.name),
+            f", with {words} {measured(best, 'validation', comparison.choose_by)} on the validation split. "
+            "The test split was not used for this choice.",
+            class_="lead",
+        ),
+    )
+
+
+def _curves(comparison: Comparison) -> Html:
+    """Returns the section with a chart of log loss and a chart of AUC over epochs."""
+    shown = comparison.ranked[:_MOST_CURVES]
+    charts = []
+    for measure in ("log_loss", "auc"):
+        words = MEASURE_WORDS[measure]
+        series = [Series(experiment.name, experiment.curve(measure)) for experiment in shown]
+        if measure == "log_loss" and not any(line.drawable() for line in series):
+            continue  # the loss of the training gives no probabilities
+        chart = line_chart(f"Validation {words}", series, x_label="epoch", y_label=words)
+        charts.append(figure(chart, f"Validation {words}", "mean over the seeds, at each evaluation."))
+    sentence = "Measures on the validation split during the training; the last point is the final model."
+    if len(comparison.ranked) > len(shown):
+        sentence += (
+            f" The charts show the {len(shown)} best of {counted(len(comparison.ranked), 'experiment')}."
+        )
+    return section("curves", "Curves", lead(sentence), grid(*charts))
+
+
+def _table(comparison: Comparison) -> Html:
+    words = MEASURE_WORDS[comparison.choose_by]
+    sentence = (
+        f"Experiments are ordered by {words} on the validation split. Measures are means over the seeds ± "
+        "the standard deviation. Measures on the test split are only reported."
+    )
+    rows = comparison_rows(comparison)
+    return section(
+        "experiments", "Experiments", lead(sentence), table(HEADERS, rows, "All experiments", TEXT_COLUMNS)
+    )
+
+
+def _failures(comparison: Comparison) -> Html | None:
+    """Returns the section with the errors of failed trainings; None if no training failed."""
+    rows = [
+        (experiment.name, training.seed, training.failure)
+        for experiment in comparison.experiments
+        for training in experiment.trainings
+        if training.failure
+    ]
+    if not rows:
+        return None
+    sentence = "If a training of an experiment failed, the experiment has no place."
+    cells = table(("Experiment", "Seed", "Error"), rows, "Failed trainings", (0, 2))
+    return section("failures", "Failures", lead(sentence), cells)
+
+
+def _command(command: str) -> Html:
+    sentence = lead("This command trains the best experiment in the nightly run, followed by the gate:")
+    return section("use", "Use the best experiment", sentence, tag("p", tag("code", command)))
+
+
+# The CSS style sheet of the report, for light and dark screens, for phones, and for print.
+
+CSS = """
+:root {
+  --paper: #ffffff; --panel: #f6f7f9; --ink: #1b2430; --muted: #566273; --rule: #dde2e8;
+  --accent: #2a5db0; --second: #b4540a; --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00; --stop: #a3231b;
+  --fourth: #7a3fa0; --fifth: #0b7a85; --sixth: #b0246b; --seventh: #7a6a12; --eighth: #566273;
+  --stack-0: #1f4e9c; --stack-1: #e39a2d; --stack-2: #8cc3ea; --stack-3: #7a8594;
+  color-scheme: light dark;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #12161c; --panel: #1a2029; --ink: #e4e8ee; --muted: #9ba7b6; --rule: #2d3643;
+    --accent: #7fb0ff; --second: #f0a35e; --third: #74c795; --good: #74c795; --warn: #f0a35e;
+  --stop: #ff8f85;
+  --fourth: #c79bf0; --fifth: #5fc9d4; --sixth: #f58ab8; --seventh: #d3c15c; --eighth: #9ba7b6;
+    --stack-0: #4c86e0; --stack-1: #f2b45a; --stack-2: #b9dcf6; --stack-3: #8d98a7;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans",
+  sans-serif;
+}
+main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 .5rem; letter-spacing: -.015em; }
+h2 { font-size: 1.3rem; margin: 0 0 .4rem; letter-spacing: -.005em; }
+h3 { font-size: .875rem; font-weight: 600; margin: 0; }
+p { margin: 0 0 .75rem; }
+code { font: .92em ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
+  overflow-wrap: anywhere; }
+section { margin-top: 2.75rem; padding-top: 1.5rem; border-top: 1px solid var(--rule); }
+footer { margin-top: 3rem; color: var(--muted); font-size: .8125rem; }
+.overline { color: var(--muted); font-size: .875rem; margin-bottom: .25rem; }
+.lead { max-width: 46rem; color: var(--muted); text-wrap: pretty; }
+.lead strong, .lead code { color: var(--ink); }
+.lead strong.good { color: var(--good); }
+.lead strong.warn { color: var(--warn); }
+.failure { border-left: 4px solid var(--stop); background: var(--panel); border-radius: 0 6px 6px 0;
+  padding: .9rem 1rem; margin: .75rem 0 1rem; max-width: 46rem; }
+.failure p { margin: 0 0 .5rem; }
+.failure p:last-child { margin: 0; }
+.failure strong.stop { color: var(--stop); }
+.failure pre { margin: 0 0 .5rem; white-space: pre-wrap; overflow-wrap: anywhere;
+  font: .875rem/1.45 ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; }
+.note { color: var(--muted); font-size: .8125rem; line-height: 1.4; margin: 0; }
+.missing { color: var(--muted); font-style: italic; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .75rem;
+  margin-top: 1.5rem; }
+.tile { min-width: 0; overflow-wrap: anywhere; background: var(--panel); border-radius: 6px;
+  padding: .9rem 1rem 1rem; }
+.tile h3 { color: var(--muted); }
+.tile .value { font-size: 1.75rem; font-weight: 600; line-height: 1.25; margin: .15rem 0 .35rem;
+  font-variant-numeric: tabular-nums; letter-spacing: -.01em; }
+.meter { height: 4px; border-radius: 2px; background: var(--rule); margin: 0 0 .5rem; }
+.meter i { display: block; height: 100%; border-radius: 2px; background: var(--accent); }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr));
+  gap: 1.75rem 2rem;
+  align-items: start; margin: 1.25rem 0; }
+.grid > * { min-width: 0; margin: 0; }
+figure { margin: 0; }
+figcaption { font-size: .875rem; color: var(--muted); margin-bottom: .5rem; }
+figcaption strong { display: block; color: var(--ink); }
+.chart { display: block; width: 100%; height: auto; font: 12px system-ui, -apple-system, "Segoe UI", Roboto,
+  "Liberation Sans", sans-serif; font-variant-numeric: tabular-nums; }
+.chart text { fill: var(--muted); }
+.chart .value { fill: var(--ink); }
+.chart .axis { stroke: var(--muted); }
+.chart .gridline { stroke: var(--rule); }
+.chart .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.chart .bar { opacity: .9; }
+.chart .bubble { fill-opacity: .55; stroke-width: 1.5; }
+.chart .diagonal { stroke: var(--muted); stroke-dasharray: 4 4; }
+.chart .reference { stroke: var(--muted); stroke-dasharray: 5 4; stroke-width: 1.5; }
+.chart .reference-name { fill: var(--ink); stroke: var(--paper); stroke-width: 4; paint-order: stroke; }
+.stack-0 { --series: var(--stack-0); }
+.stack-1 { --series: var(--stack-1); }
+.stack-2 { --series: var(--stack-2); }
+.stack-3 { --series: var(--stack-3); }
+.series-0 { --series: var(--accent); }
+.series-1 { --series: var(--second); }
+.series-2 { --series: var(--third); }
+.series-3 { --series: var(--fourth); }
+.series-4 { --series: var(--fifth); }
+.series-5 { --series: var(--sixth); }
+.series-6 { --series: var(--seventh); }
+.series-7 { --series: var(--eighth); }
+.chart .line, .chart .bubble { stroke: var(--series); }
+.chart .line.series-1 { stroke-dasharray: 6 3; }
+.chart .line.series-2 { stroke-dasharray: 2 3; }
+.chart .line.series-4 { stroke-dasharray: 6 3; }
+.chart .line.series-5 { stroke-dasharray: 2 3; }
+.chart .line.series-7 { stroke-dasharray: 6 3; }
+.chart .bar, .chart .part, .chart .dot, .chart .bubble { fill: var(--series); }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .8125rem; color: var(--muted);
+  margin-bottom: .35rem; }
+.swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px;
+  background: var(--series); margin-right: .4rem; }
+.scroll { overflow-x: auto; }
+section > .scroll + .scroll { margin-top: 1.5rem; }
+table { border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding-bottom: .35rem; }
+th, td { padding: .32rem .75rem .32rem 0; border-bottom: 1px solid var(--rule); text-align: left;
+  vertical-align: top; }
+th { color: var(--muted); font-weight: 600; font-size: .8125rem; vertical-align: bottom; }
+th:last-child, td:last-child { padding-right: 0; }
+.number { text-align: right; white-space: nowrap; }
+th.number { white-space: normal; }
+td:first-child { white-space: nowrap; }
+td code { white-space: nowrap; }
+td strong.warn { color: var(--warn); }
+td strong.stop, .lead strong.stop { color: var(--stop); }
+details { margin-top: 1rem; }
+summary { cursor: pointer; font-size: .875rem; font-weight: 600; margin-bottom: .5rem; }
+.compact td { padding-top: .12rem; padding-bottom: .12rem; }
+dl { margin: 0; font-size: .875rem; }
+dl div { display: flex; gap: 1rem; justify-content: space-between; padding: .32rem 0;
+  border-bottom: 1px solid var(--rule); }
+dt { color: var(--muted); flex: none; }
+dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.card { background: var(--panel); border-radius: 6px; padding: 1rem; }
+.card table { margin-top: .5rem; }
+.card caption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+.chips { display: flex; flex-wrap: wrap; gap: .35rem; list-style: none; margin: .3rem 0 0; padding: 0;
+  font-size: .8125rem; }
+.chips li { border: 1px solid var(--rule); border-radius: 4px; padding: .05rem .45rem;
+  color: var(--muted); }
+.chips code { color: var(--ink); }
+@media screen and (max-width: 40rem) {
+  main { padding-top: 1.5rem; }
+  h1 { font-size: 1.6rem; }
+  .tiles { grid-template-columns: repeat(2, 1fr); }
+  .chart { font-size: 14px; }
+}
+@media print {
+  :root { --paper: #fff; --panel: #fff; --ink: #000; --muted: #444; --rule: #ccc; --accent: #2a5db0;
+  --second: #b4540a;
+    --third: #2f7d4f; --good: #1d6b40; --warn: #9a4a00; --stop: #a3231b; }
+  body { font-size: 10pt; }
+  main { max-width: none; padding: 0; }
+  section { margin-top: 1.5rem; padding-top: 1rem; }
+  .grid { grid-template-columns: 1fr 1fr; gap: 1rem 1.5rem; }
+  .tiles { grid-template-columns: repeat(5, 1fr); }
+  .tile .value { font-size: 1.4rem; }
+  .scroll { overflow: visible; }
+  table, th, dl, figcaption, .note, .chips { font-size: 8pt; }
+  th, td, dl div { padding-top: .15rem; padding-bottom: .15rem; }
+  .tile, .card { border: 1px solid var(--rule); }
+  section, figure, .tile, .card, table, dl, .lead { break-inside: avoid; }
+  h2, .lead { break-after: avoid; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+}
+"""

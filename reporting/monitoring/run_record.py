@@ -17,7 +17,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from storage import file_io, format_versions
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 log = logging.getLogger("nightrank.watch")
 
@@ -95,7 +95,7 @@ class RunRecord:
         return cls(**{name: value for name, value in values.items() if name in known})
 
 
-def write_record(lake: Lake, record: RunRecord) -> str:
+def write_record(lake: LakePaths, record: RunRecord) -> str:
     """Writes a run record to a new file, and returns the path of the file.
 
     Raises:
@@ -109,7 +109,7 @@ def write_record(lake: Lake, record: RunRecord) -> str:
     return path
 
 
-def read_records(lake: Lake, run_dates: Iterable[str], config: str | None = None) -> list[RunRecord]:
+def read_records(lake: LakePaths, run_dates: Iterable[str], config: str | None = None) -> list[RunRecord]:
     """Reads the run records of some run dates, ordered by start time.
 
     If a file is not a run record, it is left out with a warning, so that foreign files cannot stop a report.

@@ -26,7 +26,7 @@ from scoring.candidates.clicks import weight_of_clicks
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore, lists_from_vectors, no_lists, with_exclusions
 from scoring.candidates.parameters import AlsParameters
-from scoring.inputs.requests import ITEM_INDEX, VECTOR
+from scoring.requests import ITEM_INDEX, VECTOR
 from spark.choose_workers import cores_without_jvm
 from spark.rows import Rows, count, persist, query
 from storage.feature_spec import USER_KEY

@@ -17,12 +17,12 @@ from conf.load import config_digest
 from conf.types import Config, NotAllowed, OutOfStock, RawTable, Split
 from etl.prepare.attributes import plain_array, read_attribute_table
 from etl.raw.files import require_raw
-from etl.spark.attribute_frames import read_attributes
+from etl.spark.raw_frames import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.filters import AttributeFilter, Exclusions, exclude, known_items
 from scoring.candidates.popular import SEGMENT
 from scoring.candidates.read_sources import frames_needed_by, source_digests
-from scoring.inputs.feature_rows import read_split
+from scoring.feature_rows import read_split
 from scoring.model.model_info import ModelInfo, read_model_info
 from spark.rows import ReadableRows, Rows, read_rows, select
 from storage.dataset import Dataset, read_spec

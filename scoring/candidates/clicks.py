@@ -7,11 +7,10 @@ from datetime import date, timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.dates import days_since_epoch
 from conf.lazy_pyspark import F
-from scoring.inputs.requests import FEATURES_DT
-from spark.rows import ReadableRows, Rows, query, whole
-from spark.stored_rows import StoredRows
+from conf.names import days_since_epoch
+from scoring.requests import FEATURES_DT
+from spark.rows import ReadableRows, Rows, StoredRows, query, whole
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, USER_KEY, WEIGHT
 
 # Columns of a feature table that candidates are computed from; also EVENT_TIME if the log has one, and WEIGHT

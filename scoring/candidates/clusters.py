@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from conf.errors import DataError
-from scoring.inputs.requests import CLUSTER, ITEM_INDEX, VECTOR
+from scoring.requests import CLUSTER, ITEM_INDEX, VECTOR
 from storage import file_io
 from storage.parquet_files import concat_parts
 

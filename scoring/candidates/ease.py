@@ -29,12 +29,10 @@ from scoring.candidates.lists_in_spark import (
     with_exclusions,
 )
 from scoring.candidates.parameters import EaseParameters
-from scoring.inputs.requests import HISTORY, ITEM_INDEX, VECTOR, DeviceKind
-from scoring.spark.scoring_workers import SCORING_IMPORTS
-from scoring.spark.task_slot import task_slot
-from spark.arrow_frames import spark_types
+from scoring.requests import HISTORY, ITEM_INDEX, VECTOR, DeviceKind
+from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
 from spark.choose_workers import cores_without_jvm
-from spark.rows import Rows, count, persist, query, records
+from spark.rows import Rows, count, persist, query, records, spark_types
 from spark.tasks import map_batches
 from storage.feature_spec import USER_KEY
 

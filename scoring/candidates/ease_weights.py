@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError, InfrastructureError
-from scoring.inputs.requests import ITEM_INDEX, VECTOR, DeviceKind
-from training.device.choose_device import choose_device
+from scoring.requests import ITEM_INDEX, VECTOR, DeviceKind
+from training.device import choose_device
 
 WEIGHTS = pa.schema([(ITEM_INDEX, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 

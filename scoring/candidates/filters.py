@@ -18,8 +18,8 @@ from etl.prepare.attributes import plain_array
 from etl.split.negatives import drawn_rows
 from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items, observed_items
 from scoring.candidates.pairs_of_lists import pairs_of
-from scoring.inputs.feature_rows import read_split
-from scoring.inputs.requests import EXCLUDED, ITEM_INDEX
+from scoring.feature_rows import read_split
+from scoring.requests import EXCLUDED, ITEM_INDEX
 from spark.rows import Rows, persist, query, records, select, with_nulls
 from storage.dataset import Dataset
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 
-from scoring.inputs.requests import ITEM_INDEX, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
+from scoring.requests import ITEM_INDEX, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
 from storage.feature_spec import USER_KEY
 
 # About the largest number of additions for a block of items. Each result takes 16 bytes.

@@ -25,10 +25,10 @@ from scoring.candidates.top_items import (
     batch_of_lists,
     scores_in_a_block,
 )
-from scoring.inputs.requests import EXCLUDED, HISTORY, ITEM_INDEX, VECTOR, ItemVectorsRequest
+from scoring.requests import EXCLUDED, HISTORY, ITEM_INDEX, VECTOR, ItemVectorsRequest
 from storage import file_io
 from storage.feature_spec import USER_KEY
-from training.device.choose_device import choose_device
+from training.device import choose_device
 
 # A job has at most two sources with item vectors, whose tasks may alternate in a worker.
 _TABLES_KEPT = 2

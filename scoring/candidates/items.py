@@ -11,7 +11,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from scoring.inputs.requests import ITEM_INDEX
+from scoring.requests import ITEM_INDEX
 from spark.rows import Rows
 from storage.feature_spec import ITEM_KEY
 

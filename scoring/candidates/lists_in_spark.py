@@ -14,17 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from conf.lazy_pyspark import F
-from scoring.inputs.requests import (
-    CANDIDATES,
-    EXCLUDED,
-    HISTORY,
-    LISTED,
-    SCORES,
-    DeviceKind,
-    ItemVectorsRequest,
-)
+from scoring.requests import CANDIDATES, EXCLUDED, HISTORY, LISTED, SCORES, DeviceKind, ItemVectorsRequest
 from scoring.spark.score_frames import score_in_batches
-from scoring.spark.task_slot import task_slot
+from scoring.spark.scoring_workers import task_slot
 from spark.rows import Rows, query, select
 from storage.feature_spec import USER_KEY
 

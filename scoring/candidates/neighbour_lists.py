@@ -18,15 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from scoring.candidates.pairs_of_lists import pairs_of
-from scoring.inputs.requests import (
-    EXCLUDED,
-    HISTORY,
-    ITEM_INDEX,
-    LISTED,
-    NEIGHBOURS,
-    SIMILARITIES,
-    SIMILARITY_UNITS,
-)
+from scoring.requests import EXCLUDED, HISTORY, ITEM_INDEX, LISTED, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
 from storage import file_io
 from storage.feature_spec import USER_KEY
 from storage.parquet_files import concat_parts

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.lazy_pyspark import F
-from scoring.inputs.requests import SOURCES
+from scoring.requests import SOURCES
 from spark.rows import Rows
 
 log = logging.getLogger("nightrank.scoring")

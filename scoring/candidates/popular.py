@@ -16,7 +16,7 @@ from conf.lazy_pyspark import F, Window
 from scoring.candidates.clicks import weight_of_clicks
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.pairs_of_lists import pairs_of
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, LISTED, SCORES
+from scoring.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, LISTED, SCORES
 from spark.rows import Rows, query
 from storage.feature_spec import USER_KEY
 

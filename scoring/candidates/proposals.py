@@ -17,7 +17,7 @@ from conf.errors import ConfigError
 from conf.lazy_pyspark import F, Window
 from conf.plugins import Plugin
 from conf.raw_types import Strict
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SCORES
+from scoring.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SCORES
 from storage.feature_spec import ITEM_KEY, USER_KEY
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from conf.lazy_pyspark import F
 from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.candidates.source_scores import add_source_scores, proposed_columns
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, SCORES, SOURCE_SCORES, SOURCES
+from scoring.requests import CANDIDATES, EXCLUDED, SCORES, SOURCE_SCORES, SOURCES
 from spark.rows import Rows, select, with_nulls
 from storage.feature_spec import USER_KEY
 

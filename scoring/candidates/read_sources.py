@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from conf.candidate_types import PackageSource, SourceSettings
 from conf.errors import ConfigError
 from conf.load import read_package_settings, read_section
 from conf.plugins import SOURCE, Plugin, digests_of
-from conf.source_types import PackageSource, SourceSettings
 from conf.types import Candidates, Strict
 
 

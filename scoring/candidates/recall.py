@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from scoring.candidates.pairs_of_lists import pairs_of
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SOURCES
+from scoring.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, SOURCES
 from spark.rows import Rows, count, query, records, select
 from storage.feature_spec import USER_KEY
 

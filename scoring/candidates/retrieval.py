@@ -27,11 +27,10 @@ from scoring.candidates.top_items import (
     batch_of_lists,
     scores_in_a_block,
 )
-from scoring.inputs.requests import EXCLUDED, RetrievalRequest
 from scoring.model.predictor import Predictor
-from scoring.ranking.candidate_items import read_items
-from scoring.ranking.pairs import Side, context_side, side_of
+from scoring.ranking.pairs import SideInputs, context_side, read_items, side_of
 from scoring.ranking.top_k import NO_CANDIDATE
+from scoring.requests import EXCLUDED, RetrievalRequest
 from storage.feature_spec import USER_KEY
 from training.models.factorization import VectorModel
 
@@ -56,7 +55,7 @@ class Retriever:
     predictor: Predictor
     towers: VectorModel
     vectors: Tensor
-    context: Side
+    context: SideInputs
     n: int
     max_products: int
     approximate: ApproximateSearch | None = None
@@ -198,7 +197,7 @@ def cluster_items(request: RetrievalRequest, predictor: Predictor) -> Iterator[p
 
 
 @torch.inference_mode()
-def _item_vectors(towers: VectorModel, items: Side, device: torch.device) -> Iterator[Tensor]:
+def _item_vectors(towers: VectorModel, items: SideInputs, device: torch.device) -> Iterator[Tensor]:
     """Yields the item vectors (N, E) in batches of `_BATCH_ITEMS` rows.
 
     If there are no items, yields one empty batch.

@@ -13,20 +13,10 @@ import pyarrow as pa
 
 from scoring.candidates.lists_in_spark import USERS_PER_BATCH
 from scoring.candidates.parameters import SearchParameters
-from scoring.inputs.requests import (
-    CLUSTER,
-    EXCLUDED,
-    ITEM_INDEX,
-    LISTED,
-    VECTOR,
-    DeviceKind,
-    RetrievalRequest,
-)
+from scoring.requests import CLUSTER, EXCLUDED, ITEM_INDEX, LISTED, VECTOR, DeviceKind, RetrievalRequest
 from scoring.spark.score_frames import one_torch_thread, score_in_batches
-from scoring.spark.scoring_workers import SCORING_IMPORTS
-from scoring.spark.task_slot import task_slot
-from spark.arrow_frames import spark_types
-from spark.rows import Rows, select
+from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
+from spark.rows import Rows, select, spark_types
 from spark.tasks import collect_results, run_tasks
 from storage.feature_spec import USER_KEY
 
@@ -84,7 +74,7 @@ def _computes_on_cpu(spark: SparkSession | None, device: DeviceKind) -> bool:
 
 def _device_type(_: int) -> str:
     """Returns the type of the device that device=auto selects in a task: cpu or cuda."""
-    from training.device.choose_device import choose_device  # torch: only in the workers
+    from training.device import choose_device  # torch: only in the workers
 
     return choose_device("auto", task_slot()[0], "score.device").type
 

@@ -10,8 +10,8 @@ from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.parameters import SearchParameters
 from scoring.candidates.retrieval_in_spark import clustered_items, is_approximate, retrieved_items
-from scoring.inputs.requests import RetrievalRequest
 from scoring.model.context_features import encoded_context
+from scoring.requests import RetrievalRequest
 from spark.rows import Rows, query
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, data_files

@@ -31,7 +31,7 @@ from scoring.candidates.clicks import recency
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import USERS_PER_BATCH, VectorStore, empty_lists, histories
 from scoring.candidates.parameters import SimilarItems
-from scoring.inputs.requests import ITEM_INDEX, LISTED, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
+from scoring.requests import ITEM_INDEX, LISTED, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
 from scoring.spark.score_frames import score_in_batches
 from spark.rows import Rows, count, persist, query, unpersist
 from storage.feature_spec import USER_KEY

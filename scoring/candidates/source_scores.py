@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from scoring.candidates.pairs_of_lists import pairs_of
-from scoring.inputs.requests import CANDIDATES, SCORES, SOURCE_SCORES, SOURCES
+from scoring.requests import CANDIDATES, SCORES, SOURCE_SCORES, SOURCES
 from spark.rows import Rows, map_rows, select
 from storage.feature_spec import USER_KEY
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from scoring.candidates.clicks import within
 from scoring.candidates.filters import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore
-from spark.rows import ReadableRows, Rows, query
-from spark.stored_rows import StoredRows
+from spark.rows import ReadableRows, Rows, StoredRows, query
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError
-from scoring.inputs.requests import LISTED
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
+from scoring.requests import LISTED
 
 # Returns the float32 scores of the items [first, last) for the U users of a micro-batch: (U, last - first).
 BlockScores = Callable[[int, int], Tensor]

@@ -8,8 +8,8 @@ import uuid
 
 from conf.load import config_digest
 from scoring.candidates.lists_in_spark import VectorStore
-from scoring.inputs.requests import ITEM_INDEX
 from scoring.model.model_info import ModelInfo
+from scoring.requests import ITEM_INDEX
 from spark.rows import Rows
 from storage import file_io
 from storage.dataset import Dataset

@@ -8,17 +8,22 @@ another share.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from conf.serving_types import ServingExperiment
-from metrics.bootstrap import Resample
-from scoring.evaluation.variant_figures import MISMATCH_P, compare_variants, sample_ratios, stop_reason
-from scoring.evaluation.variant_sums import Sums, add_days, from_table, sum_variants, to_table
-from scoring.inputs.list_tables import last_published
-from scoring.inputs.requests import CONTROL, TREATMENT, VARIANT
-from spark.rows import Rows, query, read_rows
+from metrics.bootstrap import Resample, interval, reduce_means
+from scoring.evaluation.measured_lists import UNITS, user_relevance
+from scoring.evaluation.prediction_quality import UNIT
+from scoring.feature_rows import last_published
+from scoring.requests import CONTROL, TREATMENT, VARIANT
+from spark.rows import Rows, map_rows, query, read_rows, records, with_hash
 from storage import file_io
 from storage.manifest import Manifest, is_published, read_manifest
 from storage.parquet_files import read_table
@@ -27,7 +32,6 @@ from storage.run_context import RunContext
 from training.registry.served_experiments import ExperimentStop, read_stops, record_stop
 
 log = logging.getLogger("nightrank.measure")
-
 _DAYS_TO_STOP = 2  # the lists of the day after were made before the clicks of that day were compared
 _LAST_DATE = "9999-12-31"
 
@@ -166,3 +170,260 @@ def _stop(context: RunContext, settings: ServingExperiment, total: Mapping[str, 
 
 def _later(day: str, days: int) -> str:
     return (date.fromisoformat(day) + timedelta(days=days)).isoformat()
+
+
+# Sums of the relevance of each variant's lists, over all users and over each resample of the users.
+#
+# The weight of a user in a resample depends only on the seed and on the user. So sums of several days can be
+# added, and each resample of the sum is a resample of users, with all days of a user. The sums are integers;
+# they depend neither on tasks nor on the order of rows.
+
+# What is added for each user: whether the user clicked, whether a clicked item is in the list, NDCG, and the
+# reciprocal rank of the first hit. The last two are in units of 2⁻³²; they are 0 for users without a click.
+VALUES = ("clicked", "hit", "ndcg", "reciprocal_rank")
+WEIGHT = "users"
+SUMS = (WEIGHT, *VALUES)
+_PARTIAL = pa.schema([(VARIANT, pa.string()), *((name, pa.list_(pa.int64())) for name in SUMS)])
+
+# Maps each name of SUMS to (1 + replicates,) int64: the sum over all users, then that of each resample.
+Sums = Mapping[str, NDArray[np.int64]]
+
+
+def sum_variants(lists: Rows, positives: Rows, k: int, resample: Resample) -> dict[str, Sums]:
+    """Returns the sums of each variant that has a list.
+
+    Args:
+        lists: rows with the columns user_key, position, item_key and variant, one row per list entry.
+        positives: rows with the columns user_key and item_key: the distinct items that each user clicked
+            later.
+        k: maximum length of a list.
+        resample: how often to resample the users, and the seed.
+    """
+    first_hits = query(
+        """
+        SELECT lists.user_key, min(position) AS first_hit
+        FROM {lists} AS lists JOIN {positives} AS positives
+            ON positives.user_key = lists.user_key AND positives.item_key = lists.item_key
+        GROUP BY lists.user_key
+        """,
+        lists=lists,
+        positives=positives,
+    )
+    users = query(
+        f"SELECT user_key, min({VARIANT}) AS {VARIANT} FROM {{lists}} GROUP BY user_key", lists=lists
+    )
+    rows = query(
+        f"""
+        SELECT {UNIT}, {VARIANT},
+            CAST(CASE WHEN hits IS NULL THEN 0 ELSE 1 END AS BIGINT) AS clicked,
+            CAST(CASE WHEN hits > 0 THEN 1 ELSE 0 END AS BIGINT) AS hit,
+            coalesce(ndcg_units, CAST(0 AS BIGINT)) AS ndcg,
+            CASE WHEN first_hit IS NULL THEN CAST(0 AS BIGINT)
+                ELSE CAST(round({UNITS} / CAST(first_hit AS DOUBLE)) AS BIGINT) END AS reciprocal_rank
+        FROM {{users}} AS users
+        LEFT JOIN {{relevance}} AS relevance ON relevance.user_key = users.user_key
+        LEFT JOIN {{first_hits}} AS first_hits ON first_hits.user_key = users.user_key
+        """,
+        users=with_hash(users, "user_key", UNIT),
+        relevance=user_relevance(lists, positives, k),
+        first_hits=first_hits,
+    )
+    totals: dict[str, dict[str, NDArray[np.int64]]] = {}
+    for partial in records(map_rows(rows, _reducer(resample), _PARTIAL)):
+        sums = {name: np.array(partial[name], np.int64) for name in SUMS}
+        known = totals.get(partial[VARIANT])
+        totals[partial[VARIANT]] = {name: sums[name] + known[name] for name in SUMS} if known else sums
+    return {variant: totals[variant] for variant in sorted(totals)}
+
+
+def _reducer(
+    resample: Resample,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a function for `map_rows` that reduces the users of one task to one row for each variant."""
+
+    def reduce_users(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
+        if not tables:
+            return
+        rows = pa.concat_tables(tables)
+        variant = np.array(rows.column(VARIANT).to_pylist())
+        units = rows.column(UNIT).to_numpy()
+        values = {name: rows.column(name).to_numpy() for name in VALUES}
+        for name in np.unique(variant):
+            chosen = variant == name
+            of_variant = {value: column[chosen] for value, column in values.items()}
+            sums = reduce_means(units[chosen], of_variant, resample)
+            row = {VARIANT: str(name), WEIGHT: [int(chosen.sum()), *sums["weights"]]}
+            row |= {value: [int(column.sum()), *sums[value]] for value, column in of_variant.items()}
+            yield pa.RecordBatch.from_pylist([row], schema=_PARTIAL)
+
+    return reduce_users
+
+
+def add_days(days: Sequence[Mapping[str, Sums]]) -> dict[str, Sums]:
+    """Returns the sums of several days together, for each variant that all of them have."""
+    variants = set.intersection(*(set(day) for day in days)) if days else set()
+    return {
+        variant: {name: np.sum([day[variant][name] for day in days], axis=0) for name in SUMS}
+        for variant in sorted(variants)
+    }
+
+
+def to_table(sums: Mapping[str, Sums]) -> pa.Table:
+    """Returns sums as a table with one row for each variant and replicate; the replicate 0 is all users."""
+    parts = []
+    for variant, of_variant in sums.items():
+        length = len(of_variant[WEIGHT])
+        columns = [pa.repeat(pa.scalar(variant, pa.string()), length), pa.array(range(length), pa.int32())]
+        columns += [pa.array(of_variant[name], pa.int64()) for name in SUMS]
+        parts.append(pa.Table.from_arrays(columns, [VARIANT, "replicate", *SUMS]))
+    return pa.concat_tables(parts)
+
+
+def from_table(table: pa.Table) -> dict[str, Sums]:
+    """Returns the sums in a table of `to_table`."""
+    ordered = table.sort_by([(VARIANT, "ascending"), ("replicate", "ascending")])
+    variant = np.array(ordered.column(VARIANT).to_pylist())
+    columns = {name: ordered.column(name).to_numpy() for name in SUMS}
+    return {
+        str(name): {value: column[variant == name] for value, column in columns.items()}
+        for name in np.unique(variant)
+    }
+
+
+# Figures of the variants of an experiment, their differences with intervals, and the guard rail.
+
+# Maps each measure to its numerator and its denominator, and the number of units that stand for 1.
+_RATIOS = {
+    "hit_rate": ("hit", "clicked", 1),
+    "ndcg": ("ndcg", "clicked", UNITS),
+    "mrr": ("reciprocal_rank", "clicked", UNITS),
+    "hit_user_share": ("hit", WEIGHT, 1),
+}
+DECISIVE = "ndcg"
+MISMATCH_P = 0.001
+
+
+def compare_variants(sums: Mapping[str, Sums], confidence: float) -> dict[str, Any]:
+    """Returns the figures of each variant, and the differences between treatment and control.
+
+    Args:
+        sums: the sums of each variant (scoring.evaluation.experiment_measures).
+        confidence: the confidence of the intervals.
+
+    Returns:
+        A dictionary of JSON values with these keys:
+        - `variants`: maps each variant to `users`, `clicked` (users with a click), `hit_rate`, `ndcg` and
+          `mrr` (means over the users with a click), and `hit_user_share` (share of all users who clicked an
+          item of their list). A figure without users is None.
+        - `differences`: maps each measure to `difference`, `low` and `high`, and to the same figures of the
+          relative difference, (treatment - control) / control. A measure without an interval is missing.
+    """
+    figures = {variant: _figures(of_variant) for variant, of_variant in sums.items()}
+    differences = {}
+    if CONTROL in figures and TREATMENT in figures:
+        for measure in _RATIOS:
+            ours, theirs = figures[TREATMENT][measure], figures[CONTROL][measure]
+            absolute = _interval(ours, theirs, confidence)
+            if absolute is not None:
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    ratio = ours / theirs
+                relative = _interval(ratio, np.ones_like(ratio), confidence) or {}
+                differences[measure] = {
+                    **absolute,
+                    **{f"relative_{name}": relative.get(name) for name in ("difference", "low", "high")},
+                }
+    return {
+        "variants": {
+            variant: {
+                "users": int(sums[variant][WEIGHT][0]),
+                "clicked": int(sums[variant]["clicked"][0]),
+                **{measure: _number(values[0]) for measure, values in of_variant.items()},
+            }
+            for variant, of_variant in figures.items()
+        },
+        "differences": differences,
+    }
+
+
+def _figures(sums: Sums) -> dict[str, NDArray[np.float64]]:
+    """Returns each measure of all users and of each resample, (1 + replicates,); NaN without users."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            measure: sums[above] / (sums[below].astype(np.float64) * units)
+            for measure, (above, below, units) in _RATIOS.items()
+        }
+
+
+def _interval(
+    ours: NDArray[np.float64], theirs: NDArray[np.float64], confidence: float
+) -> dict[str, float] | None:
+    """Returns difference, low and high of two measures, each (1 + replicates,); None if it is undefined."""
+    difference = float(ours[0] - theirs[0])
+    between = interval(difference, ours[1:], theirs[1:], confidence) if np.isfinite(difference) else None
+    if between is None:
+        return None
+    return {"difference": difference, "low": between.low, "high": between.high}
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def sample_ratios(figures: Mapping[str, Any], share: float) -> dict[str, float | None]:
+    """Returns the p-values of the test for a sample ratio mismatch: of all users, and of those with a click.
+
+    Args:
+        figures: the result of `compare_variants` for one day.
+        share: the share of the treatment.
+    """
+    control, treatment = (figures["variants"].get(variant, {}) for variant in (CONTROL, TREATMENT))
+    return {
+        name: sample_ratio_p(control.get(name, 0), treatment.get(name, 0), share)
+        for name in ("users", "clicked")
+    }
+
+
+def stop_reason(settings: ServingExperiment, total: Mapping[str, Any]) -> str | None:
+    """Returns why an experiment must stop; None if it may go on.
+
+    Args:
+        settings: the section `serving.experiment`.
+        total: the result of `compare_variants` for all days of the experiment.
+    """
+    decisive = total["differences"].get(DECISIVE)
+    if settings.stop_below is None or decisive is None or decisive["relative_high"] is None:
+        return None
+    fewest = min(variant["clicked"] for variant in total["variants"].values())
+    if fewest < settings.min_users or decisive["relative_high"] >= settings.stop_below:
+        return None
+    return (
+        f"NDCG of the treatment differs from that of the control by {decisive['relative_difference']:+.1%}; "
+        f"the {settings.confidence:.0%} interval, {decisive['relative_low']:+.1%} to "
+        f"{decisive['relative_high']:+.1%}, is below stop_below={settings.stop_below:g}"
+    )
+
+
+# The test for a sample ratio mismatch: whether the sizes of two groups fit the share that was chosen.
+#
+# A. Fabijan et al., Diagnosing Sample Ratio Mismatch in Online Controlled Experiments, KDD 2019.
+
+
+def sample_ratio_p(control: int, treatment: int, share: float) -> float | None:
+    """Returns the p-value of Pearson's chi-square test of two counts, with one degree of freedom.
+
+    A small value says that the counts do not come from a random assignment with this share.
+
+    Args:
+        control, treatment: number of units in each group.
+        share: the chosen share of the treatment, above 0 and below 1.
+
+    Returns:
+        The p-value; None if both groups are empty.
+    """
+    total = control + treatment
+    if not total:
+        return None
+    expected = total * share
+    statistic = (treatment - expected) ** 2 / (expected * (1 - share))
+    return math.erfc(math.sqrt(statistic / 2))

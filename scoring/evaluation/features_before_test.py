@@ -23,13 +23,12 @@ from etl.latest.latest_features import (
 )
 from etl.latest.latest_histories import histories_of
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
-from etl.quality.missing_rows import Section
+from etl.quality.checks import Section
 from etl.raw.files import require_raw
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
-from spark.arrow_frames import frame_of
 from spark.choose_workers import workers_of
-from spark.rows import Rows, select
+from spark.rows import Rows, frame_of, select
 from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.run_context import RunContext

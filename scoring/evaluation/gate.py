@@ -3,10 +3,10 @@
 An evaluation has five steps. gate_run.py runs these steps in order:
 
 1. gate_measures.py measures both models on the same test rows and compares the measures.
-2. gate_lists.py measures the lists of both models for the same users. gate_list_checks.py compares them.
-3. gate_drift.py checks how far scores and data have drifted.
+2. gate_lists.py measures the lists of both models for the same users. gate_run.py compares them.
+3. gate_run.py checks how far scores and data have drifted.
 4. gate.py (this file) decides. It uses only the measures and the results of the checks, and reads no table.
-5. gate_record.py formats the result for the report and for the registry.
+5. gate_run.py formats the result for the report and for the registry.
 
 The challenger is promoted if the test shows, with a configured confidence, that the challenger is not worse
 than the champion by more than a margin. Equal quality is enough, because the challenger was trained on newer
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from conf.counted import counted
+from conf.messages import counted
 from conf.types import Gate
 from metrics.bootstrap import Interval
 
@@ -32,7 +32,7 @@ STANDING = "standing"
 
 
 @dataclass(frozen=True)
-class Measure:
+class GateMeasure:
     """A measure of which the challenger must not be worse than the champion by more than a margin.
 
     Attributes:
@@ -52,12 +52,12 @@ class Measure:
     sign: Literal[1, -1] = 1
 
 
-_AUC = Measure("auc", "AUC", "gate.margin")
-_LOG_LOSS = Measure("log_loss", "log loss", "gate.log_loss_margin", sign=-1)
+_AUC = GateMeasure("auc", "AUC", "gate.margin")
+_LOG_LOSS = GateMeasure("log_loss", "log loss", "gate.log_loss_margin", sign=-1)
 
 
 @dataclass(frozen=True)
-class Figures:
+class ModelFigures:
     """The figures of one model on the test rows that the gate compares.
 
     Attributes:
@@ -73,7 +73,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ChallengerComparison:
     """The comparison of challenger and champion on the same test rows.
 
     Attributes:
@@ -84,7 +84,7 @@ class Comparison:
             `users` is the number of distinct row ids.
     """
 
-    champion: Figures
+    champion: ModelFigures
     auc: Interval | None
     log_loss: Interval | None
     rows: int
@@ -92,7 +92,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Check:
+class GateCheck:
     """The result of one check of the gate.
 
     Attributes:
@@ -123,11 +123,14 @@ class Verdict:
 
     promoted: bool
     reason: str
-    checks: tuple[Check, ...] = ()
+    checks: tuple[GateCheck, ...] = ()
 
 
 def decide(
-    gate: Gate, challenger: Figures, comparison: Comparison | None, other_checks: Sequence[Check] = ()
+    gate: Gate,
+    challenger: ModelFigures,
+    comparison: ChallengerComparison | None,
+    other_checks: Sequence[GateCheck] = (),
 ) -> Verdict:
     """Promotes the challenger unless a check has the level `hold`.
 
@@ -144,7 +147,7 @@ def decide(
     checks = list(_quality_checks(gate, challenger, comparison))
     if not math.isfinite(challenger.auc):
         message = f"the challenger's AUC is {challenger.auc:.4f}"
-        checks.insert(0, Check("auc", "hold", message, challenger.auc))
+        checks.insert(0, GateCheck("auc", "hold", message, challenger.auc))
         return _verdict("", [*checks, *other_checks])
     if comparison is None:
         lead = f"first model: AUC {challenger.auc:.4f}, no champion to compare with"
@@ -152,14 +155,14 @@ def decide(
     return _verdict("", [*checks, *other_checks])
 
 
-def keep_champion(unmeasured: str | None, other_checks: Sequence[Check]) -> Verdict:
+def keep_champion(unmeasured: str | None, other_checks: Sequence[GateCheck]) -> Verdict:
     """Returns the verdict if no model can be measured on the test rows: the champion remains.
 
     Args:
         unmeasured: the reason why the AUC is undefined.
         other_checks: the checks of lists and of drift, and the check of manual decisions.
     """
-    return _verdict("", [Check("auc", "hold", f"{unmeasured}; the champion stays"), *other_checks])
+    return _verdict("", [GateCheck("auc", "hold", f"{unmeasured}; the champion stays"), *other_checks])
 
 
 def level_of(value: float | None, warn: float | None, hold: float | None) -> tuple[Level, float | None]:
@@ -174,7 +177,7 @@ def level_of(value: float | None, warn: float | None, hold: float | None) -> tup
     return "ok", None
 
 
-def _verdict(lead: str, checks: list[Check]) -> Verdict:
+def _verdict(lead: str, checks: list[GateCheck]) -> Verdict:
     """Returns the verdict for these checks. The challenger is promoted unless a check has the level `hold`.
 
     The reason begins with `lead`. If `lead` is empty, the reason begins with the message of the check of the
@@ -186,12 +189,14 @@ def _verdict(lead: str, checks: list[Check]) -> Verdict:
     return Verdict(not holding, "; ".join(parts), tuple(checks))
 
 
-def _as_warning(check: Check) -> Check:
+def _as_warning(check: GateCheck) -> GateCheck:
     """Replaces the level `hold` by `warn` in a check of a first model. Manual decisions keep their level."""
     return replace(check, level="warn") if check.level == "hold" and check.name != STANDING else check
 
 
-def _quality_checks(gate: Gate, challenger: Figures, comparison: Comparison | None) -> Iterator[Check]:
+def _quality_checks(
+    gate: Gate, challenger: ModelFigures, comparison: ChallengerComparison | None
+) -> Iterator[GateCheck]:
     """Yields the checks of the challenger's quality. Without a champion, only the calibration is checked.
 
     The calibration is checked if the scores are click probabilities.
@@ -212,7 +217,7 @@ def _quality_checks(gate: Gate, challenger: Figures, comparison: Comparison | No
                 f"{_LOG_LOSS.setting}={gate.log_loss_margin:g} was not checked: the scores of a model "
                 "are not probabilities, so there is no log loss"
             )
-            yield Check("log_loss", "warn", message, None, gate.log_loss_margin, _LOG_LOSS.setting)
+            yield GateCheck("log_loss", "warn", message, None, gate.log_loss_margin, _LOG_LOSS.setting)
         yield _minimum_check("rows", comparison.rows, gate.min_rows)
         yield _minimum_check("users", comparison.users, gate.min_users)
     if challenger.calibration is not None:
@@ -221,12 +226,12 @@ def _quality_checks(gate: Gate, challenger: Figures, comparison: Comparison | No
 
 
 def margin_check(
-    measure: Measure,
+    measure: GateMeasure,
     challenger: float,
     champion: float,
     gain: Interval | None,
     margin: float | None,
-) -> Check:
+) -> GateCheck:
     """Checks that the challenger is not worse than the champion by more than the margin.
 
     The gain is the challenger's value minus the champion's value. The level is `hold` if the confidence
@@ -242,14 +247,14 @@ def margin_check(
     if gain is None:
         message += f"; no interval: {measure.few})"
         level: Level = "ok" if margin is None else "hold"
-        return Check(name, level, message, challenger - champion, margin, setting)
+        return GateCheck(name, level, message, challenger - champion, margin, setting)
     low, high = sorted((sign * gain.low, sign * gain.high))
     message += f", {gain.confidence:.0%} from {low:+.4f} to {high:+.4f})"
     if margin is None:
-        return Check(name, "ok", message, gain.low)
+        return GateCheck(name, "ok", message, gain.low)
     if gain.low >= -margin:
         message += f": not worse by more than {setting}={margin:g}"
-        return Check(name, "ok", message, gain.low, margin, setting)
+        return GateCheck(name, "ok", message, gain.low, margin, setting)
     if gain.high < -margin:
         message += f": worse by more than {setting}={margin:g}"
     else:
@@ -259,7 +264,7 @@ def margin_check(
                 "; the interval is wider than twice the margin, so even an equally good model would not be "
                 f"promoted: {measure.remedy} or raise {setting}"
             )
-    return Check(name, "hold", message, gain.low, margin, setting)
+    return GateCheck(name, "hold", message, gain.low, margin, setting)
 
 
 def _negated(interval: Interval | None) -> Interval | None:
@@ -271,7 +276,7 @@ def _negated(interval: Interval | None) -> Interval | None:
     )
 
 
-def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> Check:
+def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> GateCheck:
     """Checks the number of rows or users in the test split.
 
     The level is `hold` if this number is less than `minimum`.
@@ -279,12 +284,12 @@ def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> 
     setting = f"gate.min_{name}"
     message = f"{counted(count, name.removesuffix('s'))} in the test split"
     if count >= minimum:
-        return Check(name, "ok", message, count, minimum, setting)
+        return GateCheck(name, "ok", message, count, minimum, setting)
     message += f" {'is' if count == 1 else 'are'} too few to decide on ({setting}={minimum:,})"
-    return Check(name, "hold", message, count, minimum, setting)
+    return GateCheck(name, "hold", message, count, minimum, setting)
 
 
-def _calibration_check(gate: Gate, ratio: float, champion: float | None) -> Check:
+def _calibration_check(gate: Gate, ratio: float, champion: float | None) -> GateCheck:
     """Checks the challenger's calibration: the ratio of predicted clicks to observed clicks.
 
     The level is `hold` if the ratio is outside the configured range. But if the champion's ratio is further
@@ -293,13 +298,13 @@ def _calibration_check(gate: Gate, ratio: float, champion: float | None) -> Chec
     low, high = gate.calibration_low, gate.calibration_high
     message = f"predicted clicks are {ratio:.3f} times the observed ones"
     if low <= ratio <= high:
-        return Check("calibration", "ok", message, ratio)
+        return GateCheck("calibration", "ok", message, ratio)
     limit, setting = (low, "gate.calibration_low") if ratio < low else (high, "gate.calibration_high")
     message += f", outside of {low:g} to {high:g} ({setting})"
     if champion is not None and _distance(champion) > _distance(ratio):
         message += f"; the champion's ratio, {champion:.3f}, is further from 1"
-        return Check("calibration", "warn", message, ratio, limit, setting)
-    return Check("calibration", "hold", message, ratio, limit, setting)
+        return GateCheck("calibration", "warn", message, ratio, limit, setting)
+    return GateCheck("calibration", "hold", message, ratio, limit, setting)
 
 
 def _distance(ratio: float) -> float:

@@ -25,12 +25,12 @@ from scoring.candidates.filters import exclude, known_items
 from scoring.candidates.items import number_items
 from scoring.candidates.sources.all_items import all_items
 from scoring.evaluation.features_before_test import BEFORE_TEST, rows_before_test
-from scoring.evaluation.list_relevance import UNITS, user_relevance
+from scoring.evaluation.measured_lists import UNITS, user_relevance
 from scoring.evaluation.prediction_quality import UNIT
-from scoring.inputs.feature_rows import read_split
-from scoring.inputs.requests import ITEM_INDEX, ListRequest
+from scoring.feature_rows import read_split
 from scoring.model.context_features import encoded_context
 from scoring.model.model_info import ModelInfo
+from scoring.requests import ITEM_INDEX, ListRequest
 from scoring.spark.score_frames import score_lists
 from spark.rows import (
     Rows,
@@ -66,7 +66,7 @@ class ListFigures:
     Attributes:
         items: number of items that were ranked for each user.
         hit_rate: HR@k, the share of the users who have a positive in their list.
-        ndcg: NDCG@k, the mean over the users (scoring.evaluation.list_relevance).
+        ndcg: NDCG@k, the mean over the users (scoring.evaluation.measured_lists).
         replicates: maps `hit_rate` and `ndcg` to a float64 array with one value for each bootstrap replicate;
             empty without a bootstrap.
     """

@@ -5,26 +5,38 @@ For each model, the test rows are encoded with the workflow of this model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from conf.errors import DataError
 from conf.train_types import ScoreKind
+from etl.build import encode_split
+from etl.workflow.feature_plan import plan_of
+from etl.workflow.fitted_workflow import load_workflow
 from metrics.bootstrap import Interval, Resample, interval
-from scoring.evaluation.encoded_test_rows import encoded_test_rows
-from scoring.evaluation.gate import Comparison, Figures
-from scoring.evaluation.group_ranking import measure_groups
+from metrics.ranking import map_at_k, ndcg_at_k
+from scoring.evaluation.gate import ChallengerComparison, ModelFigures
 from scoring.evaluation.prediction_quality import UNIT, PredictionQuality, measure_predictions
+from scoring.feature_rows import read_split
 from scoring.model.model_info import ModelInfo
+from scoring.requests import PROBABILITY
 from scoring.spark.score_frames import score_rows
+from spark.choose_workers import choose_workers
 from spark.rows import (
     ReadableRows,
     Rows,
     count,
+    map_rows,
     persist,
     query,
     quoted,
+    read_in_pieces,
     records,
     select,
     unpersist,
@@ -48,7 +60,7 @@ class ModelMeasures:
         quality: the quality of the predicted probabilities.
         oov_shares: maps each id feature to a share: of the feature's ids in the test rows, the share that the
             vocabulary of the workflow does not contain.
-        ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/group_ranking.py); empty if
+        ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/gate_measures.py); empty if
             keys.group is not configured.
         scores: what the scores of the model are. Facts that these scores cannot have are None in the result
             of `to_facts`.
@@ -62,12 +74,12 @@ class ModelMeasures:
     scores: ScoreKind = "click_probability"
 
     @property
-    def figures(self) -> Figures | None:
+    def figures(self) -> ModelFigures | None:
         """Returns the figures that the gate compares; None if the test rows cannot measure a model."""
         if self.quality.unmeasured is not None:
             return None
         facts = self.facts
-        return Figures(facts["auc"], facts["log_loss"], facts["predicted_over_observed"])
+        return ModelFigures(facts["auc"], facts["log_loss"], facts["predicted_over_observed"])
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -155,7 +167,7 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
 
 def compare(
     confidence: float, challenger: ModelMeasures, champion: ModelMeasures, users: int
-) -> Comparison | None:
+) -> ChallengerComparison | None:
     """Compares two models: computes the differences of their measures, challenger minus champion.
 
     Each difference has a confidence interval. A measure that one of the models cannot have is not compared.
@@ -173,7 +185,7 @@ def compare(
         return interval(ours - theirs, *replicates, confidence)
 
     rows = int(challenger.quality.facts["rows"])
-    return Comparison(of_champion, difference("auc"), difference("log_loss"), rows, users)
+    return ChallengerComparison(of_champion, difference("auc"), difference("log_loss"), rows, users)
 
 
 def oov_shares(rows: ReadableRows, spec: FeatureSpec) -> dict[str, float]:
@@ -213,3 +225,92 @@ def _unit_of(spec: FeatureSpec) -> str:
     rows of different test days with equal row ids are also resampled together.
     """
     return USER_KEY if USER_KEY in spec.key_columns else ROW_ID
+
+
+# Encodes the test rows of a run date by the workflow of each model that the gate compares.
+
+
+def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: str) -> ReadableRows:
+    """Returns the test split of the run date, encoded by the workflow with this version.
+
+    If the dataset was made with this workflow, its published features are read. Otherwise the raw rows are
+    encoded again (etl.build.encode_split).
+    """
+    if workflow_version == dataset.workflow_version:
+        return read_split(context, dataset, ["test"])
+    config = context.config
+    engine = config.workflow.engine
+    workers = choose_workers(engine, lambda: context.spark)
+    workflow = load_workflow(
+        context.lake, workflow_version, config.output.broadcast_max_rows, engine, workers
+    )
+    read = partial(read_in_pieces, context)
+    return encode_split(workers, plan_of(config), context.lake, workflow, context.run_date, "test", read)
+
+
+# Measures MAP@k and NDCG@k of ranked groups of rows, such as the ads that were displayed together.
+#
+# All rows of a group are in one Spark task. Each task reduces its groups to one row of integer sums, and the
+# driver adds the rows of all tasks. So the result does not depend on the order of the tasks, and the driver's
+# memory does not grow with the number of groups.
+
+_UNITS = 2**32
+_SUMS = pa.schema([("groups", pa.int64()), ("map_units", pa.int64()), ("ndcg_units", pa.int64())])
+
+
+def measure_groups(predictions: Rows, k: int) -> dict[str, Any]:
+    """Measures MAP@k and NDCG@k of the rows of each group, ranked by descending probability.
+
+    Args:
+        predictions: rows with the columns group_key, label and probability. The label is 0 or 1.
+        k: number of top positions that are measured.
+
+    Returns:
+        A dictionary with the keys `k`, `groups`, `map` and `ndcg`. `groups` is the number of groups with a
+        click; all other groups are ignored. `map` and `ndcg` are the means of AP@k and NDCG@k over the groups
+        with a click (metrics.ranking); None if no group has a click.
+    """
+    rows = select(predictions, [GROUP_KEY, LABEL, PROBABILITY])
+    of_group = rows.repartition(GROUP_KEY) if isinstance(rows, DataFrame) else rows
+    partials = records(map_rows(of_group, _reducer(k), _SUMS))
+    groups = sum(sums["groups"] for sums in partials)
+    means = {
+        name: sum(sums[f"{name}_units"] for sums in partials) / _UNITS / groups if groups else None
+        for name in ("map", "ndcg")
+    }
+    return {"k": k, "groups": groups, **means}
+
+
+def _reducer(k: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a function for `map_rows` that reduces the groups of one task to one row of sums."""
+
+    def reduce(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
+        if tables:
+            sums = reduce_groups(pa.concat_tables(tables), k)
+            yield pa.RecordBatch.from_pylist([sums], schema=_SUMS)
+
+    return reduce
+
+
+def reduce_groups(rows: pa.Table, k: int) -> dict[str, int]:
+    """Returns the number of groups with a click, and the sums of AP@k and of NDCG@k over these groups.
+
+    The sums are integers in units of 2⁻³².
+
+    Args:
+        rows: a table with the columns group_key, label and probability, and at least one row. If it has one
+            row of a group, it must have all rows of this group.
+        k: number of top positions that are measured.
+    """
+    group = rows.column(GROUP_KEY).combine_chunks().dictionary_encode().indices.to_numpy()
+    label = rows.column(LABEL).to_numpy()
+    score = rows.column(PROBABILITY).to_numpy()
+    groups = len(np.unique(group[label > 0]))
+    if not groups:
+        return {"groups": 0, "map_units": 0, "ndcg_units": 0}
+    means = {"map": map_at_k(label, score, group, k), "ndcg": ndcg_at_k(label, score, group, k)}
+    return {
+        "groups": groups,
+        **{f"{name}_units": round(mean * groups * _UNITS) for name, mean in means.items()},
+    }

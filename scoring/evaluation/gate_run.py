@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
 from conf.errors import DataError
-from scoring.evaluation.gate import STANDING, Check, decide, keep_champion
-from scoring.evaluation.gate_drift import drift_checks
-from scoring.evaluation.gate_list_checks import compare_lists, list_checks
-from scoring.evaluation.gate_lists import measure_lists_of
-from scoring.evaluation.gate_measures import compare, measure_models
-from scoring.evaluation.gate_record import Evaluation
+from conf.messages import counted
+from conf.types import Gate
+from etl.quality.checks import ClickRates
+from etl.quality.checks import DayComparison as DataReport
+from metrics.bootstrap import Interval, interval
+from metrics.psi import ColumnDrift, bin_numbers, drift_of
+from scoring.evaluation.gate import (
+    STANDING,
+    ChallengerComparison,
+    GateCheck,
+    GateMeasure,
+    Verdict,
+    decide,
+    keep_champion,
+    level_of,
+    margin_check,
+)
+from scoring.evaluation.gate_lists import ListFigures, ListMeasurement, measure_lists_of
+from scoring.evaluation.gate_measures import ModelMeasures, compare, measure_models
 from scoring.model.model_info import ModelInfo
 from storage.dataset import Dataset
+from storage.manifest import is_published, read_manifest
 from storage.run_context import RunContext
+from training.registry.versions import ChampionDecision
 
 # What to change if the test split lacks clicks or non-clicks, by `split.by`.
 _MORE_TEST_ROWS = {
@@ -27,7 +46,7 @@ def run_gate(
     challenger: ModelInfo,
     champion: ModelInfo | None,
     barred_because: str | None = None,
-) -> Evaluation:
+) -> GateEvaluation:
     """Evaluates a challenger on the test rows of a dataset. This function publishes nothing.
 
     Args:
@@ -61,9 +80,370 @@ def run_gate(
     drift_found, drift = drift_checks(context, challenger_measures, champion_measures)
     checks = [*list_checks(gate, lists), *drift_found]
     if barred_because is not None:
-        checks.insert(0, Check(STANDING, "hold", barred_because))
+        checks.insert(0, GateCheck(STANDING, "hold", barred_because))
     figures = challenger_measures.figures
     verdict = (
         keep_champion(unmeasured, checks) if figures is None else decide(gate, figures, comparison, checks)
     )
-    return Evaluation(challenger, challenger_measures, champion_measures, comparison, lists, drift, verdict)
+    return GateEvaluation(
+        challenger, challenger_measures, champion_measures, comparison, lists, drift, verdict
+    )
+
+
+# Compares the lists of challenger and champion, and checks them against `gate.lists_margin`.
+#
+# NDCG@k decides, because its interval is narrower than that of the hit rate, and because it also falls if the
+# hits move down in the lists. The hit rate is reported.
+
+_SETTING = "gate.lists_margin"
+_FEW = "too few users to resample"
+
+
+@dataclass(frozen=True)
+class ListComparison:
+    """The figures of the lists of challenger and champion, for the same users.
+
+    Attributes:
+        measurement: what was measured.
+        challenger, champion: the figures of each model. `challenger` is None if lists were not measured,
+            `champion` also if there is no champion.
+        intervals: maps `hit_rate` and `ndcg` to the confidence interval of the difference, challenger minus
+            champion. A key is missing if its interval is unknown.
+    """
+
+    measurement: ListMeasurement
+    challenger: ListFigures | None = None
+    champion: ListFigures | None = None
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+
+    def to_facts(self) -> dict[str, Any]:
+        """Returns the figures as JSON values for the facts of the evaluation, without the intervals."""
+        return {
+            "k": self.measurement.k,
+            "users": self.measurement.users,
+            "skipped": self.measurement.skipped,
+            "challenger": self.challenger.to_facts() if self.challenger else None,
+            "champion": self.champion.to_facts() if self.champion else None,
+        }
+
+    def interval_facts(self) -> dict[str, Any]:
+        """Returns the intervals as JSON values."""
+        return {name: asdict(between) for name, between in self.intervals.items()}
+
+
+def compare_lists(
+    confidence: float, measurement: ListMeasurement, challenger: str, champion: str | None
+) -> ListComparison:
+    """Computes the differences between the lists of two models, with their confidence intervals.
+
+    Args:
+        confidence: the confidence of the intervals.
+        measurement: the figures of the models' lists.
+        challenger, champion: versions of the models; `champion` is None if there is none.
+    """
+    ours = measurement.models.get(challenger)
+    theirs = measurement.models.get(champion) if champion else None
+    if ours is None or theirs is None:
+        return ListComparison(measurement, ours, theirs)
+    differences = {"hit_rate": ours.hit_rate - theirs.hit_rate, "ndcg": ours.ndcg - theirs.ndcg}
+    intervals = {
+        name: interval(difference, ours.replicates[name], theirs.replicates[name], confidence)
+        for name, difference in differences.items()
+    }
+    known = {name: between for name, between in intervals.items() if between is not None}
+    return ListComparison(measurement, ours, theirs, known)
+
+
+def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
+    """Returns the checks of the lists.
+
+    The list is empty if there is no champion. If lists could not be measured, the only check says why. If
+    fewer than `gate.min_users` users were measured, the lists do not decide.
+    """
+    measurement = comparison.measurement
+    if measurement.skipped is not None:
+        message = f"lists were not compared: {measurement.skipped}"
+        return [GateCheck("list_ndcg", measurement.level, message)]
+    ours, theirs = comparison.challenger, comparison.champion
+    if ours is None or theirs is None:
+        return []
+    k, between = measurement.k, comparison.intervals
+    enough = measurement.users >= gate.min_users
+    remedy = "measure more users (gate.lists_users)"
+    ndcg = GateMeasure("list_ndcg", f"NDCG@{k} of lists", _SETTING, remedy, _FEW)
+    hit_rate = GateMeasure("list_hit_rate", f"HR@{k} of lists", None, few=_FEW)
+    checks = [
+        margin_check(
+            ndcg, ours.ndcg, theirs.ndcg, between.get("ndcg"), gate.lists_margin if enough else None
+        ),
+        margin_check(hit_rate, ours.hit_rate, theirs.hit_rate, between.get("hit_rate"), None),
+    ]
+    if not enough and gate.lists_margin is not None:
+        users = f"{counted(measurement.users, 'user')} {'is' if measurement.users == 1 else 'are'}"
+        message = f"{checks[0].message}; {users} too few to decide on (gate.min_users={gate.min_users:,})"
+        checks[0] = replace(checks[0], level="warn", message=message)
+    return checks
+
+
+# Second step of the gate: checks the challenger's scores and the test day's data for drift.
+#
+# This step does not compute the figures about the data again. It reads them from the data report that
+# build_features published (etl.quality).
+
+# The facts and messages name this many columns: the ones with the largest drift.
+_MAX_NAMED = 5
+NamedValue = tuple[str, float]
+
+
+def drift_checks(
+    context: RunContext, challenger: ModelMeasures, champion: ModelMeasures | None
+) -> tuple[list[GateCheck], dict[str, Any]]:
+    """Returns the results of the drift checks, and the figures that were checked.
+
+    The section `gate.drift` of the configuration sets the limits. The figures are a dictionary of JSON values
+    for the facts of the evaluation.
+    """
+    report = data_report(context)
+    exempt = {*context.config.quality.exempt, *context.config.drawn_columns}
+    scores = score_drift(challenger, champion) if champion else None
+    columns = _largest_first(_column_psi(report, exempt)) if report else []
+    oov_shares = _largest_first(
+        (name, value) for name, value in challenger.oov_shares.items() if name not in exempt
+    )
+    # The section `negatives` decides how many rows are no clicks, not what users do.
+    click_rates = report.click_rates if report and context.config.negatives is None else None
+    checks = [
+        _score_check(context, scores),
+        _column_check(context, report, columns),
+        _click_rate_check(context, report, click_rates),
+        _oov_check(context, oov_shares),
+    ]
+    facts = {
+        "score_psi": scores.psi if scores else None,
+        "score_psi_noise": scores.noise if scores else None,
+        "feature_psi": dict(columns[:_MAX_NAMED]),
+        "click_rate": click_rates and {"test": click_rates.today, "train": click_rates.train},
+        "oov_share": dict(oov_shares[:_MAX_NAMED]),
+    }
+    return [check for check in checks if check], facts
+
+
+def data_report(context: RunContext) -> DataReport | None:
+    """Returns the data report of the run date, or None if build_features published no data report."""
+    partition = context.lake.quality(context.config.name).partition(context.run_date)
+    return DataReport.from_facts(read_manifest(partition).facts) if is_published(partition) else None
+
+
+def score_drift(challenger: ModelMeasures, champion: ModelMeasures) -> ColumnDrift | None:
+    """Returns the drift (PSI) between the scores of the champion and the scores of the challenger.
+
+    The scores are divided into about ten bins. Each bin has an equal share of the champion's scores
+    (metrics.psi).
+    """
+    return drift_of(bin_numbers(champion.quality.score_bins, challenger.quality.score_bins, 0, 0))
+
+
+def _largest_first(values: Iterator[NamedValue]) -> list[NamedValue]:
+    """Sorts pairs (name, value) by descending value, then by name."""
+    return sorted(values, key=lambda item: (-item[1], item[0]))
+
+
+def _column_psi(report: DataReport, exempt: set[str]) -> Iterator[NamedValue]:
+    """Yields (name, PSI) for each raw column whose PSI is larger than chance explains.
+
+    Columns in `exempt` are skipped.
+    """
+    for column in report.columns:
+        if column.name not in exempt and column.psi_above_noise:
+            yield column.name, column.psi_above_noise
+
+
+def _limit_check(context: RunContext, name: str, value: float | None, message: str) -> GateCheck:
+    """Compares `value` with the limits `gate.drift.<name>_warn` and `gate.drift.<name>_hold`."""
+    limits = context.config.gate.drift
+    level, limit = level_of(value, getattr(limits, f"{name}_warn"), getattr(limits, f"{name}_hold"))
+    setting = None if level == "ok" else f"gate.drift.{name}_{level}"
+    if limit is not None:
+        message += f" (above {setting}={limit:g})"
+    return GateCheck(name, level, message, value, limit, setting)
+
+
+def _score_check(context: RunContext, scores: ColumnDrift | None) -> GateCheck | None:
+    """Checks how far the challenger's scores drifted from the champion's. Returns None without a champion."""
+    if scores is None:
+        return None
+    message = f"scores moved by PSI {scores.psi:.3f} from the champion's"
+    value = scores.psi_above_noise
+    if value:
+        message += (
+            f", most in the bin {scores.moved}, which has {scores.moved_day_share:.1%} of the challenger's "
+            f"scores and {scores.moved_train_share:.1%} of the champion's"
+        )
+    return _limit_check(context, "score_psi", value, message)
+
+
+def _column_check(context: RunContext, report: DataReport | None, columns: list[NamedValue]) -> GateCheck:
+    """Checks how far the raw columns of the test day drifted from the train days."""
+    if report is None:
+        message = (
+            f"there is no data report of {context.run_date}, so the drift of the log was not checked: "
+            "run build_features"
+        )
+        return GateCheck("feature_psi", "warn", message)
+    if not columns:
+        message = f"no column of {report.day} drifted from its train days"
+        return _limit_check(context, "feature_psi", None, message)
+    named = ", ".join(f"{name} by PSI {value:.3f}" for name, value in columns[:_MAX_NAMED])
+    message = f"columns of {report.day} drifted from its train days: {named}"
+    return _limit_check(context, "feature_psi", columns[0][1], message)
+
+
+def _click_rate_check(
+    context: RunContext, report: DataReport | None, click_rates: ClickRates | None
+) -> GateCheck | None:
+    """Checks how far the click rate of the test rows is from the click rate of the train rows.
+
+    Returns None if one of the click rates is unknown. Also returns None if split.by is `leave_last_out`,
+    because this split chooses the rows of test and train by their clicks.
+    """
+    if report is None or click_rates is None or context.config.split.by == "leave_last_out":
+        return None
+    message = (
+        f"{click_rates.today:.2%} of the test rows are clicks, {click_rates.train:.2%} of the train rows"
+    )
+    return _limit_check(context, "click_rate_change", click_rates.change, message)
+
+
+def _oov_check(context: RunContext, oov_shares: list[NamedValue]) -> GateCheck | None:
+    """Checks the feature with the largest share of unknown ids. Returns None if no feature has ids."""
+    if not oov_shares:
+        return None
+    name, value = oov_shares[0]
+    message = f"{value:.2%} of the ids of {name} are unknown to the new vocabulary"
+    return _limit_check(context, "oov_share", value, message)
+
+
+# Last step of the gate: formats the result as facts for the report and as a record for the registry.
+
+HEADLINE = ("auc", "log_loss", "normalized_entropy", "predicted_over_observed", "rows", "positives")
+LINEAGE = (
+    "run_date",
+    "parent",
+    "trained_days",
+    "dataset_digest",
+    "workflow_version",
+    "config_digest",
+    "code_version",
+)
+_WORST_FIRST = ("hold", "warn", "ok")
+
+
+@dataclass(frozen=True)
+class GateEvaluation:
+    """The evaluation of a challenger against the champion.
+
+    Attributes:
+        info: the challenger's model.json.
+        challenger, champion: the measures of each model; `champion` is None if there is no champion.
+        comparison: the comparison of challenger and champion; None if there is no champion.
+        lists: the comparison of the models' lists.
+        drift: the figures that `drift_checks` returns.
+        verdict: the decision and all checks.
+    """
+
+    info: ModelInfo
+    challenger: ModelMeasures
+    champion: ModelMeasures | None
+    comparison: ChallengerComparison | None
+    lists: ListComparison
+    drift: Mapping[str, Any]
+    verdict: Verdict
+
+    @property
+    def champion_after(self) -> str | None:
+        """Returns the version of the champion after this decision; None if there is no champion."""
+        if self.verdict.promoted:
+            return self.challenger.version
+        return self.champion.version if self.champion else None
+
+    @property
+    def intervals(self) -> dict[str, Any]:
+        """Returns the confidence intervals of the differences, challenger minus champion.
+
+        The keys are `auc` and `log_loss`, and for lists `hit_rate` and `ndcg`. A key is missing if its
+        interval is unknown.
+        """
+        if self.comparison is None:
+            return {}
+        intervals = {"auc": self.comparison.auc, "log_loss": self.comparison.log_loss}
+        known = {name: asdict(interval) for name, interval in intervals.items() if interval is not None}
+        return known | self.lists.interval_facts()
+
+    @property
+    def checks(self) -> list[dict[str, Any]]:
+        """Returns the results of all checks as JSON values, ordered by severity: `hold`, `warn`, `ok`."""
+        ordered = sorted(self.verdict.checks, key=lambda check: _WORST_FIRST.index(check.level))
+        return [_check_facts(check) for check in ordered]
+
+    def facts(self, context: RunContext, dataset: Dataset) -> dict[str, Any]:
+        """Returns the facts that evaluate_model publishes in the table `evaluations`, as JSON values."""
+        resampled_by = "user" if context.config.keys else "row"
+        return {
+            "challenger": self.challenger.to_facts(),
+            "champion": self.champion.to_facts() if self.champion else None,
+            "promoted": self.verdict.promoted,
+            "reason": self.verdict.reason,
+            "margin": context.config.gate.margin,
+            "lists_margin": context.config.gate.lists_margin,
+            "lists": self.lists.to_facts(),
+            "intervals": self.intervals,
+            "resampled": {"by": resampled_by, "count": self.comparison.users} if self.comparison else None,
+            "checks": self.checks,
+            "drift": dict(self.drift),
+            "baselines": self.info.description.get("baselines", {}),
+            "best_auc": best_auc(context, dataset),
+        }
+
+    def decision(self) -> ChampionDecision:
+        """Returns the decision as a record for the model registry.
+
+        The record contains the headline figures of both models. It also contains the lineage that is needed
+        to train the challenger again.
+        """
+        return ChampionDecision(
+            self.challenger.version,
+            self.champion.version if self.champion else None,
+            self.verdict.promoted,
+            self.champion_after,
+            self.verdict.reason,
+            metrics={
+                "challenger": _headline(self.challenger, self.lists.challenger),
+                "champion": _headline(self.champion, self.lists.champion) if self.champion else None,
+            },
+            intervals=self.intervals,
+            checks=self.checks,
+            lineage={key: self.info.description.get(key) for key in LINEAGE},
+        )
+
+
+def best_auc(context: RunContext, dataset: Dataset) -> float | None:
+    """Returns the AUC of the true click probabilities on the test day: the best AUC that a model can reach.
+
+    Only generated logs record the true click probabilities. The result is None for other logs, and if there
+    are several test days.
+    """
+    days = [member.dt for member in dataset.splits["test"]]
+    raw = context.lake.raw.partition(days[0]) if len(days) == 1 else None
+    return read_manifest(raw).facts.get("best_auc") if raw and is_published(raw) else None
+
+
+def _headline(measures: ModelMeasures, lists: ListFigures | None) -> dict[str, Any]:
+    """Returns those figures of a model that the registry records."""
+    ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
+    of_lists = {"lists": lists.to_facts()} if lists else {}
+    return {**{name: measures.facts[name] for name in HEADLINE}, **ranking, **of_lists}
+
+
+def _check_facts(check: GateCheck) -> dict[str, Any]:
+    """Returns a check as JSON values. In the JSON, the field `message` is named `said`."""
+    return {"said" if name == "message" else name: value for name, value in asdict(check).items()}

@@ -9,24 +9,30 @@ position, and was made by its model for its variant. Every other impression is c
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, timedelta
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from conf.load import config_digest
+from conf.rule_types import RuleSettings
 from conf.serving_types import Impressions
+from conf.types import Config
 from etl.raw.files import RawFiles, find_raw, raw_path
 from etl.readers.impressions import ERROR, read_impressions, unreadable
-from scoring.evaluation.exploration_estimate import estimate_explored, why_unknown
+from metrics.bootstrap import Resample, draw_weights, interval, reduce_means
 from scoring.evaluation.prediction_quality import UNIT
-from scoring.evaluation.shown_rates import ALL, click_rates
-from scoring.inputs.requests import VARIANT
+from scoring.requests import VARIANT
+from scoring.rules.request import EXPLORE
 from spark.choose_workers import workers_of
-from spark.rows import Rows, persist, query, read_rows, records, unpersist, with_hash, with_value
+from spark.rows import Rows, map_rows, persist, query, read_rows, records, unpersist, with_hash, with_value
 from storage.manifest import Manifest
 from storage.run_context import RunContext
 
 log = logging.getLogger("nightrank.measure")
-
 REASONS = ("invalid", "user", "model_version", "variant", "item", "position")
 _FITS = "fits"
 
@@ -254,3 +260,236 @@ def _warn_of_unmatched(settings: Impressions, facts: Mapping[str, Any]) -> None:
             ", ".join(f"{reason}: {number}" for reason, number in facts["unmatched"].items()),
             settings.max_unmatched_share,
         )
+
+
+# Click rates of shown list entries by position, with intervals.
+#
+# The click rate of a position is the number of list entries there that were shown and clicked, divided by the
+# number of entries there that were shown. Its interval is that of a bootstrap over users (metrics.bootstrap).
+
+ALL = "all"  # the key of the click rates of all variants together
+_SUMS = ("shown", "clicked")
+_RATES_PARTIAL = pa.schema([(VARIANT, pa.string()), *((name, pa.list_(pa.int64())) for name in _SUMS)])
+
+# Maps each name of _SUMS to (1 + replicates, k) int64: the sums of the positions over all users, then those
+# of each resample.
+Sums = Mapping[str, NDArray[np.int64]]
+
+
+def click_rates(shown: Rows, k: int, settings: Impressions) -> dict[str, Any]:
+    """Returns the click rates of each variant, and of all together: in total and by position.
+
+    Args:
+        shown: the entries that were shown: position, variant, `clicked` (0 or 1) and the hash of the user.
+        k: maximum length of a list.
+        settings: the section `serving.impressions`.
+    """
+    resample = Resample(settings.replicates, settings.seed)
+    totals: dict[str, dict[str, NDArray[np.int64]]] = {}
+    for partial in records(map_rows(shown, _rates_reducer(k, resample), _RATES_PARTIAL)):
+        sums = {name: np.array(partial[name], np.int64).reshape(-1, k) for name in _SUMS}
+        for variant in {partial[VARIANT], ALL}:
+            known = totals.get(variant)
+            totals[variant] = {name: sums[name] + known[name] for name in _SUMS} if known else sums
+    return {
+        variant: {
+            **_rate({name: totals[variant][name].sum(axis=1) for name in _SUMS}, settings.confidence),
+            "positions": [
+                {
+                    "position": place + 1,
+                    **_rate({name: totals[variant][name][:, place] for name in _SUMS}, settings.confidence),
+                }
+                for place in range(k)
+            ],
+        }
+        for variant in sorted(totals)
+    }
+
+
+def _rates_reducer(
+    k: int, resample: Resample
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a function for `map_rows` that reduces the entries of one task to one row for each variant."""
+
+    def reduce_entries(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
+        if not tables:
+            return
+        rows = pa.concat_tables(tables)
+        variant = np.array(rows.column(VARIANT).to_pylist())
+        units, entry_user = np.unique(rows.column(UNIT).to_numpy(), return_inverse=True)  # (m,), (n,)
+        place = rows.column("position").to_numpy() - 1
+        clicked = rows.column("clicked").to_numpy() == 1
+        for name in np.unique(variant):
+            chosen = {"shown": variant == name, "clicked": (variant == name) & clicked}
+            row: dict[str, Any] = {VARIANT: str(name)}
+            for value, of_value in chosen.items():
+                places, users = place[of_value], entry_user[of_value]
+                sums = [np.bincount(places, minlength=k)]
+                for weights in draw_weights(units, resample):  # doubles add whole numbers exactly
+                    sums.append(np.bincount(places, weights[users], minlength=k).astype(np.int64))
+                row[value] = np.concatenate(sums)
+            yield pa.RecordBatch.from_pylist([row], schema=_RATES_PARTIAL)
+
+    return reduce_entries
+
+
+def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
+    """Returns the click rate of (1 + replicates,) sums with its interval; null if nothing was shown."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = sums["clicked"] / sums["shown"]
+    rate = float(rates[0]) if np.isfinite(rates[0]) else None
+    between = None if rate is None else interval(rate, rates[1:], np.zeros(len(rates) - 1), confidence)
+    return {
+        "shown": int(sums["shown"][0]),
+        "clicked": int(sums["clicked"][0]),
+        "click_rate": rate,
+        "low": between and between.low,
+        "high": between and between.high,
+    }
+
+
+# Estimates the click rate of explored positions if the model ordered the drawn items.
+#
+# The rule `score.rules.exploration` sorts the other candidates of a user by a uniform random key, and the
+# first m of them get the last positions. So, whichever m items were drawn, each of their m! orders has the
+# same probability: the item that the model ranks j-th among them stands at the j-th explored position with
+# the probability 1 / m. This propensity is exact, and it does not depend on the number of candidates.
+#
+# The other choice is: the same drawn items, in descending order of their scores. The estimate is the
+# self-normalised one (A. Swaminathan and T. Joachims, The Self-Normalized Estimator for Counterfactual
+# Learning, 2015): shown entries that stand where the other choice puts them have the weight m, all others 0,
+# and the estimate is the weighted mean of the clicks. It assumes that whether a position is shown does not
+# depend on the items. The interval is that of a bootstrap over users. The effective number of entries is
+# (sum of weights)² / sum of squared weights.
+#
+# With a maximum per category, or with a rule of a package that leaves out items, whether an item can be drawn
+# depends on the items before it. Then the orders are not equally probable, and there is no estimate.
+
+_VALUES = ("shown", "clicked", "weight", "weighted_clicks")
+_SQUARES = "squared_weight"
+_DRAWN_PARTIAL = pa.schema(
+    [*((name, pa.list_(pa.int64())) for name in _VALUES), (_SQUARES, pa.int64()), ("drawn", pa.int64())]
+)
+
+
+def why_unknown(config: Config, published: Manifest) -> str | None:
+    """Returns why the probabilities of the draws are not known; None if they are.
+
+    Args:
+        config: the configuration, with the rule `exploration`.
+        published: the manifest of the lists.
+    """
+    rules = config.score.rules
+    if published.inputs.get("config") != config_digest(config, "score"):
+        return "the section score has changed since the lists were made"
+    changing = [
+        name
+        for name, rule in (rules.configured.items() if rules else ())
+        if isinstance(rule, RuleSettings) and not rule.keeps_draws
+    ]
+    if changing:
+        return f"score.rules.{changing[0]} changes the probabilities of the draws"
+    if rules is not None and rules.packages:
+        return f"rules of packages may change the probabilities of the draws: {sorted(rules.packages)}"
+    return None
+
+
+def estimate_explored(lists: Rows, shown: Rows, settings: Impressions) -> dict[str, Any]:
+    """Returns the click rate of the explored positions as they were, and in the order of the scores.
+
+    Args:
+        lists: the lists with the columns user_key, item_key, position, score and reason.
+        shown: the shown entries: user_key, item_key, `clicked` (0 or 1), and the hash of the user.
+        settings: the section `serving.impressions`.
+
+    Returns:
+        A dictionary of JSON values: `shown` and `clicked` entries, `effective_entries`, and the values with
+        their intervals of `click_rate`, `by_score` and `difference` (by_score - click_rate). The last two are
+        None if there are too few effective entries, and `reason` says so.
+    """
+    ordered = query(
+        f"""
+        SELECT user_key, item_key,
+            row_number() OVER (PARTITION BY user_key ORDER BY position) AS place,
+            row_number() OVER (PARTITION BY user_key ORDER BY score DESC, item_key) AS by_score,
+            count(*) OVER (PARTITION BY user_key) AS drawn
+        FROM {{lists}} WHERE reason = '{EXPLORE}'
+        """,
+        lists=lists,
+    )
+    entries = query(
+        f"""
+        SELECT shown.{UNIT}, clicked, CAST(drawn AS BIGINT) AS drawn,
+            CAST(CASE WHEN place = by_score THEN drawn ELSE 0 END AS BIGINT) AS weight
+        FROM {{ordered}} AS ordered JOIN {{shown}} AS shown
+            ON shown.user_key = ordered.user_key AND shown.item_key = ordered.item_key
+        """,
+        ordered=ordered,
+        shown=shown,
+    )
+    resample = Resample(settings.replicates, settings.seed)
+    sums: dict[str, NDArray[np.int64]] = {
+        name: np.zeros(settings.replicates + 1, np.int64) for name in _VALUES
+    }
+    squares, drawn = 0, 0
+    for partial in records(map_rows(entries, _drawn_reducer(resample), _DRAWN_PARTIAL)):
+        sums = {name: sums[name] + np.array(partial[name], np.int64) for name in _VALUES}
+        squares, drawn = squares + partial[_SQUARES], max(drawn, partial["drawn"])
+    return _facts(sums, squares, drawn, settings)
+
+
+def _drawn_reducer(resample: Resample) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a function for `map_rows` that reduces the entries of one task to one row."""
+
+    def reduce_entries(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
+        if not tables:
+            return
+        rows = pa.concat_tables(tables)
+        clicked, weight = rows.column("clicked").to_numpy(), rows.column("weight").to_numpy()
+        columns = (np.ones(len(clicked), np.int64), clicked, weight, weight * clicked)
+        values = dict(zip(_VALUES, columns, strict=True))
+        # Rows of a user have the same hash, so they have the same weight in a resample.
+        of_resamples = reduce_means(rows.column(UNIT).to_numpy(), values, resample)
+        row: dict[str, Any] = {name: [int(of.sum()), *of_resamples[name]] for name, of in values.items()}
+        row |= {_SQUARES: int(weight @ weight), "drawn": int(rows.column("drawn").to_numpy().max())}
+        yield pa.RecordBatch.from_pylist([row], schema=_DRAWN_PARTIAL)
+
+    return reduce_entries
+
+
+def _facts(
+    sums: Mapping[str, NDArray[np.int64]], squares: int, drawn: int, settings: Impressions
+) -> dict[str, Any]:
+    effective = float(sums["weight"][0]) ** 2 / squares if squares else 0.0
+    reason = None
+    if drawn < 2:
+        reason = "no shown list has two explored positions"
+    elif effective < settings.min_effective_entries:
+        reason = (
+            f"there are fewer effective entries than min_effective_entries={settings.min_effective_entries}"
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = sums["clicked"] / sums["shown"]
+        by_score = sums["weighted_clicks"] / sums["weight"]
+    known = reason is None
+    return {
+        "shown": int(sums["shown"][0]),
+        "clicked": int(sums["clicked"][0]),
+        "click_rate": _with_interval(rates, settings.confidence),
+        "effective_entries": effective,
+        "by_score": _with_interval(by_score, settings.confidence) if known else None,
+        "difference": _with_interval(by_score - rates, settings.confidence) if known else None,
+        "reason": reason,
+    }
+
+
+def _with_interval(values: NDArray[np.float64], confidence: float) -> dict[str, float] | None:
+    """Returns the first of (1 + replicates,) values with the interval of the others; None if undefined."""
+    if not np.isfinite(values[0]):
+        return None
+    between = interval(float(values[0]), values[1:], np.zeros(len(values) - 1), confidence)
+    if between is None:
+        return None
+    return {"value": between.difference, "low": between.low, "high": between.high}

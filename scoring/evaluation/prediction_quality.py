@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 
 from metrics.bootstrap import SUMS, Resample, combine_replicates, reduce_replicates
-from metrics.histogram import bin_keys
-from scoring.inputs.requests import PROBABILITY
+from metrics.psi import bin_keys
 from scoring.ranking.list_summary import HISTOGRAM_BINS, histogram_edges
+from scoring.requests import PROBABILITY
 from spark.rows import Rows, map_rows, records, select
 from storage.feature_spec import LABEL
 
@@ -55,7 +55,7 @@ class PredictionQuality:
     Attributes:
         facts: JSON values by name, as listed below.
         score_bins: maps the key of each bin of the probability to the number of rows in this bin. The bins
-            are those of metrics.histogram: 16 bins between a probability and its double.
+            are those of metrics.psi: 16 bins between a probability and its double.
         replicates: maps `auc` and `log_loss` to an array with one value for each bootstrap replicate; empty
             without a bootstrap.
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from etl.workflow.local_workflow import load_local
-from scoring.inputs.requests import require_context
 from scoring.model.model_info import ModelInfo
-from storage.paths import Lake
+from scoring.requests import require_context
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 
 
@@ -17,7 +17,7 @@ def encoded_context(context: RunContext, model: ModelInfo) -> dict[str, Any]:
     return encode_context(context.lake, model, context.config.score.context)
 
 
-def encode_context(lake: Lake, model: ModelInfo, raw_values: Mapping[str, Any]) -> dict[str, Any]:
+def encode_context(lake: LakePaths, model: ModelInfo, raw_values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns encoded values of the model's context features.
 
     The result maps the name of each context feature to its encoded value. A list of ids becomes a tuple.

@@ -9,7 +9,7 @@ from typing import Any
 from conf.errors import DataError
 from conf.train_types import ScoreKind
 from conf.types import Config, ModelConfig, MultiHot, Score
-from scoring.inputs.requests import ModelRequest
+from scoring.requests import ModelRequest
 from storage import file_io, format_versions
 from storage.feature_spec import FeatureSpec
 from storage.lineage import NOT_RECORDED, LineageRecorder

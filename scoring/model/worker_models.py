@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, Protocol, TypeVar
 
-from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import Predictor, load_predictor
+from scoring.requests import ModelRequest
 
 # Two models are kept, because evaluate_model scores with the champion and the challenger.
 _PREDICTORS_KEPT = 2

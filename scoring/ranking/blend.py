@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError
-from scoring.inputs.requests import BlendRequest
 from scoring.ranking.pairs import Indices
+from scoring.requests import BlendRequest
 
 _AGAIN = "run build_candidates again, with score.blend: auto"
 _ITEM_BITS = 32

@@ -8,27 +8,30 @@ change a number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError
 from conf.types import MultiHot, Scope
-from scoring.inputs.requests import Encoded, require_context
-from scoring.model.predictor import model_inputs
-from storage.feature_spec import FeatureSpec
+from scoring.model.predictor import Predictor, model_inputs
+from scoring.requests import ITEM_INDEX, Encoded, require_context
+from storage import file_io
+from storage.feature_spec import ITEM_KEY, FeatureSpec
+from storage.parquet_files import concat_parts
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Side:
+class SideInputs:
     """The model inputs of R users, or of R items.
 
     The users and the items are called the two sides. The columns of the features of the other side are zero.
@@ -41,36 +44,36 @@ class Side:
     dense: Tensor
     categorical: Tensor
 
-    def part(self, rows: slice) -> Side:
+    def part(self, rows: slice) -> SideInputs:
         """Returns a Side with some consecutive rows of this one."""
-        return Side(self.dense[rows], self.categorical[rows])
+        return SideInputs(self.dense[rows], self.categorical[rows])
 
-    def rows(self, index: Tensor) -> Side:
+    def rows(self, index: Tensor) -> SideInputs:
         """Returns a Side with the rows that have these indices."""
-        return Side(self.dense.index_select(0, index), self.categorical.index_select(0, index))
+        return SideInputs(self.dense.index_select(0, index), self.categorical.index_select(0, index))
 
-    def plus(self, other: Side) -> Side:
+    def plus(self, other: SideInputs) -> SideInputs:
         """Returns the sum of this Side and `other`.
 
         `other` has the same shape. Or it has one row, which is added to each row.
         """
-        return Side(self.dense + other.dense, self.categorical + other.categorical)
+        return SideInputs(self.dense + other.dense, self.categorical + other.categorical)
 
-    def to(self, device: torch.device) -> Side:
+    def to(self, device: torch.device) -> SideInputs:
         """Returns a copy on the device."""
-        return Side(self.dense.to(device), self.categorical.to(device))
+        return SideInputs(self.dense.to(device), self.categorical.to(device))
 
 
-def side_of(rows: pa.Table, spec: FeatureSpec, multi_hot: MultiHot, scope: Scope) -> Side:
+def side_of(rows: pa.Table, spec: FeatureSpec, multi_hot: MultiHot, scope: Scope) -> SideInputs:
     """Builds the model inputs of users or items from the features of one scope, such as `user` or `item`.
 
     `rows` has one column per feature, and one row per user or item.
     """
     columns = {feature.name: rows.column(feature.name) for feature in spec.scoped(scope)}
-    return Side(*model_inputs(columns, spec, multi_hot, rows.num_rows))
+    return SideInputs(*model_inputs(columns, spec, multi_hot, rows.num_rows))
 
 
-def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: MultiHot) -> Side:
+def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: MultiHot) -> SideInputs:
     """Builds model inputs of one row from the encoded values of the features of scope `context`.
 
     All other columns are zero.
@@ -79,7 +82,7 @@ def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: Mu
         ConfigError: a context feature has no value, or a value belongs to no context feature.
     """
     require_context([feature.name for feature in spec.scoped("context")], values)
-    return Side(*model_inputs(values, spec, multi_hot, 1))
+    return SideInputs(*model_inputs(values, spec, multi_hot, 1))
 
 
 # On a CPU, gathering the item part of an item takes about half as long as scoring the item. So if a list has
@@ -246,3 +249,49 @@ def blocks(most: Indices, max_places: int, least_users: int, most_users: int) ->
         last = min(first + max(fitting, least_users), len(most))
         yield slice(first, last)
         first = last
+
+
+# Reads the items that a worker ranks from the Parquet files of the table candidate_items.
+
+
+@dataclass(frozen=True)
+class Items:
+    """The candidate items.
+
+    Attributes:
+        keys: (N,) the keys of the items, strings. The index of an item in this array is its item index.
+        side: the model inputs of the items, with the context features filled in.
+    """
+
+    keys: pa.Array
+    side: SideInputs
+
+
+def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str, Encoded]) -> Items:
+    """Reads the candidate items into the CPU's memory, in the order of their index.
+
+    Args:
+        files: paths of the Parquet files of candidate_items, in the order of the manifest.
+        predictor: the loaded model. Only the features of this model are read.
+        context: maps the name of each feature of scope `context` to its encoded value.
+
+    Raises:
+        DataError: the item indices are not 0, 1, 2, …
+        ConfigError: the context values do not match the context features of the model.
+    """
+    spec, multi_hot = predictor.spec, predictor.multi_hot
+    columns = [ITEM_INDEX, ITEM_KEY, *(feature.name for feature in spec.scoped("item"))]
+    table = concat_parts(_read_parquet(path, columns) for path in files).combine_chunks()
+    index = table.column(ITEM_INDEX).to_numpy()
+    if not np.array_equal(index, np.arange(len(index))):
+        raise DataError(
+            f"{files[0]}: item_index does not count from 0 in steps of 1", "run build_candidates again"
+        )
+    keys = pa.array(table.column(ITEM_KEY).to_pylist(), pa.string())
+    return Items(keys, side_of(table, spec, multi_hot, "item").plus(context_side(context, spec, multi_hot)))
+
+
+def _read_parquet(path: str, columns: list[str]) -> pa.Table:
+    """Reads the columns `columns` of one Parquet file."""
+    files, inner = file_io.filesystem(path)
+    return pq.read_table(inner, filesystem=files, columns=columns, partitioning=None)

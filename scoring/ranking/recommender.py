@@ -12,27 +12,103 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scoring.inputs.requests import CANDIDATES, EXCLUDED, SOURCE_SCORES, ListRequest
+from conf.errors import DataError
 from scoring.model.predictor import Predictor
 from scoring.ranking.blend import Blend, SourceScores
-from scoring.ranking.candidate_items import Items, read_items
-from scoring.ranking.list_rows import list_rows
-from scoring.ranking.list_scorer import ListScorer
 from scoring.ranking.pair_scorer import PairScorer
-from scoring.ranking.pairs import CandidateLists, Indices, Lists, blocks, side_of
-from scoring.ranking.pieces import Pieces
-from scoring.ranking.top_k import NO_CANDIDATE, split_keys, top_keys
+from scoring.ranking.pairs import CandidateLists, Indices, Items, Lists, blocks, read_items, side_of
+from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
+from scoring.requests import CANDIDATES, EXCLUDED, MEASURED, POSITIVES, SOURCE_SCORES, ListRequest
 from scoring.rules.apply_rules import ItemRules, load_rules
 from scoring.rules.request import RANKED
 from storage.feature_spec import USER_KEY
 from training.models.factorization import Part
 
+# Computes the scores of candidates, by a model or by a blend, and their ranking keys.
+
+_FIND_NAN = "look for NaN or infinite features of this user and item, or a diverged model; train again"
+_LEAVE_FP16 = "; float16 has no numbers above 65,504: try --set score.precision=bf16"
+
+
+@dataclass(frozen=True)
+class ListScorer:
+    """Scores the candidates of users.
+
+    Attributes:
+        predictor, items, pair_scorer, rules, blend: as in Recommender.
+    """
+
+    predictor: Predictor
+    items: Items
+    pair_scorer: PairScorer
+    rules: ItemRules | None
+    blend: Blend | None
+
+    def scores(self, parts: Part, which: Tensor, items: Tensor, source_scores: Tensor | None) -> Tensor:
+        """Returns the scores of T lists of I items each, shape (T, I), float32.
+
+        The scores are probabilities. The scores of a blend are log-odds, unless a rule changes ranking scores
+        (such as a boost), because such a rule needs numbers from 0 to 1.
+
+        Args:
+            parts, which, items: as for `PairScorer.list_logits`.
+            source_scores: (T, I, S) the scores of the sources; None without a blend.
+        """
+        if self.blend is None or source_scores is None:
+            return self.pair_scorer.score_lists(parts, which, items)
+        logits = self.pair_scorer.list_logits(parts, which, items)
+        blended = self.blend.scores(logits, source_scores.to(logits.device))
+        return blended.sigmoid() if self._rules_move_items else blended
+
+    @property
+    def _rules_move_items(self) -> bool:
+        """Returns whether the rules change the ranking scores of items."""
+        return self.rules is not None and self.rules.moves_items
+
+    def shown(self, scores: Tensor) -> Tensor:
+        """Returns the scores that lists show, from 0 to 1, of the scores that `scores` returned."""
+        return scores if self.blend is None or self._rules_move_items else scores.sigmoid()
+
+    def keys(
+        self, scores: Tensor, items: Tensor, candidate: Tensor | None, users: Indices, names: pa.Array
+    ) -> Tensor:
+        """Returns the ranking keys of R users and W items, shape (R, W).
+
+        The key of an item that is not a candidate of the user is NO_CANDIDATE.
+
+        Args:
+            scores: (R, W) probabilities, or scores of a blend.
+            items: (W,) item indices that all users share, or (R, W) item indices.
+            candidate: (R, W) bool, whether the item is a candidate; None if all are candidates.
+            users: (R,) the user of each row, as an index into `names`.
+            names: the keys of the users.
+
+        Raises:
+            DataError: the score of a candidate is NaN, or a rule of another package made it NaN.
+        """
+        wrong = scores.isnan() if candidate is None else scores.isnan() & candidate
+        if wrong.any():
+            row, column = wrong.nonzero()[0].tolist()
+            item = self.items.keys[int(items.expand(scores.shape)[row, column])]
+            raise DataError(
+                f"model {self.predictor.version} scores user {names[int(users[row])]} "
+                f"with item {item} as NaN "
+                f"({int(wrong.sum())} of the {wrong.numel()} pairs scored together are NaN)",
+                _FIND_NAN + (_LEAVE_FP16 if self.predictor.precision == "fp16" else ""),
+            )
+        ranked_by = scores if self.rules is None else self.rules.ranking_scores(scores, items)
+        keys = ranking_keys(ranked_by, items)
+        return keys if candidate is None else keys.masked_fill_(~candidate, NO_CANDIDATE)
+
+
 # At least this many (user, item) cells are ranked together, even if a micro-batch of the model has fewer
 # pairs.
 _MIN_PLACES = 131_072
+
 # Minimum number of users per pass over the items. The second number applies if each pass must compute the
 # item parts again.
 _LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
+
 # Maximum number of users per pass. It limits the memory for their rankings.
 _MOST_USERS = 1_024
 
@@ -281,3 +357,172 @@ def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
     rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None
     blend = Blend.of(request.blend, predictor.device) if request.blend else None
     return Recommender.of(predictor, items, request.k, rules, blend)
+
+
+# Computes the logit of every candidate of users, for learning a blend.
+
+_MOST_PLACES, _LEAST_LOGIT_USERS, _MOST_LOGIT_USERS = 131_072, 16, 1_024
+
+
+class CandidateLogits:
+    """A model and the items, which computes the logits of candidates.
+
+    Args:
+        request: names the files of the items.
+        predictor: the loaded model.
+    """
+
+    def __init__(self, request: ListRequest, predictor: Predictor) -> None:
+        items = read_items(request.item_files, predictor, dict(request.context))
+        self._predictor, self._num_items = predictor, len(items.keys)
+        self._pair_scorer = PairScorer(predictor, items.side.to(predictor.device))
+
+    @torch.inference_mode()
+    def measure(self, users: pa.RecordBatch, sources: int) -> pa.RecordBatch:
+        """Returns the candidates of each user with their logits, as a batch with the schema MEASURED.
+
+        Each binary value is the memory of an array with one element per candidate: `items` int32, `logits`
+        float32, `clicked` bool. `scores` has `sources` float32 numbers per candidate.
+
+        Args:
+            users: a batch with one row per user. The columns are user_key, the user features, candidates,
+                excluded, source_scores, and positives: the item indices that the user clicked later. An index
+                of -1 is not an item that can be a candidate.
+            sources: number of sources.
+
+        Raises:
+            DataError: candidates are out of range or repeated. The message names the user.
+        """
+        predictor, keys, candidates = self._predictor, users.column(USER_KEY), users.column(CANDIDATES)
+        rows = pa.Table.from_batches([users])
+        side = side_of(rows, predictor.spec, predictor.multi_hot, "user").to(predictor.device)
+        scores = SourceScores.of(keys, candidates, users.column(SOURCE_SCORES), sources)
+        lists = CandidateLists(keys, candidates, users.column(EXCLUDED), self._num_items, keep_lists=True)
+        logits = [np.zeros(0, np.float32)]
+        for block in blocks(lists.most(), _MOST_PLACES, _LEAST_LOGIT_USERS, _MOST_LOGIT_USERS):
+            parts = self._pair_scorer.user_parts(side.part(block))
+            asked = lists.of(block)
+            pieces = Pieces.of(asked.lengths, np.cumsum(asked.lengths) - asked.lengths, asked.items)
+            which, items = (
+                torch.from_numpy(array).to(predictor.device)
+                for array in (asked.listed[pieces.list], pieces.items)
+            )
+            # The pieces of a list are consecutive, so the cells with items have the order of `asked.items`.
+            logits.append(self._pair_scorer.list_logits(parts, which, items).cpu().numpy()[pieces.filled])
+        flat = np.concatenate(logits)
+        measured = []
+        for user, clicked in enumerate(users.column(POSITIVES).to_pylist()):
+            of_user = slice(scores.starts[user], scores.starts[user + 1])
+            items_of_user = scores.items[of_user].astype(np.int32)
+            arrays = (
+                items_of_user,
+                flat[of_user],
+                scores.scores[of_user],
+                np.isin(items_of_user, clicked),
+            )
+            measured.append([keys[user].as_py(), len(clicked), *(array.tobytes() for array in arrays)])
+        columns = zip(*measured, strict=True) if measured else [[] for _ in MEASURED]
+        return pa.RecordBatch.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, MEASURED, strict=True)],
+            schema=MEASURED,
+        )
+
+
+# Cuts lists of items into pieces of equal width, so that a device can score many lists at once.
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Several lists of items, cut into pieces of equal width. A piece contains consecutive items of one list.
+
+    T is the number of pieces. The last piece of a list may have empty cells.
+
+    Attributes:
+        list: (T,) for each piece, the index of the list that it comes from.
+        place: (T,) for each piece, its position among the pieces of the same list, from 0.
+        index: (T, width) the positions of the cells in the array of all items. Undefined in empty cells.
+        items: (T, width) item indices; 0 in empty cells.
+        filled: (T, width) bool, whether the cell contains an item.
+    """
+
+    list: Indices
+    place: Indices
+    index: Indices
+    items: Indices
+    filled: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, lengths: Indices, starts: Indices, items: Indices) -> Pieces:
+        """Cuts lists of items into pieces of equal width. The function piece_width() chooses the width.
+
+        Args:
+            lengths: (L,) the length of each list.
+            starts: (L,) the index in `items` at which each list starts.
+            items: the item indices of all lists.
+        """
+        width = piece_width(lengths)
+        counts = -(-lengths // width)
+        of_list = np.repeat(np.arange(len(lengths)), counts)
+        place = np.arange(len(of_list)) - np.repeat(np.cumsum(counts) - counts, counts)
+        within = place[:, None] * width + np.arange(width)  # (T, width)
+        filled = within < lengths[of_list, None]
+        index = np.minimum(starts[of_list, None] + within, max(len(items) - 1, 0))
+        return cls(of_list, place, index, np.where(filled, items[index], 0), filled)
+
+
+_PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
+
+# Empty cells are scored in vain. Their number is at most this share of the number of filled cells.
+_EMPTY_SHARE = 0.125
+
+
+def piece_width(lengths: Indices) -> int:
+    """Returns the width of the pieces into which lists of these lengths are cut.
+
+    A piece has `width` cells, which contain consecutive items of one list; the last piece of a list may have
+    empty cells. The width is a power of two and at most 256. It is the largest width for which there is at
+    most one empty cell per eight filled cells. If no larger width satisfies this rule, the width is 1.
+    """
+    total = int(lengths.sum())
+    for width in _PIECE_WIDTHS:
+        if int((-(-lengths // width)).sum()) * width <= (1 + _EMPTY_SHARE) * total:
+            return width
+    return 1
+
+
+# The rows of top-k lists, as Arrow batches.
+
+RECOMMENDATIONS = pa.schema(
+    [
+        ("user_id", pa.string()),
+        ("position", pa.int32()),
+        ("item_id", pa.string()),
+        ("score", pa.float32()),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def list_rows(
+    filled: Tensor, score: Tensor, items: pa.Array, reasons: pa.Array, users: pa.Array
+) -> pa.RecordBatch:
+    """Returns list entries as a batch with the schema RECOMMENDATIONS.
+
+    Args:
+        filled: (U, K) bool on the CPU. There is one list entry for each true cell, in row order.
+        score: the score of each list entry, on the CPU.
+        items: the item key of each list entry.
+        reasons: the reason of each list entry.
+        users: the keys of the U users.
+    """
+    row, position = filled.nonzero(as_tuple=True)
+    return pa.RecordBatch.from_arrays(
+        [
+            users.take(pa.array(row.numpy())),
+            pa.array((position + 1).int().numpy()),
+            items,
+            pa.array(score.numpy()),
+            reasons,
+        ],
+        schema=RECOMMENDATIONS,
+    )

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from conf.errors import DataError
 from conf.types import Split
 from storage.dataset import Dataset, split_partitions
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 # If the end of a row group is near the end of a task, the task ends there instead, because two tasks that
 # share a row group both decode it. "Near" is half of this share of a task's rows.
@@ -22,7 +22,7 @@ _MOVED_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
-class RowGroup:
+class FileRowGroup:
     """One row group of a Parquet file, as the manifest describes it.
 
     Attributes:
@@ -41,10 +41,10 @@ class RowGroup:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowGroupRange:
     """A range of rows of one row group: the rows with the indices [start, stop)."""
 
-    group: RowGroup
+    group: FileRowGroup
     start: int
     stop: int
 
@@ -54,7 +54,7 @@ class Piece:
         return self.stop - self.start
 
 
-def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
+def row_groups(lake: LakePaths, dataset: Dataset, split: Split) -> list[FileRowGroup]:
     """Returns the row groups of a split, ordered by date and then as the manifests name them.
 
     Empty row groups are left out.
@@ -71,7 +71,7 @@ def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
             "run build_features for that date, or name another split in score.rows_split",
         )
     return [
-        RowGroup(partition.file(entry.path), index, len(entry.row_groups), rows, partition.dt)
+        FileRowGroup(partition.file(entry.path), index, len(entry.row_groups), rows, partition.dt)
         for partition, manifest, label in partitions
         for entry in manifest.split_files(label)
         for index, rows in enumerate(entry.row_groups)
@@ -79,7 +79,7 @@ def row_groups(lake: Lake, dataset: Dataset, split: Split) -> list[RowGroup]:
     ]
 
 
-def divide_rows(groups: Sequence[RowGroup], slots: int, max_rows: int) -> list[tuple[Piece, ...]]:
+def divide_rows(groups: Sequence[FileRowGroup], slots: int, max_rows: int) -> list[tuple[RowGroupRange, ...]]:
     """Divides all rows, in order, among tasks with about equal numbers of rows.
 
     Returns the pieces of each task. A piece is a range of rows of one row group. Every row is in exactly one
@@ -113,7 +113,9 @@ def _moved(cut: int, ends: Sequence[int], task_rows: float) -> int:
     return nearest if abs(nearest - cut) <= task_rows * _MOVED_SHARE / 2 else cut
 
 
-def _between(groups: Sequence[RowGroup], ends: Sequence[int], first: int, last: int) -> tuple[Piece, ...]:
+def _between(
+    groups: Sequence[FileRowGroup], ends: Sequence[int], first: int, last: int
+) -> tuple[RowGroupRange, ...]:
     """Returns the pieces that contain the rows [first, last). Row indices count over all row groups.
 
     A piece is a range of rows of one row group.
@@ -122,6 +124,6 @@ def _between(groups: Sequence[RowGroup], ends: Sequence[int], first: int, last: 
     at = bisect_left(ends, first + 1)
     while at < len(groups) and ends[at] - groups[at].rows < last:
         begin = ends[at] - groups[at].rows
-        pieces.append(Piece(groups[at], max(first - begin, 0), min(last - begin, groups[at].rows)))
+        pieces.append(RowGroupRange(groups[at], max(first - begin, 0), min(last - begin, groups[at].rows)))
         at += 1
     return tuple(pieces)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from conf.errors import DataError
 from conf.types import MultiHot
-from scoring.inputs.requests import PROBABILITY
 from scoring.model.predictor import Predictor, model_inputs
+from scoring.requests import PROBABILITY
 from storage.feature_spec import FeatureSpec
 from storage.id_lists import pad_lists
 from training.models.inputs import id_columns

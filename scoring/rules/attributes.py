@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
-from conf.counted import counted
 from conf.errors import ConfigError, DataError
+from conf.messages import counted
 from conf.raw_types import Column, RawTable
 from etl.raw.files import find_files
 from scoring.rules.item_rule import NO_VALUE, ItemAttribute

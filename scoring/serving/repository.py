@@ -13,15 +13,20 @@ ensemble changes from one version of workflow and ranker to another at once.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from conf.errors import ConfigError
-from etl.fit.save_fitted import save_fitted
+from conf.errors import ConfigError, DataError, InfrastructureError
+from etl.fit.version_tables import save_fitted
 from etl.workflow.local_workflow import LocalWorkflow
 from scoring.model.export import export
 from scoring.model.model_info import ModelInfo
@@ -29,22 +34,23 @@ from scoring.serving.model_configs import (
     ENSEMBLE,
     LOOKUP,
     ONLINE_ENSEMBLE,
+    PROBABILITY,
     PROGRAM,
     RANKER,
     TREATMENT_ENSEMBLE,
     TREATMENT_ONLINE_ENSEMBLE,
     WORKFLOW,
+    Backend,
+    ServedInputs,
     ensemble_config,
     lookup_config,
     online_ensemble_config,
     ranker_config,
     workflow_config,
 )
-from scoring.serving.repository_folder import locked_with_scratch, read_served
-from scoring.serving.served_inputs import Backend, ServedInputs
-from scoring.serving.served_names import context_columns, require_names
+from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.file_io import local_folder
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.export.write_export import DESCRIPTION
 
 CONFIG, SERVED = "config.pbtxt", "served.json"
@@ -202,7 +208,7 @@ class _Repository:
         return facts
 
     def _fill_workflow(self, folder: Path, workflow: LocalWorkflow) -> None:
-        save_fitted(Lake(str(folder / "workflow")), workflow)
+        save_fitted(LakePaths(str(folder / "workflow")), workflow)
         (folder / "model.py").write_text(_CODE["EncodeRows"], encoding="utf-8")
         shutil.copy(self._scratch / "export" / DESCRIPTION, folder)
 
@@ -279,3 +285,98 @@ def _ensembles(inputs: ServedInputs, version: int, variant: Variant) -> dict[str
     names = _OF_TREATMENT if variant == "treatment" else (ONLINE_ENSEMBLE, ENSEMBLE)
     online = {} if inputs.context is None else {names[0]: online_ensemble_config(inputs, version, names[0])}
     return {**online, names[1]: ensemble_config(inputs, version, names[1])}
+
+
+# The folder of a model repository: its lock, its scratch folder, and the description of a version.
+
+
+def read_served(path: Path) -> dict[str, Any]:
+    """Returns the content of a file served.json.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if {"version", "model_version", "workflow_version", "inputs"} <= set(facts):
+            return facts
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged: {error}", "export the model to another folder") from error
+    raise DataError(f"{path} is damaged: it lacks keys", "export the model to another folder")
+
+
+@contextmanager
+def locked_with_scratch(folder: Path) -> Iterator[Path]:
+    """Creates a repository if it does not exist, and locks it. Yields an empty folder for unfinished files.
+
+    Raises:
+        InfrastructureError: the repository cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder), _scratch_beside(folder) as scratch:
+            yield scratch
+    except OSError as error:
+        raise InfrastructureError(
+            f"{folder} cannot be written: {error}",
+            "choose another folder, or free disk space; the folder and its parent must be on one file system",
+        ) from error
+
+
+@contextmanager
+def _scratch_beside(repository: Path) -> Iterator[Path]:
+    """Creates a folder on the file system of a repository. Within it, servers would take it for a model."""
+    with tempfile.TemporaryDirectory(
+        prefix=f".{repository.name}.", dir=repository.parent, ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Waits for other processes that write to this folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+# Checks whether the columns and features of a model can be served.
+
+
+def context_columns(spec: FeatureSpec, workflow: LocalWorkflow) -> dict[str, str]:
+    """Returns the raw columns of context features, with their types.
+
+    Raises:
+        ConfigError: a feature depends on user and item together, or no feature on the user or on the item.
+    """
+    pairs = [feature.name for feature in spec.scoped("pair")]
+    if pairs:
+        raise ConfigError(
+            f"features of pairs of user and item cannot be looked up: {pairs} are in none of scopes.user, "
+            "scopes.item and scopes.context",
+            "add their columns to one of these scopes or remove the features, and train again; or export the "
+            "model without the look-up",
+        )
+    without = [scope for scope in ("user", "item") if not spec.scoped(scope)]
+    if without:
+        raise ConfigError(
+            f"the model has no features of the scopes {without} to look up",
+            "name the columns of users and items in scopes.user and scopes.item, and train again; or export "
+            "the model without the look-up",
+        )
+    names = [feature.name for feature in spec.scoped("context")]
+    return {**workflow.raw_types(names)} if names else {}
+
+
+def require_names(raw_columns: Mapping[str, str], context: Mapping[str, str] | None) -> None:
+    """Raises ConfigError if a column has the name of the output, or of a key of the look-up."""
+    taken = [name for name in raw_columns if name == PROBABILITY]
+    taken += [name for name in context or () if name in (USER_KEY, ITEM_KEY)]
+    if taken:
+        raise ConfigError(
+            f"the raw columns {taken} have names of other inputs or outputs of an ensemble",
+            "rename the columns in the configuration, and train again",
+        )

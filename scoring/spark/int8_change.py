@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scoring.inputs.requests import PROBABILITY, ListRequest, ModelRequest
-from scoring.rows.file_splits import Piece, RowGroup
-from scoring.spark.scoring_workers import SCORING_IMPORTS
-from scoring.spark.task_slot import task_slot
+from scoring.requests import PROBABILITY, ListRequest, ModelRequest
+from scoring.rows.file_splits import FileRowGroup, RowGroupRange
+from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
 from spark.rows import Rows
 from spark.tasks import map_batches, run_tasks
 from storage.feature_spec import USER_KEY, FeatureSpec
@@ -29,18 +28,18 @@ SAMPLE_USERS = SAMPLE_ITEMS = 100
 _SCHEMA = "compared long, largest double, mean double, stored_bytes long, int8_bytes long"
 
 
-def sample_of(groups: Sequence[RowGroup]) -> tuple[Piece, ...]:
+def sample_of(groups: Sequence[FileRowGroup]) -> tuple[RowGroupRange, ...]:
     """Returns pieces (ranges of rows of one row group) that contain the first SAMPLE_ROWS rows."""
     pieces, left = [], SAMPLE_ROWS
     for group in groups:
         if left:
-            pieces.append(Piece(group, 0, min(group.rows, left)))
+            pieces.append(RowGroupRange(group, 0, min(group.rows, left)))
             left -= pieces[-1].rows
     return tuple(pieces)
 
 
 def change_of_rows(
-    spark: SparkSession | None, pieces: Sequence[Piece], model: ModelRequest
+    spark: SparkSession | None, pieces: Sequence[RowGroupRange], model: ModelRequest
 ) -> dict[str, Any]:
     """Measures how much int8 embeddings change the probabilities of some rows.
 
@@ -83,7 +82,7 @@ def change_of_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> dic
     names = [USER_KEY, *(feature.name for feature in spec.scoped("user"))]
 
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from scoring.ranking.sample import score_sample  # torch: only in the workers
+        from scoring.ranking.pair_scorer import score_sample  # torch: only in the workers
 
         filled = [batch for batch in batches if batch.num_rows]
         if filled:

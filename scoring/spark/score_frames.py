@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scoring.inputs.requests import (
+from scoring.requests import (
     CANDIDATES,
     EXCLUDED,
     MEASURED,
@@ -24,13 +24,10 @@ from scoring.inputs.requests import (
     ListRequest,
     ModelRequest,
 )
-from scoring.rows.file_splits import Piece
-from scoring.spark.scoring_workers import SCORING_IMPORTS
-from scoring.spark.task_slot import task_slot
-from spark.arrow_frames import arrow_schema
+from scoring.rows.file_splits import RowGroupRange
+from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
 from spark.choose_workers import cores_without_jvm
-from spark.rows import ReadableRows, Rows, map_rows_in_threads, select
-from spark.stored_rows import StoredRows
+from spark.rows import ReadableRows, Rows, StoredRows, arrow_schema, map_rows_in_threads, select
 from spark.tasks import collect_results
 from storage.feature_spec import USER_KEY, FeatureSpec
 
@@ -81,7 +78,7 @@ def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
 def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sources: int) -> Rows:
     """Returns the logit of every candidate of each user, packed into one row per user.
 
-    scoring/ranking/candidate_logits.py describes the columns, and those of `users`.
+    scoring/ranking/recommender.py describes the columns, and those of `users`.
 
     Args:
         users: one row per user.
@@ -94,7 +91,7 @@ def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sou
 
     def measure(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.model.worker_models import models_of_process  # torch: only in the workers
-        from scoring.ranking.candidate_logits import CandidateLogits
+        from scoring.ranking.recommender import CandidateLogits
 
         scorer = models_of_process().latest(CandidateLogits, request, *task_slot())
         for batch in batches:
@@ -159,7 +156,7 @@ def one_torch_thread() -> Iterator[None]:
 
 def score_split(
     spark: SparkSession | None,
-    tasks: Sequence[tuple[Piece, ...]],
+    tasks: Sequence[tuple[RowGroupRange, ...]],
     model: ModelRequest,
     folder: str,
 ) -> list[str]:

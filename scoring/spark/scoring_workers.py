@@ -3,6 +3,10 @@
 Importing torch takes seconds, so the daemon imports it once for all workers.
 """
 
+from __future__ import annotations
+
+import sys
+
 # All scoring uses this one constant, so that Spark forks all scoring workers from one process.
 SCORING_IMPORTS = (
     "scoring.candidates.item_vectors",
@@ -10,3 +14,23 @@ SCORING_IMPORTS = (
     "scoring.ranking.recommender",
     "scoring.rows.task",
 )
+
+
+# Which GPU and how many CPU threads a scoring task uses: those that Spark assigned to the task.
+
+
+def task_slot() -> tuple[int | None, int]:
+    """Returns the index of the GPU and the number of CPU threads that Spark assigned to the running task.
+
+    The index is None if the task has no GPU. Outside of Spark, several threads of the process of a job score
+    at the same time (score_frames.py), and each of them uses one CPU thread.
+    """
+    if "pyspark.taskcontext" not in sys.modules:  # each of Spark's workers has imported it
+        return None, 1
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    if task is None:
+        return None, 1
+    gpu = task.resources().get("gpu")
+    return (int(gpu.addresses[0]) if gpu else None), task.cpus()

@@ -10,7 +10,7 @@ from functools import partial
 
 from conf.errors import ConfigError
 from conf.load import load_config
-from conf.program import program_name
+from conf.messages import program_name
 from setup.doctor import gpus, lake, resources, software
 from setup.doctor.findings import Check, findings_of, shown
 from setup.doctor.profile import Profile, read_profile

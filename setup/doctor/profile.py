@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf.errors import ConfigError
 from spark.accelerator import PLUGIN
-from spark.properties import read_properties
+from spark.profile import read_properties
 
 PROFILES = Path(__file__).resolve().parents[2] / "conf/spark"
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import fs
 
 from conf.errors import ConfigError
-from storage.remote.read_only import RangeFile, RangeHandler, missing_package, with_folders
+from storage.remote import RangeFile, RangeHandler, missing_package, with_folders
 
 if TYPE_CHECKING:
     from azure.storage.blob import BlobPrefix, BlobProperties, ContainerClient

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from conf.errors import ConfigError
-from storage.remote.read_only import ReadOnlyHandler, with_folders
+from storage.remote import ReadOnlyHandler, with_folders
 
 # pyarrow repeats failed requests for this time. Its default is 15 minutes.
 _RETRY_TIME = timedelta(minutes=1)

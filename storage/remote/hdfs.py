@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyarrow import fs
 
 from conf.errors import ConfigError
-from storage.remote.read_only import RangeFile, RangeHandler, missing_package
+from storage.remote import RangeFile, RangeHandler, missing_package
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileStatus

@@ -11,7 +11,7 @@ import pytest
 
 from conf.load import load_config
 from jobs.chain.steps import RunPlan
-from spark.properties import launch_settings
+from spark.profile import launch_settings
 from tests.airflow.airflow_setup import CONFIG, ROOT, TRAINED, AirflowSetup, Alerts
 
 # The first test waits until Airflow is installed, which takes minutes on a machine that never ran it.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.experiment_stops import HIT_RATE, USERS, day_sums, main
-from scoring.evaluation.list_relevance import UNITS
+from scoring.evaluation.measured_lists import UNITS
 
 
 def test_sums_have_the_totals_and_the_spread_of_a_bootstrap() -> None:

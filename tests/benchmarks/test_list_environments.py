@@ -185,7 +185,7 @@ def test_the_neural_peers_learn_which_item_follows(tmp_path: Path) -> None:
     """The next item is certain for a model that reads the order, and one of two neighbours for one that does not."""
     task = chains()
     write_task(task, tmp_path)
-    program = tmp_path / "program.py"
+    program = tmp_path / "messages.py"
     program.write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"

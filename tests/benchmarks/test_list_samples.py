@@ -19,11 +19,11 @@ from benchmarks.list_peers import _tuned
 from benchmarks.list_samples import SAMPLES, best_samples, draw_samples, sampled_figures
 from benchmarks.list_task import Task, make_task, popular_samples
 from benchmarks.peers.ease import ease_weights
-from scoring.inputs.requests import ModelRequest
 from scoring.model import context_features
 from scoring.model.predictor import load_predictor
-from scoring.ranking.sample import score_sample
-from storage.paths import Lake
+from scoring.ranking.pair_scorer import score_sample
+from scoring.requests import ModelRequest
+from storage.paths import LakePaths
 from tests.benchmarks.test_lists import random_rows
 from tests.scoring.reference_scores import ReferenceScores, make_reference, write_model
 from tests.scoring.scoring_lake import RUN_DATE, WORKFLOW, EncodedContext, publish_lake, write_table
@@ -130,7 +130,7 @@ def test_our_samples_are_ranked_by_the_champions_probabilities(
     """NumPy computes the probabilities, or the complete model from joined rows. A user and an item are unknown."""
     monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
     config = publish_lake(tmp_path, reference)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     items = pd.read_parquet(list(reference.request.item_files))
     probabilities, champion = reference.probabilities, "m1"
     if architecture == "two_tower":

@@ -28,7 +28,7 @@ from benchmarks.peers.ease import ease_weights
 from benchmarks.peers.item_knn import item_knn_weights
 from conf.load import load_config
 from storage.manifest import FileEntry, Manifest, replace_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import oracle
 
 ROOT = Path(__file__).parents[2]
@@ -234,9 +234,9 @@ def test_users_without_a_known_choice_get_the_most_popular_items() -> None:
         assert popular[user].tolist() == sorted(allowed, key=lambda item: (-task.chosen[item], item))[:3]
 
 
-def publish(tmp_path: Path, task: Task, lists: NDArray[np.int64]) -> Lake:
+def publish(tmp_path: Path, task: Task, lists: NDArray[np.int64]) -> LakePaths:
     """Publishes lists and their measures, as the product does."""
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     users, positions = np.nonzero(lists >= 0)
     rows = pa.table(
         {

@@ -16,7 +16,7 @@ from benchmarks.criteo_shapes import make_batches, spec_of
 from benchmarks.overlap import SwitchedCollectives, ratios_of
 from benchmarks.sleeping_model import Seconds, SecondsOfParts, SleepingDLRM, measure
 from conf.types import ModelConfig, Train
-from training.distributed.collectives import ALONE
+from training.collectives import ALONE
 from training.loop.train_step import Trainer
 from training.models import build_model
 

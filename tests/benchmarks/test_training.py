@@ -16,7 +16,7 @@ from benchmarks.steps import alternate
 from benchmarks.training import ratios_of, verdict
 from benchmarks.training_ranks import TimedCollectives
 from conf.types import ModelConfig, Train
-from training.distributed.collectives import LocalCollectives, ReceivedRows
+from training.collectives import LocalCollectives, ReceivedRows
 from training.loop.train_step import Trainer
 from training.models import build_model
 

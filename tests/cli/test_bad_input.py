@@ -14,7 +14,7 @@ import yaml
 
 from jobs.chain.submit import environment
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.faults.job_processes import DAYS, RUN_DATE, run_job
 
 pytestmark = pytest.mark.processes
@@ -192,7 +192,7 @@ def test_a_third_of_a_day_that_does_not_parse(config: Path, tmp_path: Path) -> N
     ended = run_job("build_features", config)
     log_text = ended.log.read_text()
     assert ended.exit_code == 3, log_text[-3000:]
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     partition = lake.quarantine.partition(DAYS[1])
     for text in (
         f"30 of 90 rows of {DAYS[1]} do not parse (33.3%; quality.max_bad_share=5.0%)",

@@ -12,8 +12,8 @@ import pandas as pd
 from pyspark.sql import SparkSession
 
 from conf.load import load_config
-from spark.properties import read_properties
-from storage.paths import Lake
+from spark.profile import read_properties
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl.cases import read_rows
 from tests.processes import ROOT
@@ -113,5 +113,5 @@ def write_profile(
 
 def lists(lake: Path) -> pd.DataFrame:
     """The recommendations of a lake, sorted by user and position."""
-    rows = read_rows(Lake(str(lake)).recommendations.partition(RUN_DATE))
+    rows = read_rows(LakePaths(str(lake)).recommendations.partition(RUN_DATE))
     return rows.sort_values(["user_id", "position"], ignore_index=True)

@@ -9,7 +9,7 @@ import pytest
 
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from storage.dataset import read_dataset
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from tests.cluster.chain import RUN_DATE
 from tests.etl.cases import read_rows
 from training.registry.model_json import read_description
@@ -18,7 +18,7 @@ from training.registry.versions import challenger_of, model_path
 
 def require_equal_features(first: Path, second: Path) -> None:
     """The raw days' quarantine, the workflow, features, users and items of the run date's dataset."""
-    one, two = Lake(str(first)), Lake(str(second))
+    one, two = LakePaths(str(first)), LakePaths(str(second))
     datasets = [read_dataset(lake, RUN_DATE) for lake in (one, two)]
     assert datasets[0].digest == datasets[1].digest
     version = datasets[0].workflow_version
@@ -49,7 +49,7 @@ def require_equal_models(first: Path, second: Path) -> None:
     """The same version was trained on the same rows, and measures the same."""
     models = []
     for path in (first, second):
-        lake = Lake(str(path))
+        lake = LakePaths(str(path))
         version = challenger_of(lake, "generated", RUN_DATE)
         models.append((version, read_description(model_path(lake, "generated", version))))
     (mine, one), (other, two) = models

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.cluster.chain import CHAIN, RUN_DATE, STARTED, Lakes, lists
 from tests.cluster.equal import require_equal_features, require_equal_lists, require_equal_models
 from tests.cluster.node import Node
@@ -50,7 +50,7 @@ def test_the_model_is_that_of_one_machine(lakes: Lakes) -> None:
 def test_lists_are_those_of_one_machine(lakes: Lakes) -> None:
     """Two trainings of two ranks add in the same order, so scores are closer than models have to be."""
     require_equal_lists(lists(lakes.alone), lists(lakes.spread))
-    assert Path(Lake(str(lakes.spread)).report(RUN_DATE)).stat().st_size > 10_000
+    assert Path(LakePaths(str(lakes.spread)).report(RUN_DATE)).stat().st_size > 10_000
 
 
 def test_the_training_ran_the_environment_that_the_application_brought(
@@ -98,7 +98,7 @@ def test_features_survive_an_executor(lakes: Lakes, node: Node, cluster: Cluster
 def test_lists_survive_a_worker_and_its_executor(lakes: Lakes, node: Node, cluster: Cluster) -> None:
     """tests/airflow kill an executor of this job."""
     before = lists(lakes.spread)
-    published = Lake(str(lakes.spread)).recommendations.partition(RUN_DATE)
+    published = LakePaths(str(lakes.spread)).recommendations.partition(RUN_DATE)
     digest = read_manifest(published).digest
     shutil.rmtree(published.path)
     run_and_kill("score_daily", lakes, lakes.spread, node, cluster, lambda: cluster.kill_worker(0))

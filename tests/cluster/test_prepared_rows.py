@@ -8,7 +8,7 @@ import pytest
 
 from spark.local_workers import LocalWorkers
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.cluster.chain import Lakes
 from tests.cluster.node import Node
 from tests.cluster.test_chain import disturbed
@@ -37,7 +37,7 @@ def test_features_are_those_of_one_machine_though_an_executor_is_killed(
     compared = 0
     for dt in built.features:
         of_lakes = []
-        for lake in (Lake(alone.lake), Lake(config.lake)):
+        for lake in (LakePaths(alone.lake), LakePaths(config.lake)):
             partitions = [
                 lake.features(built.workflow.version).partition(dt),
                 lake.prepared(config.name).partition(dt),

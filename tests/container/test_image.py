@@ -15,7 +15,7 @@ import pytest
 
 from setup.install import ROOT
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.container.image_store import USER, ImageStore, check_machine
 
 pytestmark = [pytest.mark.image, pytest.mark.processes, pytest.mark.timeout(5400)]
@@ -68,7 +68,7 @@ def test_a_small_chain_publishes_lists(store: ImageStore, cpu: str, tmp_path: Pa
     demo = ("python", "jobs/demo.py", "--nights", "1", "--out", "/lake/demo", *settings)
     done = store.run(cpu, *demo, lake=folder)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    partition = Lake(f"{folder}/demo/lake").recommendations.partition(RUN_DATE)
+    partition = LakePaths(f"{folder}/demo/lake").recommendations.partition(RUN_DATE)
     files = data_files(partition, read_manifest(partition))
     rows = pyarrow.parquet.read_table(files[0]).to_pylist()
     assert len(files) == 1

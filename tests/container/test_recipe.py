@@ -19,7 +19,7 @@ import yaml
 
 from setup import jars, java_home
 from setup.install import ROOT
-from spark.properties import read_properties
+from spark.profile import read_properties
 from tests.container.dockerfile import DockerfileError, parse, stages
 from tests.etl.lakes.servers import Unavailable, interpreter, missing
 

@@ -20,14 +20,13 @@ import yaml
 from pydantic import BaseModel, WithJsonSchema
 from pydantic.fields import FieldInfo
 
-from conf.experiment_types import Experiments
-from conf.experiments import read_experiments
+from conf.experiments import Experiments, read_experiments
 from conf.load import load_config
 from conf.plugin_names import PluginNames
 from conf.types import Config, ModelConfig
 from etl.ops import FRAME_OPERATORS, OPERATORS, frame_operator_from_config, operator_from_config
 from jobs.checks import check_config, check_training
-from jobs.reference.documented import documented_config
+from jobs.reference.json_schema import documented_config
 from training.settings.architectures import model_sections, models_adapter
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.dates import days_since_epoch
 from conf.errors import ConfigError
 from conf.load import load_config, parse_date
+from conf.names import days_since_epoch
 
 GOOD = Path("conf/datasets/criteo.yaml").read_text(encoding="utf-8")
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
-from conf.load import load_config, read_section
-from conf.printable import is_printable
+from conf.load import load_config, read_config_file, read_models, read_section
+from conf.messages import is_printable
 from conf.types import Config
-from conf.yaml_files import read_config_file, read_models
 from jobs.checks import check_config, check_lists, check_training
 from tests.etl.ops.examples import COLUMNS, EXAMPLES, FRAME_EXAMPLES
 from training.settings import known_architectures

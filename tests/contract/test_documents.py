@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import load_config
-from conf.overrides import types_of
+from conf.load import load_config, types_of
 from conf.types import Config, ModelConfig
 from jobs.command_line import job_parser
 from training.settings import known_architectures, read_settings

@@ -14,12 +14,18 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conf.chosen_experiment import HEAD, configuration_files, nightly_command
 from conf.errors import ConfigError
-from conf.experiments import Experiment, plan_experiments, read_experiments
+from conf.experiments import (
+    HEAD,
+    Experiment,
+    configuration_files,
+    nightly_command,
+    plan_experiments,
+    read_experiments,
+)
 from conf.load import load_config
 from conf.types import Config
-from jobs.checks.experiment_checks import check_experiments
+from jobs.checks.config_checks import check_experiments
 from training.settings import complete
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from conf import errors
-from conf.gate_types import Drift
+from conf.quality_types import Drift
 from conf.types import Gate, Quality, Stop, Strict, Watch
 from jobs.chain.submit import StageError, StoppedError
 from reporting.monitoring.prometheus import METRICS
@@ -38,7 +38,14 @@ _PROMQL = {"and", "on", "by", "sum", "max", "time", "avg_over_time", "max_over_t
 
 
 # Errors that their callers always catch: no user sees them.
-CAUGHT = {"NoTextError", "StateMismatchError", "Unavailable", "WrongPageError", "_InexactError"}
+CAUGHT = {
+    "DamagedPageError",
+    "NoTextError",
+    "StateMismatchError",
+    "Unavailable",
+    "WrongPageError",
+    "_InexactError",
+}
 
 
 def _errors() -> list[type[errors.NightrankError]]:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
-from conf.load import load_config
+from conf.load import load_config, read_config_file, read_models
 from conf.types import Config
-from conf.yaml_files import read_config_file, read_models
 
 CRITEO, GENERATED = "conf/datasets/criteo.yaml", "conf/datasets/generated.yaml"
 

@@ -9,15 +9,12 @@ import unicodedata
 
 import pytest
 
-from conf.counted import counted
 from conf.errors import DataError, raised_in
-from conf.printable import PrintableFormatter, is_printable, json_line, printable, printable_lines
+from conf.messages import PrintableFormatter, counted, is_printable, json_line, printable, printable_lines
 from reporting.elements.markup import table, tag
-from reporting.facts.list_facts import History
-from reporting.inspect.user_list import InspectedList
-from reporting.inspect.user_page import page
-from reporting.terminal.stage_progress import StageProgress
-from reporting.terminal.text_table import text_table
+from reporting.facts.run_facts import UserHistory
+from reporting.inspect.user_list import InspectedList, page
+from reporting.terminal import StageProgress, text_table
 from storage.feature_spec import Feature, FeatureSpec
 
 EVIL = "u1\x1b[2J\x1b]0;owned\x07\x9b31m\u202edetrevni\r\x00\x7f"
@@ -99,7 +96,7 @@ def test_the_page_of_a_user_is_printable() -> None:
     entry = {"position": 1, "item_id": EVIL, "score": 0.5, "reason": f"boost:{EVIL}"}
     features = {"C1": 3}
     answer = InspectedList(
-        EVIL, "2026-01-04", facts, spec, [entry], features, {EVIL: features}, History({EVIL: (1, 2)})
+        EVIL, "2026-01-04", facts, spec, [entry], features, {EVIL: features}, UserHistory({EVIL: (1, 2)})
     )
     text = page(answer, {"C1": {3: EVIL}})
     assert is_printable(text.replace("\n", ""))

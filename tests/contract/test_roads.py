@@ -17,7 +17,7 @@ from etl.workflow.feature_plan import plan_of
 from jobs.reference.roads import DATASETS, roads_page, run_starts_jvm, starts_jvm
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 JDBC = (
     "{kind: jdbc, name: shop, url: 'jdbc:postgresql://h/d', table: lists, user: {env: U}, password: {env: P}}"
@@ -43,7 +43,7 @@ def test_a_shipped_configuration_starts_no_jvm_on_one_machine(path: Path, tmp_pa
     assert not starts_jvm(config)
     assert not run_starts_jvm(config)
     chosen = passes_of(
-        LocalWorkers(1, no_session, str(tmp_path)), plan_of(config), Lake(str(tmp_path / "lake"))
+        LocalWorkers(1, no_session, str(tmp_path)), plan_of(config), LakePaths(str(tmp_path / "lake"))
     )
     assert isinstance(chosen, TextPasses | TaskPasses)
     assert f"| `{path.name}` |" in roads_page()
@@ -100,7 +100,9 @@ def test_who_prepares_rows(
 
 def test_clusters_take_the_same_roads(spark: SparkSession, tmp_path: Path) -> None:
     for path in SHIPPED:
-        chosen = passes_of(SparkWorkers(spark), plan_of(load_config(str(path))), Lake(str(tmp_path / "lake")))
+        chosen = passes_of(
+            SparkWorkers(spark), plan_of(load_config(str(path))), LakePaths(str(tmp_path / "lake"))
+        )
         assert isinstance(chosen, TextPasses | FramePasses)
 
 
@@ -112,7 +114,7 @@ def test_the_engine_arrow_is_a_choice_of_sparks_workers() -> None:
 
 def test_without_the_scanner_text_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(passes, "is_built", lambda: False)
-    workers, lake = LocalWorkers(1, no_session, str(tmp_path)), Lake(str(tmp_path / "lake"))
+    workers, lake = LocalWorkers(1, no_session, str(tmp_path)), LakePaths(str(tmp_path / "lake"))
     with pytest.raises(ConfigError, match="scanner of text is missing") as caught:
         passes_of(workers, plan_of(shipped("generated")), lake)
     assert "make setup" in caught.value.remedy
@@ -125,7 +127,7 @@ def test_an_operator_with_only_a_form_for_frames_is_refused_on_one_machine(
     config = shipped("generated_named", "prepare=[{difference_lag: {by: [user_id], columns: [event_time]}}]")
     changer = type(plan_of(config).changers[0])
     monkeypatch.delattr(changer, "apply_table")
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     with pytest.raises(ConfigError, match="difference_lag changes rows only in Spark"):
         passes_of(LocalWorkers(1, no_session, str(tmp_path)), plan_of(config), lake)
     assert isinstance(passes_of(SparkWorkers(spark), plan_of(config), lake), FramePasses)

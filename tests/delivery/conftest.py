@@ -19,7 +19,7 @@ from jobs.stages.score_daily import run as score_daily
 from scoring.model import context_features
 from setup import jars
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
 from tests.delivery.postgres import Server, postgres
 from tests.etl.lakes import servers
@@ -33,7 +33,7 @@ from training.registry.versions import ChampionDecision, record_decision
 class PublishedRuns:
     """A lake with published lists of RUN_DATE and candidates of DAY_AFTER. Tests do not change it."""
 
-    lake: Lake
+    lake: LakePaths
     reference: ReferenceScores
     spark: SparkSession
 
@@ -80,7 +80,7 @@ def runs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Publi
     with pytest.MonkeyPatch.context() as patch:
         _without_workflow(patch)
         root = tmp_path_factory.mktemp("runs")
-        runs = PublishedRuns(Lake(publish_lake(root, reference).lake), reference, spark)
+        runs = PublishedRuns(LakePaths(publish_lake(root, reference).lake), reference, spark)
         shelves = {"sku": reference.items.item_key, "shelf": [f"s{index % 3}" for index in range(23)]}
         pd.DataFrame(shelves).to_csv(root / "shelves.csv", index=False)
         attributes = {

@@ -15,8 +15,7 @@ import pytest
 from conf.types import Secret
 from jobs.stages.score_daily import run as score_daily
 from nightrank.online import open_online
-from reporting.inspect.user_list import find
-from reporting.inspect.user_page import page
+from reporting.inspect.user_list import find, page
 from scoring.delivery.online_format import OnlineTable, Pointer, list_values, lists_of
 from scoring.delivery.postgresql import connect
 from scoring.delivery.published_lists import PublishedLists
@@ -24,7 +23,7 @@ from scoring.delivery.secrets import Credentials
 from scoring.delivery.sinks import jdbc, json_lines, redis
 from storage.manifest import read_manifest
 from storage.parquet_files import read_table
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish import read_published
 from storage.run_context import RunContext
 from tests.delivery.conftest import PublishedRuns
@@ -37,28 +36,28 @@ EXPERIMENT = {"name": "second", "share": 0.5, "model": "m2", "start": RUN_DATE}
 
 
 @pytest.fixture
-def lake(runs: PublishedRuns, tmp_path: Path) -> Lake:
+def lake(runs: PublishedRuns, tmp_path: Path) -> LakePaths:
     """A copy of the lake with lists of both variants."""
     copied = shutil.copytree(runs.lake.root, tmp_path / "lake")
     score_daily(RunContext("test", make_config(copied, serving={"experiment": EXPERIMENT}), RUN_DATE))
-    return Lake(str(copied))
+    return LakePaths(str(copied))
 
 
-def lists_in(lake: Lake) -> PublishedLists:
+def lists_in(lake: LakePaths) -> PublishedLists:
     return PublishedLists(table_in(lake), read_manifest(lake.recommendations.partition(RUN_DATE)))
 
 
-def table_in(lake: Lake) -> pa.Table:
+def table_in(lake: LakePaths) -> pa.Table:
     partition = lake.recommendations.partition(RUN_DATE)
     return read_table(partition, read_manifest(partition))
 
 
-def as_frame(runs: PublishedRuns, lake: Lake) -> PublishedLists:
+def as_frame(runs: PublishedRuns, lake: LakePaths) -> PublishedLists:
     partition = lake.recommendations.partition(RUN_DATE)
     return replace(lists_in(lake), rows=read_published(runs.spark, partition))
 
 
-def test_values_for_a_store_are_those_of_the_table(lake: Lake) -> None:
+def test_values_for_a_store_are_those_of_the_table(lake: LakePaths) -> None:
     rows = table_in(lake)
     variants = {
         "control": {"model_version": "m1", "workflow_version": "w1"},
@@ -80,7 +79,7 @@ def test_values_for_a_store_are_those_of_the_table(lake: Lake) -> None:
 
 
 def test_the_redis_sink_delivers_both_variants(
-    runs: PublishedRuns, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    runs: PublishedRuns, lake: LakePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LISTS_PASSWORD", PASSWORD)
     try:
@@ -97,7 +96,7 @@ def test_the_redis_sink_delivers_both_variants(
         servers.missing(str(error))
 
 
-def test_json_lines_name_the_variant(runs: PublishedRuns, lake: Lake, tmp_path: Path) -> None:
+def test_json_lines_name_the_variant(runs: PublishedRuns, lake: LakePaths, tmp_path: Path) -> None:
     sink = json_lines.Settings(kind="json_lines", name="files", path=str(tmp_path / "out"))
     json_lines.deliver(sink, as_frame(runs, lake))
     partition = Partition("files", RUN_DATE, f"{sink.path}/dt={RUN_DATE}")
@@ -112,7 +111,11 @@ def test_json_lines_name_the_variant(runs: PublishedRuns, lake: Lake, tmp_path: 
 
 
 def test_a_table_of_postgresql_gets_the_column_with_the_first_experiment(
-    runs: PublishedRuns, lake: Lake, database: Database, driver_jar: Path, monkeypatch: pytest.MonkeyPatch
+    runs: PublishedRuns,
+    lake: LakePaths,
+    database: Database,
+    driver_jar: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LISTS_USER", database.user)
     monkeypatch.setenv("LISTS_PASSWORD", database.password)
@@ -143,7 +146,7 @@ def test_a_table_of_postgresql_gets_the_column_with_the_first_experiment(
         assert {row[2] for row in client.rows(text)} == {None}
 
 
-def test_the_page_of_a_user_names_variant_and_model(lake: Lake) -> None:
+def test_the_page_of_a_user_names_variant_and_model(lake: LakePaths) -> None:
     rows = table_in(lake).to_pandas().drop_duplicates("user_id").set_index("user_id")
     for variant, model in (("control", "m1"), ("treatment", "m2")):
         user = rows.index[rows.variant == variant][0]

@@ -21,9 +21,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
-from scoring.delivery.erase_request import EraseRequest
 from scoring.delivery.postgresql import Connection, connect
-from scoring.delivery.published_lists import PublishedLists
+from scoring.delivery.published_lists import EraseRequest, PublishedLists
 from scoring.delivery.secrets import Credentials
 from scoring.delivery.sinks import jdbc
 from storage.manifest import read_manifest

@@ -19,10 +19,16 @@ from jobs.stages import score_daily as score_stage
 from jobs.stages.score_daily import run as score_daily
 from metrics.psi import bin_numbers, drift_of
 from scoring.delivery import publish_limits
-from scoring.delivery.publish_limits import find_excesses, last_published
-from scoring.ranking.list_changes import ListChanges, cold_entries, compare_lists, score_bins
+from scoring.delivery.publish_limits import (
+    ListChanges,
+    cold_entries,
+    compare_lists,
+    find_excesses,
+    last_published,
+    score_bins,
+)
 from storage.manifest import is_published, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.delivery.conftest import PublishedRuns, score_section
 from tests.scoring.scoring_lake import DAY_AFTER, DAYS, RUN_DATE, feature_rows
 
@@ -169,7 +175,7 @@ def test_the_day_before_is_the_last_one_published(runs: PublishedRuns) -> None:
     assert actual is not None
     assert actual.dt >= RUN_DATE
     assert last_published(runs.lake, RUN_DATE) is None
-    assert last_published(Lake(f"{runs.lake.root}/nowhere"), DAYS[0]) is None
+    assert last_published(LakePaths(f"{runs.lake.root}/nowhere"), DAYS[0]) is None
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,8 @@ from conf.types import Deliver, Secret
 from jobs.stages.deliver_recommendations import run as deliver_recommendations
 from nightrank.online import OnlineReader, open_online
 from scoring.delivery import online_store
-from scoring.delivery.erase_request import EraseRequest
 from scoring.delivery.online_format import bucket_of
-from scoring.delivery.published_lists import FeatureTable, PublishedLists
+from scoring.delivery.published_lists import EraseRequest, FeatureTable, PublishedLists
 from scoring.delivery.sinks import read_settings, redis
 from storage.manifest import FileEntry, Manifest, read_manifest
 from storage.parquet_files import read_table

@@ -14,11 +14,10 @@ import pytest
 
 from conf.errors import DataError
 from jobs import show
-from reporting.inspect.user_list import find
-from reporting.inspect.user_page import described, page
+from reporting.inspect.user_list import described, find, page
 from storage import file_io
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.publish import publish_facts
 from tests.conftest import ROOT
 from tests.delivery.conftest import PublishedRuns
@@ -127,7 +126,7 @@ def test_a_user_without_candidates_is_told_from_an_unknown_one(runs: PublishedRu
 
 
 def test_lists_that_were_held_back_point_to_the_last_good_ones(runs: PublishedRuns, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     excesses = [{"figure": "churn", "setting": "max_churn", "value": 0.9, "limit": 0.5}]
     facts = {"held_back": True, "before": "2026-01-04", "excesses": excesses}
     publish_facts(lake.list_changes.partition(RUN_DATE), inputs={}, facts=facts)
@@ -154,15 +153,15 @@ def test_the_page_stands_without_history(runs: PublishedRuns) -> None:
     assert "the dataset of that date does not exist any more" in page(without, {})
 
 
-def copied(runs: PublishedRuns, folder: Path) -> Lake:
+def copied(runs: PublishedRuns, folder: Path) -> LakePaths:
     """A copy of the lake."""
     import shutil
 
     shutil.copytree(runs.lake.root, folder / "lake")
-    return Lake(str(folder / "lake"))
+    return LakePaths(str(folder / "lake"))
 
 
-def drop_rows(lake: Lake, table: str, column: str, value: str) -> None:
+def drop_rows(lake: LakePaths, table: str, column: str, value: str) -> None:
     """Deletes the rows of a table that have this value."""
     partition = getattr(lake, table).partition(RUN_DATE)
     assert file_io.exists(partition.path)

@@ -18,7 +18,7 @@ from jobs.stages.train_model import run as train_model
 from metrics import map_at_k
 from storage.dataset import read_dataset, read_spec
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def evaluated(config: Config, compiling: SparkSession) -> dict[str, Any]:
 
 def raw_rows(config: Config, dt: str) -> pd.DataFrame:
     """The raw rows of a day."""
-    partition = Lake(config.lake).raw.partition(dt)
+    partition = LakePaths(config.lake).raw.partition(dt)
     files = data_files(partition, read_manifest(partition))
     return pd.concat([pd.read_csv(path) for path in files], ignore_index=True)
 
@@ -66,7 +66,7 @@ def test_wide_and_deep_ranks_ads_better_than_chance_and_popularity(
 ) -> None:
     """MAP of these displays is about 0.75 at best, 0.50 by chance, and 0.56 by clicks in training."""
     ranking = evaluated["challenger_ranking"]
-    raw = read_manifest(Lake(config.lake).raw.partition(RUN_DATE)).facts
+    raw = read_manifest(LakePaths(config.lake).raw.partition(RUN_DATE)).facts
     assert ranking["k"] == 12
     assert ranking["groups"] == raw["displays"]
     clicks = (
@@ -83,7 +83,7 @@ def test_wide_and_deep_ranks_ads_better_than_chance_and_popularity(
 
 
 def test_features_are_those_of_the_published_recipe(evaluated: dict[str, Any], config: Config) -> None:
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     spec = read_spec(lake, read_dataset(lake, RUN_DATE).workflow_version)
     assert [len(spec.dense), len(spec.categorical), len(spec.multi_hot)] == [13, 13, 3]
     assert spec.key_columns == ("row_id", "user_key", "item_key", "group_key", "event_time")

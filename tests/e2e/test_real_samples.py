@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from storage.dataset import read_dataset
 from storage.feature_spec import FeatureSpec
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.e2e.test_runs import ROOT, rows, run_stages
 from tests.etl import oracle
 from training.checkpoints import load_model
@@ -32,7 +32,7 @@ MOVIELENS, CRITEO = "1998-04-23", "2014-05-14"
 class NumpyDLRM:
     """The champion of a run, from the equations of Naumov et al. 2019, many rows at once, in float64."""
 
-    def __init__(self, lake: Lake, name: str, run_date: str) -> None:
+    def __init__(self, lake: LakePaths, name: str, run_date: str) -> None:
         version = champion_as_of(lake, name, run_date)
         loaded = load_model(f"{lake.models(name)}/{version}", torch.device("cpu"))
         self.version = version
@@ -82,7 +82,7 @@ class NumpyDLRM:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not (DATA / "ml-100k").is_dir(), reason="MovieLens 100k is not beside the checkout")
 def test_movielens_lists_equal_every_user_times_every_film(compiling: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     overrides = [
         f"lake={lake.root}",
         f"data={DATA / 'ml-100k'}",
@@ -163,7 +163,7 @@ def _assert_held_out_films_are_drawn(drawn: pd.DataFrame, log: pd.DataFrame) -> 
     not (DATA / "criteo_kaggle_sample").is_dir(), reason="Criteo's sample is not beside the checkout"
 )
 def test_criteo_rows_have_the_probability_numpy_gives_them(compiling: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     overrides = [f"lake={lake.root}", f"data={DATA / 'criteo_kaggle_sample'}", "train.epochs=1"]
     run_stages(compiling, CRITEO, overrides, "conf/datasets/criteo.yaml")
     scores = rows(lake.scores.partition(CRITEO)).set_index("row_id")["probability"].sort_index()

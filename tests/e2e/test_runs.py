@@ -35,7 +35,7 @@ from storage.feature_spec import NUM_RESERVED_IDS
 from storage.id_counts import find_id_counts
 from storage.job_summary import JobSummary
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
 from tests.etl.synthetic.decoded import LABEL, criteo_rows
 from training.launch import train_on_ranks
@@ -118,17 +118,17 @@ def rows(partition: Partition) -> pd.DataFrame:
     return pd.concat([pq.ParquetFile(path).read().to_pandas() for path in files], ignore_index=True)
 
 
-def vocabulary(lake: Lake, version: str) -> dict[tuple[str, str], int]:
+def vocabulary(lake: LakePaths, version: str) -> dict[tuple[str, str], int]:
     """(column, value) → id of a workflow version."""
     table = rows(Partition("workflow", "", f"{lake.workflow(version)}/vocabulary"))
     return dict(zip(zip(table["column"], table["value"], strict=True), table["id"], strict=True))
 
 
 @pytest.fixture(scope="module")
-def two_runs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[str]]:
+def two_runs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[LakePaths, list[str]]:
     """A lake after two runs with retraining on a small generated log; the second training is destructive."""
     folder = tmp_path_factory.mktemp("runs")
-    lake = Lake(str(folder / "lake"))
+    lake = LakePaths(str(folder / "lake"))
     sink = f"{{kind: json_lines, name: files, path: {folder}/files, users_per_file: 100}}"
     overrides = [*SMALL_LOG, f"lake={lake.root}", f"deliver.sinks=[{sink}]"]
     run_stage(spark, generate_clicks, "2026-01-01", overrides)
@@ -139,7 +139,7 @@ def two_runs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> t
 
 
 @pytest.mark.timeout(600)
-def test_every_user_gets_a_full_sorted_list(two_runs: tuple[Lake, list[str]]) -> None:
+def test_every_user_gets_a_full_sorted_list(two_runs: tuple[LakePaths, list[str]]) -> None:
     lake, _ = two_runs
     champion = champion_as_of(lake, "generated", SECOND)
     lists = rows(lake.recommendations.partition(SECOND))
@@ -156,7 +156,7 @@ def test_every_user_gets_a_full_sorted_list(two_runs: tuple[Lake, list[str]]) ->
 
 
 @pytest.mark.timeout(600)
-def test_lists_are_compared_delivered_and_shown(two_runs: tuple[Lake, list[str]]) -> None:
+def test_lists_are_compared_delivered_and_shown(two_runs: tuple[LakePaths, list[str]]) -> None:
     lake, overrides = two_runs
     before, lists = (rows(lake.recommendations.partition(run_date)) for run_date in (FIRST, SECOND))
     sets = [run_lists.groupby("user_id")["item_id"].agg(set) for run_lists in (before, lists)]
@@ -194,7 +194,7 @@ def test_lists_are_compared_delivered_and_shown(two_runs: tuple[Lake, list[str]]
 
 
 @pytest.mark.timeout(600)
-def test_lists_are_compared_with_the_best_possible_ones(two_runs: tuple[Lake, list[str]]) -> None:
+def test_lists_are_compared_with_the_best_possible_ones(two_runs: tuple[LakePaths, list[str]]) -> None:
     lake, overrides = two_runs
     facts = read_manifest(lake.measures.partition(FIRST)).facts
     generate = load_config(str(ROOT / CONFIG), overrides).generate
@@ -230,7 +230,7 @@ def test_lists_are_compared_with_the_best_possible_ones(two_runs: tuple[Lake, li
     assert facts["truth"]["share_of_best"] == pytest.approx(share)
 
 
-def test_the_second_run_extends_the_first(two_runs: tuple[Lake, list[str]]) -> None:
+def test_the_second_run_extends_the_first(two_runs: tuple[LakePaths, list[str]]) -> None:
     lake, _ = two_runs
     first = read_dataset(lake, FIRST)
     assert first.mode == "fit"
@@ -246,7 +246,7 @@ def test_the_second_run_extends_the_first(two_runs: tuple[Lake, list[str]]) -> N
     assert all(a <= b for a, b in zip(old_sizes, new_sizes, strict=True))
 
 
-def test_every_raw_row_is_a_feature_row_or_quarantined(two_runs: tuple[Lake, list[str]]) -> None:
+def test_every_raw_row_is_a_feature_row_or_quarantined(two_runs: tuple[LakePaths, list[str]]) -> None:
     lake, _ = two_runs
     version = read_dataset(lake, SECOND).workflow_version
     for day in read_dataset(lake, SECOND).days:
@@ -255,7 +255,7 @@ def test_every_raw_row_is_a_feature_row_or_quarantined(two_runs: tuple[Lake, lis
         assert len(bad) == read_manifest(lake.raw.partition(day)).facts["malformed_rows"]
 
 
-def test_counts_of_ids_are_those_of_the_train_days(two_runs: tuple[Lake, list[str]]) -> None:
+def test_counts_of_ids_are_those_of_the_train_days(two_runs: tuple[LakePaths, list[str]]) -> None:
     """They decide which table rows are on a device. Reserved ids have no count."""
     lake, _ = two_runs
     dataset = read_dataset(lake, FIRST)
@@ -272,7 +272,7 @@ def test_counts_of_ids_are_those_of_the_train_days(two_runs: tuple[Lake, list[st
 
 @pytest.mark.timeout(600)
 def test_rows_in_host_memory_change_no_training_of_two_ranks(
-    spark: SparkSession, two_runs: tuple[Lake, list[str]]
+    spark: SparkSession, two_runs: tuple[LakePaths, list[str]]
 ) -> None:
     """The rows of a rank need more than the MiB that its device may hold. Most lookups are hot."""
     lake, overrides = two_runs
@@ -295,7 +295,7 @@ def test_rows_in_host_memory_change_no_training_of_two_ranks(
 
 
 @pytest.mark.timeout(600)
-def test_training_again_changes_nothing(spark: SparkSession, two_runs: tuple[Lake, list[str]]) -> None:
+def test_training_again_changes_nothing(spark: SparkSession, two_runs: tuple[LakePaths, list[str]]) -> None:
     """For the other stages of a run, tests/airflow check this."""
     lake, overrides = two_runs
     challenger, champion = challenger_of(lake, "generated", SECOND), champion_as_of(lake, "generated", SECOND)
@@ -308,7 +308,7 @@ def test_training_again_changes_nothing(spark: SparkSession, two_runs: tuple[Lak
 
 
 def test_a_destructive_training_is_kept_out_and_the_champion_serves_on(
-    two_runs: tuple[Lake, list[str]],
+    two_runs: tuple[LakePaths, list[str]],
 ) -> None:
     lake, overrides = two_runs
     champion = champion_as_of(lake, "generated", FIRST)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from etl.fit.fit_inputs import RowBatch, TrainingBlocks
+from etl.fit.rounds import RowBatch, TrainingBlocks
 from etl.ops.base import Type
 from spark.workers import Workers
 from storage.feature_spec import LABEL

@@ -24,7 +24,7 @@ from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
 from storage.feature_spec import FeatureSpec
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 
 LOG: dict[str, Any] = {
     "name": "hard",
@@ -170,7 +170,7 @@ def run_build(
 ) -> BuildResult:
     """Builds the features of a run date without timing its phases."""
     chosen = workers if isinstance(workers, Workers) else SparkWorkers(workers)
-    return build(chosen, plan_of(config), Lake(config.lake), run_date, parent, lambda _: nullcontext())
+    return build(chosen, plan_of(config), LakePaths(config.lake), run_date, parent, lambda _: nullcontext())
 
 
 def read_rows(partition: Partition, split: str | None = None) -> pd.DataFrame:

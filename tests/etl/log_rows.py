@@ -10,18 +10,16 @@ from pyspark.sql import functions as F
 
 from conf.types import Config
 from etl.raw.files import RawFiles
-from etl.spark.last_clicks import clicks_before
-from etl.spark.log_frames import column_types
-from etl.spark.prepared_frame import prepare_frame
-from etl.text.file_layout import layout_of_days
-from etl.text.parse_block import read_split
-from etl.text.row_source import columns_to_parse
+from etl.spark.frame_passes import prepare_frame
+from etl.spark.histories import clicks_before
+from etl.spark.raw_frames import column_types
+from etl.text.parse_block import columns_to_parse, layout_of_days, read_split
 from etl.workflow.feature_plan import plan_of
-from etl.workflow.row_values import decoded
-from spark.arrow_frames import spark_types
+from etl.workflow.fitted_chains import decoded
+from spark.rows import spark_types
 from spark.spark_workers import SparkWorkers
 from storage.feature_spec import ROW_ID
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 FILE, LINE_NUMBER, LINE, REASON = "_file", "_line_number", "_line", "_reason"
 _SOURCE = {FILE: pa.string(), LINE_NUMBER: pa.int64(), LINE: pa.string(), REASON: pa.string()}
@@ -85,5 +83,5 @@ def prepared_rows(spark: SparkSession, config: Config, raw: RawFiles) -> DataFra
     workers = SparkWorkers(spark)
     rows = good_rows(read_log(spark, config, raw))
     return prepare_frame(
-        workers, plan_of(config), rows, raw, clicks_before(workers, plan_of(config), Lake(config.lake))
+        workers, plan_of(config), rows, raw, clicks_before(workers, plan_of(config), LakePaths(config.lake))
     )

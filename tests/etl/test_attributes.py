@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from etl.latest.latest_features import keyed_attributes
 from etl.operators.join_external import JoinExternal
-from etl.spark.attribute_frames import read_attributes
+from etl.spark.raw_frames import read_attributes
 from etl.workflow.feature_plan import plan_of
 from storage.erased_users import add_erased, list_or_new
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 
 DAY = "2026-01-01"
@@ -143,7 +143,7 @@ def test_attributes_of_erased_users_are_left_out(
     (tmp_path / "raw").mkdir()
     for name in ("users", DAY, "2026-01-02"):
         (tmp_path / f"raw/{name}.csv").write_text("who,age\n1,20\n2,30\n22,40\n")
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     add_erased(lake, list_or_new(lake), ["2"], DAY)
     for day, others in ((DAY, []), ("2026-01-02", next_day)):
         rows = keyed_attributes(spark, plan_of(config), day, "users").rows.collect()
@@ -161,7 +161,7 @@ def test_an_erased_user_is_served_again_only_if_the_log_has_later_rows(
     (tmp_path / "raw").mkdir()
     for name in ("users", DAY, "2026-01-02"):
         (tmp_path / f"raw/{name}.csv").write_text("who,age\n1,20\n2,30\n")
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     add_erased(lake, list_or_new(lake), ["2"], DAY)
     of_log = pa.table({"user_key": ["1", "2", "007", "9"]})
     for day, expected in (

@@ -21,10 +21,10 @@ from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Config, JoinedTable
 from etl.build import BuildResult
-from etl.fit import key_parts
-from etl.fit.fit_inputs import RowBatch, TrainingBlocks
+from etl.fit import version_tables
 from etl.fit.fit_workflow import fit_workflow
-from etl.native import mapped_tables
+from etl.fit.rounds import RowBatch, TrainingBlocks
+from etl.native import mapped_files
 from etl.native.lookup import Lookup
 from etl.operators.categorify import FittedCategorify
 from etl.operators.value_count import ValueCount
@@ -43,7 +43,7 @@ from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage.feature_spec import LABEL
 from storage.manifest import data_files, is_published, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.block_rows import ARROW_TYPES, InThisProcess, blocks_of_rows
@@ -129,9 +129,9 @@ def fit_blocks(
     parent: FittedWorkflow | None = None,
     types: Mapping[str, Type] = COLUMNS,
     **layout: Any,
-) -> tuple[Lake, FittedWorkflow]:
+) -> tuple[LakePaths, FittedWorkflow]:
     """The workflow of the rows as blocks, in a lake of its own."""
-    lake = Lake(str(folder))
+    lake = LakePaths(str(folder))
 
     def blocks_of(days: Sequence[RawFiles]) -> TrainingBlocks:
         wanted = {day.dt for day in days}
@@ -151,7 +151,7 @@ def fit_blocks(
     return lake, workflow
 
 
-def table_of(lake: Lake, version: str, name: str) -> pa.Table:
+def table_of(lake: LakePaths, version: str, name: str) -> pa.Table:
     """A table of a version, in the order of its files."""
     partition = workflow_table(lake, version, name)
     manifest = read_manifest(partition)
@@ -162,7 +162,7 @@ def table_of(lake: Lake, version: str, name: str) -> pa.Table:
     return pa.table({**{column: whole[column] for column in whole.column_names}})
 
 
-def tables_of(lake: Lake, workflow: FittedWorkflow) -> dict[str, Any]:
+def tables_of(lake: LakePaths, workflow: FittedWorkflow) -> dict[str, Any]:
     """All tables of a version: their columns, and their rows in order. Vocabularies are sorted."""
     tables: dict[str, Any] = {}
     names = [*workflow.local.names, RARE]
@@ -182,7 +182,9 @@ def learned(workflow: FittedWorkflow) -> list[str]:
     return [json.dumps(chain.to_json(), sort_keys=True) for chain in workflow.chains]
 
 
-def assert_equal(lake: Lake, workflow: FittedWorkflow, expected_lake: Lake, expected: FittedWorkflow) -> None:
+def assert_equal(
+    lake: LakePaths, workflow: FittedWorkflow, expected_lake: LakePaths, expected: FittedWorkflow
+) -> None:
     assert workflow.version == expected.version
     for chain, of_spark in zip(learned(workflow), learned(expected), strict=True):
         assert chain == of_spark
@@ -224,7 +226,7 @@ def test_every_operator_learns_the_same_from_blocks(
     config: Config, rows: list[Row], of_spark: FittedWorkflow, tmp_path: Path, layout: dict[str, Any]
 ) -> None:
     lake, workflow = fit_blocks(config, rows, tmp_path, **layout)
-    assert_equal(lake, workflow, Lake(config.lake), of_spark)
+    assert_equal(lake, workflow, LakePaths(config.lake), of_spark)
 
 
 def test_processes_and_small_ranges_of_keys_give_equal_tables(
@@ -237,10 +239,10 @@ def test_processes_and_small_ranges_of_keys_give_equal_tables(
     def no_session() -> SparkSession:
         raise AssertionError("no JVM is needed")
 
-    monkeypatch.setattr(key_parts, "_RANGE_ROWS", 20)
+    monkeypatch.setattr(version_tables, "_RANGE_ROWS", 20)
     workers = LocalWorkers(2, no_session)
     lake, workflow = fit_blocks(config, rows, tmp_path, workers, tasks=3, batch_rows=11, coded=True)
-    assert_equal(lake, workflow, Lake(config.lake), of_spark)
+    assert_equal(lake, workflow, LakePaths(config.lake), of_spark)
     name = next(name for name in workflow.local.names if name.startswith("join_groupby_C2"))
     partition = workflow_table(lake, workflow.version, name)
     assert len(data_files(partition, read_manifest(partition))) > 1
@@ -256,12 +258,12 @@ def test_an_extension_from_blocks_equals_one_from_frames(
     old = [row for row in rows if row[DAY] != DAYS[2]]
     first = fit_rows(spark, config, by_day(spark, old))
     expected = fit_rows(spark, config, by_day(spark, rows), first)
-    lake = Lake(str(tmp_path / "blocks"))
+    lake = LakePaths(str(tmp_path / "blocks"))
     # The tables of join_external are those of the first fit.
     start = config.model_copy(update={"lake": lake.root})
     _, parent = fit_blocks(start, old, tmp_path / "blocks", tasks=2)
     lake, workflow = fit_blocks(start, rows, tmp_path / "blocks", parent=parent, tasks=2)
-    assert_equal(lake, workflow, Lake(config.lake), expected)
+    assert_equal(lake, workflow, LakePaths(config.lake), expected)
 
 
 def features_of_blocks(
@@ -342,7 +344,7 @@ def test_raw_lists_give_the_ids_of_spark(spark: SparkSession, tmp_path: Path, co
     frames = {day: to_spark(spark, [row for row in rows if row[DAY] == day], types).persist() for day in DAYS}
     expected = fit_rows(spark, config, frames)
     lake, workflow = fit_blocks(config, rows, tmp_path / "blocks", types=types, tasks=2, coded=coded)
-    assert_equal(lake, workflow, Lake(config.lake), expected)
+    assert_equal(lake, workflow, LakePaths(config.lake), expected)
     keys = {"user_key": F.col("C2"), "item_key": F.col("item")}
     of_frames = features_of(expected, to_spark(spark, rows, types).withColumns(keys))
     assert features_of_blocks(workflow, rows, types, coded) == of_frames
@@ -394,7 +396,7 @@ def _build_features(
     for seed, day in enumerate(SOME):
         cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 150, seed))
     built = cases.run_build(spark, config, SOME[3])
-    table = Lake(config.lake).features(built.workflow.version)
+    table = LakePaths(config.lake).features(built.workflow.version)
     features = {}
     for dt in built.features:
         files = data_files(table.partition(dt), read_manifest(table.partition(dt)))
@@ -432,7 +434,7 @@ def test_a_vocabulary_of_three_million_values_is_mapped(
     group = {"columns": ["C1"], "kind": "categorical", "ops": ["categorify"]}
     keys = {"columns": ["C1"], "kind": "dense", "ops": ["join_groupby"]}
     config = make_config(tmp_path / "config", [group, keys])
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     raw = [RawFiles(DAYS[0], (), 1, "digest")]
     workflow = fit_workflow(
         InThisProcess(),
@@ -447,7 +449,7 @@ def test_a_vocabulary_of_three_million_values_is_mapped(
     assert workflow.engine == "arrow"
     assert workflow.vocabularies["C1"]["entries"] == size
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    mapped_tables.open_keyed.cache_clear()
+    mapped_files.open_keyed.cache_clear()
     wanted = pa.array(["0000000", "0000001", f"{size - 1:07d}", "unknown", None])
     features = compute_features(
         workflow.chains, {"C1": wanted}, {"C1": "int32", "C1_count": "float32"}, workflow.local
@@ -530,13 +532,13 @@ def test_the_outbrain_log_has_equal_features_by_frames(spark: SparkSession, tmp_
         config = load_config(str(ROOT / "conf/datasets/outbrain.yaml"), changes)
         generate_clicks(RunContext("generate_clicks", config, "2026-01-01", _spark=spark))
         built = cases.run_build(spark, config, "2026-01-04")
-        table = Lake(config.lake).features(built.workflow.version)
+        table = LakePaths(config.lake).features(built.workflow.version)
         features[engine] = {}
         for dt in built.features:
             files = data_files(table.partition(dt), read_manifest(table.partition(dt)))
             parts = pa.concat_tables(pq.read_table(path, partitioning=None) for path in files)
             features[engine][dt] = repr(parts.sort_by("row_id").to_pylist())
-        prepared = Lake(config.lake).prepared(config.name).partition(dt)
+        prepared = LakePaths(config.lake).prepared(config.name).partition(dt)
         assert is_published(prepared) == (engine == "sql")
     assert len(features["auto"]) == 4
     assert features["auto"] == features["sql"]
@@ -576,22 +578,22 @@ def test_a_second_worker_maps_a_keyed_table(tmp_path: Path, monkeypatch: pytest.
     path = str(tmp_path / "table.parquet")
     table = pa.table({"key": ["a", "é", ""], "number": [1.5, None, 3.0], "text": ["x", None, "é"]})
     pq.write_table(table, path)
-    mapped_tables.open_keyed.cache_clear()
-    first, rows = mapped_tables.open_keyed((path,))
-    mapped_tables.open_keyed.cache_clear()  # as in another worker
-    monkeypatch.setattr(mapped_tables, "_read", lambda _: pytest.fail("read again"))
-    second, mapped = mapped_tables.open_keyed((path,))
+    mapped_files.open_keyed.cache_clear()
+    first, rows = mapped_files.open_keyed((path,))
+    mapped_files.open_keyed.cache_clear()  # as in another worker
+    monkeypatch.setattr(mapped_files, "_read_keyed", lambda _: pytest.fail("read again"))
+    second, mapped = mapped_files.open_keyed((path,))
     assert mapped.equals(rows)
     assert mapped.equals(table)
     wanted = pa.array(["é", "unknown", None, "", "a"])
     assert second.find(wanted).tolist() == first.find(wanted).tolist() == [1, -1, -1, 2, 0]
-    mapped_tables.open_keyed.cache_clear()
+    mapped_files.open_keyed.cache_clear()
 
 
 def test_without_room_a_keyed_table_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "gone"))
     path = str(tmp_path / "table.parquet")
     pq.write_table(pa.table({"key": ["a", "b"], "number": [1.5, 2.5]}), path)
-    lookup, rows = mapped_tables.open_keyed((path,))
+    lookup, rows = mapped_files.open_keyed((path,))
     assert rows["number"].to_pylist() == [1.5, 2.5]
     assert lookup.find(pa.array(["b"])).tolist() == [1]

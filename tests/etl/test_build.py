@@ -24,7 +24,7 @@ from etl.workflow.fitted_workflow import load_workflow
 from spark.spark_workers import SparkWorkers
 from storage.dataset import read_dataset, read_spec, split_files
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.publish import rows_of
 from tests.etl import cases, oracle, raw_oracle
 
@@ -37,7 +37,7 @@ class TwoBuilds:
     """The builds of two run dates of one log, and the results of the oracle."""
 
     config: Config
-    lake: Lake
+    lake: LakePaths
     lines: dict[str, list[str]]
     good: dict[str, pd.DataFrame]
     bad: dict[str, pd.DataFrame]
@@ -65,7 +65,7 @@ def builds(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Two
     )
     first_fit = oracle.fit(config, good[DAYS[0]])
     second_fit = oracle.fit(config, good[DAYS[1]], first_fit)
-    return TwoBuilds(config, Lake(config.lake), lines, good, bad, first, second, first_fit, second_fit)
+    return TwoBuilds(config, LakePaths(config.lake), lines, good, bad, first, second, first_fit, second_fit)
 
 
 def test_splits_are_whole_days_in_time_order(builds: TwoBuilds) -> None:
@@ -140,7 +140,7 @@ def test_features_of_another_workflow_are_published_beside_those_of_the_dataset(
 ) -> None:
     """The first workflow stands for that of an experiment's treatment."""
     copied = shutil.copytree(builds.config.lake, tmp_path / "lake")
-    config, lake = builds.config.model_copy(update={"lake": str(copied)}), Lake(str(copied))
+    config, lake = builds.config.model_copy(update={"lake": str(copied)}), LakePaths(str(copied))
     first, second = builds.first.workflow, builds.second.workflow
     workers = SparkWorkers(spark)
     built = build.build(
@@ -167,13 +167,13 @@ def test_a_day_whose_log_has_changed_is_scanned_and_encoded_again(
     for seed, day in enumerate(DAYS[:3]):
         cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 30, seed))
     built = cases.run_build(spark, config, FIRST)
-    partition = Lake(config.lake).features(built.workflow.version).partition(FIRST)
+    partition = LakePaths(config.lake).features(built.workflow.version).partition(FIRST)
     before = read_manifest(partition)
     (tmp_path / f"raw/dt={FIRST}/late.tsv").write_text("\n".join(cases.make_lines(FIRST, 9, 7)) + "\n")
-    workflow = load_workflow(Lake(config.lake), built.workflow.version)
+    workflow = load_workflow(LakePaths(config.lake), built.workflow.version)
     read = partial(rows_of, spark)
     rows = encode_split(
-        SparkWorkers(spark), plan_of(config), Lake(config.lake), workflow, FIRST, "test", read
+        SparkWorkers(spark), plan_of(config), LakePaths(config.lake), workflow, FIRST, "test", read
     )
     assert rows.count() == before.rows + 9 == read_manifest(partition).rows
 

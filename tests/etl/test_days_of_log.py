@@ -19,13 +19,13 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.types import Config, Quality
 from etl.build import BuildResult
-from etl.raw.misdated import Misdated
+from etl.raw.row_rules import Misdated
 from reporting.html.page import build as build_page
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest, replace_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
@@ -132,7 +132,7 @@ def test_a_train_day_without_rows_is_left_out(
     built = cases.run_build(local, config, RUN_DATE)
     assert list(built.empty_days) == empty
     assert f"the raw logs of the train days {empty} hold no row: these days are left out" in caplog.text
-    dataset = read_dataset(Lake(config.lake), RUN_DATE)
+    dataset = read_dataset(LakePaths(config.lake), RUN_DATE)
     assert [member.dt for member in dataset.splits["train"]] == [d for d in DAYS[:2] if d not in empty]
     assert set(built.counts) == set(built.features) == set(DAYS) - set(empty)
     # Not a feature partition of the empty day, and the same features as without its file.
@@ -244,7 +244,7 @@ def test_a_wrong_unit_is_refused_with_an_example(
     assert re.search(f"was read as {read_as}", message)
     assert f"correct log.event_time.unit, which is {configured}" in message
     assert "part.csv" in message
-    assert not Path(Lake(config.lake).datasets.path).exists()
+    assert not Path(LakePaths(config.lake).datasets.path).exists()
 
 
 def test_the_file_of_another_day_is_refused(local: Workers, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_local_days_of_any_time_zone_are_accepted(local: Workers, tmp_path: Path
 def test_a_lake_that_did_not_count_times_is_read(local: Workers, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     built_with(local, tmp_path, config, 0)
-    partition = Lake(config.lake).quarantine.partition(DAYS[1])
+    partition = LakePaths(config.lake).quarantine.partition(DAYS[1])
     manifest = read_manifest(partition)
     assert manifest.facts["misdated"] == {"rows": 0, "earliest": None, "latest": None}
     replace_manifest(partition, type(manifest)(**{**vars(manifest), "facts": {}}))

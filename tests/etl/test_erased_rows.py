@@ -13,13 +13,12 @@ from etl.passes import passes_of
 from etl.raw.erased_rows import ERASED, has_erased_field
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
-from etl.text.file_layout import layout_of_days
-from etl.text.row_source import columns_to_parse
+from etl.text.parse_block import columns_to_parse, layout_of_days
 from etl.workflow.feature_plan import plan_of
 from spark.spark_workers import SparkWorkers
 from storage.erased_users import ErasedList, ErasedUsers, add_erased, digest_of_user, list_or_new, read_erased
 from storage.format_versions import ERASED_USERS
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.text.test_two_passes import GROUPS
 from tests.etl.text_blocks import parse_text
@@ -63,7 +62,7 @@ def log(tmp_path: Path) -> tuple[Config, list[str]]:
     config = cases.write_config(tmp_path, GROUPS)
     lines = _write(tmp_path, DAY)
     _write(tmp_path, NEXT_DAY)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     add_erased(lake, list_or_new(lake), [USER], DAY)
     return config, lines
 
@@ -97,7 +96,7 @@ def test_clusters_read_the_log_without_the_rows_of_erased_users(
             "quality": config.quality.model_copy(update={"max_bad_share": 1}),
         }
     )
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     days = [require_raw(config, config.log, day) for day in (DAY, NEXT_DAY)]
     passes = passes_of(SparkWorkers(spark), plan_of(config), lake)
     counts = passes.scan_days(days)[DAY]
@@ -128,7 +127,7 @@ def test_a_log_that_is_one_table_is_always_read_without_them(log: tuple[Config, 
 
 
 def test_the_list_has_digests_only_and_keeps_the_later_day(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     assert read_erased(lake) is None
     first = add_erased(lake, list_or_new(lake), [USER], NEXT_DAY)
     add_erased(lake, list_or_new(lake), [USER, "other"], DAY)
@@ -141,7 +140,7 @@ def test_the_list_has_digests_only_and_keeps_the_later_day(tmp_path: Path) -> No
     later = known.of_day(NEXT_DAY)
     assert later is not None
     assert (later.has(USER), later.has("other"), later.has(LONGER)) == (True, False, False)
-    assert list_or_new(Lake(str(tmp_path / "second"))).salt != first.salt
+    assert list_or_new(LakePaths(str(tmp_path / "second"))).salt != first.salt
 
 
 @pytest.mark.parametrize(

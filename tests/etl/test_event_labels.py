@@ -22,7 +22,7 @@ from conf.load import load_config
 from conf.raw_types import Label
 from conf.types import Config
 from etl.build import BuildResult
-from etl.fit.workflow_version import require_weights, workflow_version
+from etl.fit.fit_workflow import require_weights, workflow_version
 from etl.operators.groupby import Groupby
 from etl.raw.layout_digest import layout_digest
 from etl.raw.row_rules import RowRule, row_rules
@@ -31,7 +31,7 @@ from spark.local_workers import LocalWorkers
 from storage import feature_spec
 from storage.feature_spec import Feature, FeatureSpec
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 
 ROOT = Path(__file__).parents[2]
@@ -87,14 +87,14 @@ def write_days(folder: Path, codes: Mapping[str, str] | None = None) -> dict[str
 
 
 def features_of(config: Config, built: BuildResult, day: str) -> pa.Table:
-    partition = Lake(config.lake).features(built.workflow.version).partition(day)
+    partition = LakePaths(config.lake).features(built.workflow.version).partition(day)
     files = data_files(partition, read_manifest(partition))
     table = pa.concat_tables([pq.read_table(path, partitioning=None) for path in files])
     return table.sort_by([("row_id", "ascending")])
 
 
 def quarantine_of(config: Config, day: str) -> list[tuple[int, str]]:
-    partition = Lake(config.lake).quarantine.partition(day)
+    partition = LakePaths(config.lake).quarantine.partition(day)
     files = data_files(partition, read_manifest(partition))
     rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in files]).to_pylist()
     return sorted((row["row_id"], row["reason"]) for row in rows)

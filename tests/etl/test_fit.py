@@ -16,12 +16,11 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError
 from conf.types import SPLITS, SplitConfig
+from etl.fit.row_statistics import add_counts, count_values
 from etl.ops import Statistics, operator_from_config
-from etl.split.time_split import assign_split
-from etl.split.window_days import plan_days
+from etl.split.time_split import assign_split, plan_days
 from etl.statistics.id_rule import IdRule, assign_ids
 from etl.statistics.moments import ExactSums, measure_moments, sums_of_counts
-from etl.statistics.vocabulary import add_counts, count_values
 from tests.etl import oracle
 
 FEW = settings(max_examples=3, deadline=None, derandomize=True, database=None)

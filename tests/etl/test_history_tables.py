@@ -12,13 +12,12 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
-from etl.spark.last_clicks import LastClicks
-from etl.workflow.feature_plan import plan_of
-from etl.workflow.preparation_methods import preparation
+from etl.spark.histories import LastClicks
+from etl.workflow.feature_plan import plan_of, preparation
 from jobs.stages.erase_user import run
 from spark.spark_workers import SparkWorkers
 from storage.manifest import combined_digest, digest_of, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases
 
@@ -98,13 +97,13 @@ def built(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return folder, config, cases.run_build(spark, config, RUN_DATE)
 
 
-def ids_of(lake: Lake, version: str) -> dict[str, int]:
+def ids_of(lake: LakePaths, version: str) -> dict[str, int]:
     rows = pd.concat([cases.read_rows(lake.features(version).partition(day)) for day in DAYS[2:]])
     return dict(zip(rows.item_key, rows["item"], strict=True))
 
 
 def assert_histories(config: Config, result: BuildResult, log: pd.DataFrame, day: str) -> None:
-    lake, version = Lake(config.lake), result.workflow.version
+    lake, version = LakePaths(config.lake), result.workflow.version
     ids, rows = ids_of(lake, version), cases.read_rows(lake.features(version).partition(day))
     rows = rows.set_index("row_id")
     mine = log[log.day == day]
@@ -130,7 +129,7 @@ def test_items_are_counted_once_a_row(built: tuple[Path, Config, BuildResult]) -
     train = train[train.day.isin(DAYS[2:4])]
     counts = train.groupby("item").size()
     expected = sorted(counts.index, key=lambda item: (-counts[item], item))
-    ids = ids_of(Lake(config.lake), result.workflow.version)
+    ids = ids_of(LakePaths(config.lake), result.workflow.version)
     assert [item for item in sorted(ids, key=lambda item: ids[item]) if ids[item] > 2] == expected
     assert {feature.cardinality for feature in result.workflow.spec.embedded} == {len(expected) + 3}
 
@@ -144,7 +143,7 @@ def test_lists_are_scored_with_the_last_clicks_before_what_they_are_measured_on(
         shutil.copytree(folder, tmp_path / "copy")
         config = cases.write_config(tmp_path / "copy", SETTINGS, {"measure": {"against": against}})
         result = cases.run_build(spark, config, RUN_DATE)
-    lake, log = Lake(config.lake), make_log()
+    lake, log = LakePaths(config.lake), make_log()
     ids = ids_of(lake, result.workflow.version)
     users = cases.read_rows(lake.users(result.workflow.version).partition(RUN_DATE)).set_index("user_key")
     assert set(users.index) == set(log[log.day.isin(DAYS[2:])].user)
@@ -159,7 +158,7 @@ def test_clicks_of_other_settings_are_left_out_if_they_cannot_be_computed_again(
 ) -> None:
     write_log(tmp_path, make_log(2))
     config = cases.write_config(tmp_path, SETTINGS)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     assert config.history is not None
     before = LastClicks(SparkWorkers(spark), plan_of(config), config.history, lake).digest_before(DAYS[1])
     shutil.rmtree(tmp_path / f"raw/dt={DAYS[0]}")
@@ -193,7 +192,7 @@ def test_days_without_a_raw_log_keep_their_clicks_and_a_changed_day_changes_late
     assert differ == {DAYS[2], DAYS[3]}  # the days that look back to the second day
     for day in sorted(differ):
         assert_histories(config, rebuilt, changed, day)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     assert read_manifest(lake.last_clicks.partition(DAYS[0])).rows > 0
 
 
@@ -205,10 +204,10 @@ def test_after_an_erasure_histories_and_users_are_up_to_date(
     shutil.copytree(original.lake, tmp_path / "lake")
     config = original.model_copy(update={"lake": str(tmp_path / "lake")})
     run(RunContext("erase_user", config, RUN_DATE), ["u3"], dry_run=False)
-    lake, version = Lake(config.lake), first.workflow.version
+    lake, version = LakePaths(config.lake), first.workflow.version
     for day in DAYS[:-1]:
         before, after = (
-            cases.read_rows(Lake(one.lake).last_clicks.partition(day)) for one in (original, config)
+            cases.read_rows(LakePaths(one.lake).last_clicks.partition(day)) for one in (original, config)
         )
         pd.testing.assert_frame_equal(after, before[before.user_key != "u3"].reset_index(drop=True))
     for day in DAYS[2:]:

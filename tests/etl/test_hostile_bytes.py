@@ -20,9 +20,7 @@ from conf.errors import DataError
 from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.raw.file_splits import split_files
-from etl.text.file_layout import file_layout
-from etl.text.parse_block import plain, read_split
-from etl.text.row_source import columns_to_parse
+from etl.text.parse_block import columns_to_parse, file_layout, plain, read_split
 from etl.workflow.feature_plan import plan_of
 from tests.etl import cases, raw_oracle
 

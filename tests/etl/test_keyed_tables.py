@@ -9,8 +9,8 @@ import pandas as pd
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from etl.fit.row_statistics import keyed_tables
 from etl.operators.target_encoding import TargetEncoding
-from etl.statistics.keyed_tables import keyed_tables
 
 ROWS = 200
 

@@ -11,7 +11,7 @@ from conf.errors import DataError
 from conf.types import Config
 from storage.dataset import read_dataset, require_labels
 from storage.manifest import is_published
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
@@ -62,7 +62,7 @@ def test_one_label_in_all_train_days_stops_the_build(
     with pytest.raises(DataError, match=message) as caught:
         cases.run_build(spark, config, DAYS[-1])
     assert caught.value.exit_code == 3
-    assert not is_published(Lake(config.lake).datasets.partition(DAYS[-1]))
+    assert not is_published(LakePaths(config.lake).datasets.partition(DAYS[-1]))
 
 
 def test_clicks_alone_are_enough_if_the_training_uses_no_other_rows() -> None:
@@ -83,7 +83,7 @@ def test_one_click_is_enough_and_lists_need_none(spark: SparkSession, tmp_path: 
     (tmp_path / "one").mkdir()
     config = _config(tmp_path / "one", "arrow", clicked)
     built = cases.run_build(spark, config, DAYS[-1])
-    dataset = read_dataset(Lake(config.lake), DAYS[-1])
+    dataset = read_dataset(LakePaths(config.lake), DAYS[-1])
     assert [member.clicks for member in dataset.splits["train"]] == [0, 1]
     # Nothing is trained: the run applies the workflow of the champion.
     (tmp_path / "one/raw" / f"dt={DAYS[1]}" / "d.tsv").unlink()
@@ -91,5 +91,5 @@ def test_one_click_is_enough_and_lists_need_none(spark: SparkSession, tmp_path: 
     for name in ("b.tsv.gz", "c.tsv"):
         (tmp_path / "one/raw" / f"dt={DAYS[1]}" / name).unlink()
     cases.run_build(spark, config, DAYS[-1], built.workflow.version)
-    dataset = read_dataset(Lake(config.lake), DAYS[-1])
+    dataset = read_dataset(LakePaths(config.lake), DAYS[-1])
     assert [member.clicks for member in dataset.splits["train"]] == [0, 0]

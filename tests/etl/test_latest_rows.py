@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etl.latest import latest_rows
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
-from spark.arrow_frames import frame_of
+from spark.rows import frame_of
 from spark.spark_workers import SparkWorkers
 from storage.feature_spec import Feature, FeatureSpec
 from storage.manifest import data_files, read_manifest

@@ -19,7 +19,7 @@ from conf.types import SPLITS, Config
 from etl.build import BuildResult
 from storage.dataset import read_dataset
 from storage.manifest import Manifest, read_manifest, replace_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.contract.test_overrides import documented_overrides
 from tests.etl import cases, oracle, raw_oracle
 
@@ -32,7 +32,7 @@ def _assert_splits_equal(
     config: Config, built: BuildResult, rows: pd.DataFrame, fitted: oracle.Fitted
 ) -> None:
     """The files of a split have the oracle's rows of it, and together all rows."""
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     dataset = read_dataset(lake, RUN_DATE)
     for split in SPLITS:
         (member,) = dataset.splits[split]
@@ -157,13 +157,13 @@ def test_a_joined_log_equals_the_oracle(spark: SparkSession, tmp_path: Path, by:
 
 
 def _manifests(config: Config, built: BuildResult) -> list[Manifest]:
-    lake, version = Lake(config.lake), built.workflow.version
+    lake, version = LakePaths(config.lake), built.workflow.version
     return [read_manifest(table.partition(RUN_DATE)) for table in (lake.users(version), lake.items(version))]
 
 
 def _assert_attributes(config: Config, built: BuildResult, folder: Path, fitted: oracle.Fitted) -> None:
     """users and items have every row of their table, and those of the log without a row that are served."""
-    lake, version = Lake(config.lake), built.workflow.version
+    lake, version = LakePaths(config.lake), built.workflow.version
     for table, raw, key, name in (
         (lake.users, config.users, "user_key", "who"),
         (lake.items, config.items, "item_key", "what"),
@@ -218,7 +218,7 @@ def test_negatives_stay_in_the_split_of_their_positive(spark: SparkSession, tmp_
     rows = _expected(config, tmp_path / "raw")
     split = oracle.split_leave_last_out(rows).set_axis(rows["row_id"])
     kinds = raw_oracle.parse_table(config.items, [tmp_path / "raw/items.csv"]).set_index("what")["kind"]  # type: ignore[arg-type]
-    partition = Lake(config.lake).features(built.workflow.version).partition(RUN_DATE)
+    partition = LakePaths(config.lake).features(built.workflow.version).partition(RUN_DATE)
     rows_of_split = {name: cases.read_rows(partition, name) for name in SPLITS}
     for name, part in rows_of_split.items():
         assert {split[row_id // 3] for row_id in part["row_id"]} == {name}
@@ -244,7 +244,7 @@ def test_features_with_negatives_of_an_earlier_release_are_written_again(
     config = cases.write_config(tmp_path, JOINED, {"negatives": {"per_positive": 2}})
     _write_joined(tmp_path / "raw")
     built = cases.run_build(spark, config, RUN_DATE)
-    partition = Lake(config.lake).features(built.workflow.version).partition(RUN_DATE)
+    partition = LakePaths(config.lake).features(built.workflow.version).partition(RUN_DATE)
     manifest = read_manifest(partition)
     # The inputs of that release do not contain the version of the draw.
     inputs = {name: digest for name, digest in manifest.inputs.items() if name != "negatives"}
@@ -287,7 +287,7 @@ def test_the_terabyte_log_by_day_as_the_configuration_documents_it(
     config = load_config(str(ROOT / "conf/datasets/criteo.yaml"), [*paths, *documented])
     built = cases.run_build(spark, config, days[-1])
     assert {day: counts.rows_in for day, counts in built.counts.items()} == dict.fromkeys(days, 200)
-    dataset = read_dataset(Lake(config.lake), days[-1])
+    dataset = read_dataset(LakePaths(config.lake), days[-1])
     assert {split: [member.dt for member in members] for split, members in dataset.splits.items()} == {
         split: [day] for split, day in zip(SPLITS, days, strict=True)
     }

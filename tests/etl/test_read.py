@@ -20,8 +20,7 @@ from conf.errors import DataError
 from conf.raw_types import SEPARATORS
 from conf.types import Config
 from etl.raw.files import require_raw
-from etl.text.file_layout import file_layout
-from etl.text.parse_block import plain
+from etl.text.parse_block import file_layout, plain
 from etl.workflow.feature_plan import plan_of
 from tests.etl import cases, raw_oracle
 from tests.etl.log_rows import bad_rows, good_rows, read_log

@@ -12,8 +12,8 @@ import pytest
 
 from conf.raw_types import EventTime, Label
 from conf.types import Keys
-from etl.raw.number_text import integers, numbers
 from etl.raw.row_rules import NANOSECONDS, RowRule, row_rules, time_rule
+from etl.raw.text_values import integers, numbers
 
 ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}
 LONG = "é" * 128

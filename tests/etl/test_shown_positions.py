@@ -16,13 +16,11 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.types import Config
 from etl.build import feature_inputs
-from etl.fit.workflow_version import workflow_version
-from etl.raw.files import require_raw
-from etl.raw.impression_log import rows_digest
-from etl.spark.shown_positions import join_positions
+from etl.fit.fit_workflow import workflow_version
+from etl.raw.files import require_raw, rows_digest
+from etl.spark.frame_passes import join_positions
 from etl.text.two_passes import preparations
-from etl.workflow.feature_plan import plan_of
-from etl.workflow.preparation_methods import preparation
+from etl.workflow.feature_plan import plan_of, preparation
 from tests.etl import cases
 from tests.etl.log_rows import prepared_rows
 

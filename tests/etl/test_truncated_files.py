@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from storage import format_versions
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.storage.dying_publisher import partition_of, publish_generation
@@ -64,7 +64,7 @@ def test_partitions_that_lost_bytes_are_written_again(
         assert is_whole(partition, manifest), name
         assert manifest.digest == before[name][1].digest
     fitted = oracle.fit(config, good[DAYS[0]])
-    rows = lakes.read_rows(Lake(config.lake).features(version).partition(RUN_DATE))
+    rows = lakes.read_rows(LakePaths(config.lake).features(version).partition(RUN_DATE))
     cases.assert_features_equal(rows, oracle.encode(config, fitted, good[RUN_DATE]), built.workflow.spec)
 
 

@@ -29,22 +29,20 @@ from etl.build import BuildResult
 from etl.raw import time_text
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
-from etl.raw.misdated import bounds_of_day, count_misdated
-from etl.raw.row_rules import time_rule
+from etl.raw.row_rules import bounds_of_day, count_misdated, time_rule
 from etl.raw.stored_values import can_hold, stored_values
 from etl.raw.text_values import typed_column
 from etl.readers.text import TextReader
-from etl.spark.attribute_frames import read_attributes
-from etl.text import parsed_splits
-from etl.text.file_layout import file_layout
-from etl.text.parse_block import plain
+from etl.spark.raw_frames import read_attributes
+from etl.text import parse_block
+from etl.text.parse_block import file_layout, plain
 from etl.text.scan_pass import columns_to_parse
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.raw_values import column_types, raw_values
 from spark.local_workers import LocalWorkers
 from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.log_rows import read_log, rows_of_log
 from tests.etl.text_blocks import parse_text
@@ -688,8 +686,8 @@ def test_saved_blocks_keep_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     layout = file_layout(plan_of(config), raw.paths)
     wanted = columns_to_parse(layout, config.log.names)
     block = parse_text(Path(raw.paths[0]).read_bytes(), layout, wanted, header=True)
-    parsed_splits.save("x", block)
-    loaded = parsed_splits.load(parsed_splits.SavedBlock("x"), {"genres", "codes"})
+    parse_block.save("x", block)
+    loaded = parse_block.load(parse_block.SavedBlock("x"), {"genres", "codes"})
     assert loaded is not None
     assert loaded.columns["genres"].to_pylist() == block.columns["genres"].to_pylist()
     assert loaded.columns["codes"].to_pylist() == block.columns["codes"].to_pylist()
@@ -725,7 +723,7 @@ def old_log(folder: Path) -> Config:
 
 
 def features_of(config: Config, built: BuildResult) -> dict[str, list[dict[str, Any]]]:
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     tables = {}
     for dt in built.features:
         partition = lake.features(built.workflow.version).partition(dt)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from etl.readers.text import TextReader
-from etl.text.file_layout import FileLayout
-from etl.text.parse_block import ParsedBlock, parse_block
+from etl.text.parse_block import FileLayout, ParsedBlock, parse_block
 from storage.erased_users import ErasedUsers
 
 

@@ -19,8 +19,8 @@ from tests.contract.test_config import SMALL
 from tests.extensions.conftest import AddToCheckout
 from tests.extensions.packages import SHOP, write_package
 from tests.training.feature_rows import make_spec, random_rows
+from training.collectives import ALONE
 from training.data.batch import Batch
-from training.distributed.collectives import ALONE
 from training.loop.losses import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model

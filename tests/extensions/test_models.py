@@ -17,7 +17,7 @@ from jobs.reference.json_schema import config_schema
 from jobs.reference.pages import models_page
 from scoring.candidates.sources.retrieval import Settings as Retrieval
 from storage.dataset import Dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.contract.test_config import SMALL as CONFIG
 from tests.extensions.conftest import AddToCheckout
 from tests.extensions.packages import SHOP, forget_shop, write_package
@@ -74,7 +74,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def publish(lake: Lake) -> Dataset:
+def publish(lake: LakePaths) -> Dataset:
     spec, train = segment_rows(4_000, seed=1)
     days: dict[Split, dict[str, Rows]] = {
         "train": {"2026-01-02": train},
@@ -84,13 +84,13 @@ def publish(lake: Lake) -> Dataset:
     return publish_all(lake, RUN_DATE, spec, days)
 
 
-def config_of(lake: Lake, **model: object) -> Config:
+def config_of(lake: LakePaths, **model: object) -> Config:
     train = {"global_batch_size": 256, "epochs": 4, "num_ranks": 1, "device": "cpu"}
     return make_config(lake, model={**SMALL, **model}, train=train)
 
 
 def test_it_is_trained_and_loaded(shop: Path, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     plan = make_plan(config_of(lake), lake, publish(lake))
     description = train_in_process(plan)
     assert description["architecture"] == "small_network"
@@ -103,7 +103,7 @@ def test_it_is_trained_and_loaded(shop: Path, tmp_path: Path) -> None:
 
 
 def test_its_version_depends_on_the_code_of_the_package(shop: Path, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     dataset = publish(lake)
     dlrm = make_config(lake, model={"architecture": "dlrm"}, train={"baselines": []})
     with_baseline = make_config(lake, model={"architecture": "dlrm"}, train={"baselines": ["small_network"]})
@@ -120,7 +120,7 @@ def test_its_version_depends_on_the_code_of_the_package(shop: Path, tmp_path: Pa
 
 def test_a_model_with_vectors_is_a_retriever(shop: Path, site: Path, tmp_path: Path) -> None:
     write_package(site, "factors", {"models": {"factors": "factors"}}, {"factors": FACTORS})
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     spec = make_spec(0, [30, 20])  # one feature of users, one of items
     rows = random_rows(spec, 600, seed=4)
     days: dict[Split, dict[str, Rows]] = {

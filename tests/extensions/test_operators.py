@@ -20,16 +20,15 @@ import nightrank
 from conf.errors import ConfigError, raised_in
 from conf.plugins import OPERATOR as OPERATORS
 from conf.types import Config
-from etl.fit.workflow_version import workflow_version
+from etl.fit.fit_workflow import workflow_version
 from etl.ops import frame_operator_from_config, operator_from_config
 from etl.ops.pages import pages
 from etl.raw.files import RawFiles, require_raw
-from etl.workflow.feature_plan import plan_of
+from etl.workflow.feature_plan import plan_of, preparation
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.local_workflow import load_local
-from etl.workflow.preparation_methods import preparation
 from jobs.reference.json_schema import config_schema
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.conftest import ROOT
 from tests.contract.test_config import SMALL
 from tests.etl.log_rows import rows_of_log
@@ -126,7 +125,7 @@ def test_both_engines_fit_and_apply_it(
         largest = max(row[name] for row in ROWS if row[name] is not None)
         expected[name] = [max((row[name] or 0) / largest, 0) for row in ROWS]
     assert_same(features_of(fitted, to_spark(spark, ROWS)), expected)
-    stored = load_local(Lake(config.lake), fitted.version)
+    stored = load_local(LakePaths(config.lake), fitted.version)
     assert stored.chains == fitted.chains
     (step, *_) = stored.chains[0].to_json()["steps"]
     assert (step["op"], step["package"]) == ("share_of_maximum", "shop-extensions")

@@ -24,7 +24,7 @@ from etl.raw.files import find_raw
 from etl.readers.discovery import open_table
 from jobs.reference.json_schema import config_schema
 from jobs.reference.pages import configuration_page
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.conftest import ROOT
 from tests.contract.test_config import SMALL
 from tests.etl import cases
@@ -107,7 +107,7 @@ def test_a_log_in_its_format_has_the_tables_of_parquet(shop: Path, tmp_path: Pat
         config = cases.write_config(tmp_path / kind, GROUPS, {"log": {**LOG, "format": kind}})
         run = build(tmp_path / kind, PYTHONPATH=os.pathsep.join([str(ROOT), str(shop.parent)]))
         assert run.returncode == EXIT_OK, run.stderr[-2000:]
-        built[kind] = tables(Lake(config.lake))
+        built[kind] = tables(LakePaths(config.lake))
     assert built["npz"] == built["parquet"]
     assert len(built["npz"][f"features {DAYS[0]}"]) == 79
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from conf.errors import ConfigError, DataError
-from conf.overrides import types_of
+from conf.load import types_of
 from conf.plugins import RULE as RULES
 from conf.types import Config, ListRules
 from jobs.reference.json_schema import config_schema

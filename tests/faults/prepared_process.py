@@ -21,9 +21,8 @@ import pytest
 from conf.load import load_config
 from conf.types import Config
 from etl.prepare import click_tables, prepared_passes, task_passes
-from etl.prepare.prepare_tasks import prepare_buckets
-from etl.prepare.task_passes import TaskPasses
-from etl.text import encoded_days
+from etl.prepare.task_passes import TaskPasses, prepare_buckets
+from etl.text import published_days
 from spark.local_workers import LocalWorkers
 from storage.paths import Partition
 from storage.publish import publish_files
@@ -83,7 +82,7 @@ def kill_at(instant: str, config: Config, patch: pytest.MonkeyPatch) -> None:
     elif instant == "before the counts":
         patch.setattr(TaskPasses, "_count", die)
     elif instant == "before the features":
-        patch.setattr(encoded_days, "encode_splits", die)
+        patch.setattr(published_days, "encode_splits", die)
 
 
 INSTANTS = (

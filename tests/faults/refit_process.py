@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.refit_lake import config_of, refit, without_spark
 
 
@@ -34,7 +34,7 @@ def main(root: str, run_date: str, path_end: str) -> None:
         without_spark(patch)
         for name in ("create_json", "replace_json"):
             patch.setattr(file_io, name, dies_before(path_end, getattr(file_io, name)))
-        refit(config_of(Lake(root)), run_date)
+        refit(config_of(LakePaths(root)), run_date)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from conf.types import Config
 from etl.build import BuildResult
 from spark.local_workers import LocalWorkers
 from storage.manifest import data_files, is_published, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.prepare.small_shop import no_session
 from tests.etl.prepare.test_prepared_passes import DAYS, FIRST, SHOP, _config, _tables, _write
@@ -65,7 +65,7 @@ def test_the_next_run_ends_the_work_of_a_killed_one(tmp_path: Path, peaceful: Co
     config = _config(tmp_path, NAME)
     killed = run(tmp_path, instant)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     for dt in PREPARED:  # readers see whole days or none
         for partition in (lake.prepared(config.name).partition(dt), lake.value_counts.partition(dt)):
             if is_published(partition):
@@ -82,7 +82,7 @@ def test_the_next_run_ends_the_work_of_a_killed_one(tmp_path: Path, peaceful: Co
         assert actual[name] == rows, name
     for dt in PREPARED:
         of_lakes = [
-            cases.read_rows(Lake(one.lake).prepared(one.name).partition(dt))
+            cases.read_rows(LakePaths(one.lake).prepared(one.name).partition(dt))
             .sort_values("row_id", ignore_index=True)
             .to_json()
             for one in (config, peaceful)
@@ -144,7 +144,7 @@ def _late_shop(folder: Path) -> tuple[Config, str, dict[int, int]]:
         if day != LATE:
             _impressions_of(folder / "raw", day)
     version = cases.run_build(LocalWorkers(1, no_session), config, FIRST).workflow.version
-    rows = cases.read_rows(Lake(config.lake).prepared(config.name).partition(LATE))
+    rows = cases.read_rows(LakePaths(config.lake).prepared(config.name).partition(LATE))
     assert rows["place_shown"].isna().all()
     return config, version, _impressions_of(folder / "raw", LATE)
 
@@ -154,7 +154,7 @@ def _late_shop(folder: Path) -> tuple[Config, str, dict[int, int]]:
 )
 def test_late_impressions_rebuild_their_day_also_after_a_kill(tmp_path: Path, instant: str) -> None:
     config, version, shown = _late_shop(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     days = {name: table for name, table in _days_of(config, version).items() if LATE not in name}
     features = lake.features(version).partition(LATE)
     before = read_manifest(features)
@@ -182,7 +182,7 @@ def test_late_impressions_rebuild_their_day_also_after_a_kill(tmp_path: Path, in
 
 def _days_of(config: Config, version: str) -> dict[str, Any]:
     """The files of the days of each table whose rows have positions."""
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     tables = (
         lake.prepared(config.name),
         lake.value_counts,

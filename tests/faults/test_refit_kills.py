@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from storage.dataset import read_dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.faults.job_processes import ROOT
 from tests.training.refit_lake import (
     NAME,
@@ -29,7 +29,7 @@ from tests.training.refit_lake import (
     without_spark,
 )
 from training.checkpoints import load_model
-from training.loop.refit_plan import make_refit_plan
+from training.loop.training_plan import make_refit_plan
 from training.registry.model_json import is_complete
 from training.registry.refits import serving_model
 
@@ -54,7 +54,7 @@ class Story:
         refit: the refit of the second run.
     """
 
-    lake: Lake
+    lake: LakePaths
     first: str
     champion: str
     served: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Story:
     refit: str = ""
 
 
-def serves(lake: Lake, run_date: str) -> str:
+def serves(lake: LakePaths, run_date: str) -> str:
     serving = serving_model(config_of(lake), lake, run_date)
     assert serving is not None
     return serving.version
@@ -72,7 +72,7 @@ def serves(lake: Lake, run_date: str) -> str:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     torch.set_num_threads(1)
-    lake = Lake(str(tmp_path_factory.mktemp("lake")))
+    lake = LakePaths(str(tmp_path_factory.mktemp("lake")))
     publish(lake)
     config = config_of(lake)
     with pytest.MonkeyPatch.context() as patch:
@@ -112,7 +112,7 @@ def test_the_model_that_served_before_serves_until_the_record_is_written(story: 
 def test_the_interrupted_refit_equals_an_undisturbed_one(
     story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake, folders = Lake(str(tmp_path)), []
+    lake, folders = LakePaths(str(tmp_path)), []
     publish(lake)
     without_spark(monkeypatch)
     for run_date in RUN_DATES:

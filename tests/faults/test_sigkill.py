@@ -26,7 +26,7 @@ from jobs.stages.score_rows import run as score_rows
 from jobs.stages.train_model import run as train_model
 from storage.dataset import Dataset, publish_dataset, read_dataset
 from storage.job_summary import JobSummary
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.publish import publish, read_published
 from storage.run_context import RunContext
 from tests.cluster.equal import require_equal_lists
@@ -79,7 +79,7 @@ def _in_process(spark: SparkSession, body: Callable[[RunContext], JobSummary], c
     body(RunContext(job, load_config(str(config)), RUN_DATE, _spark=spark))
 
 
-def _publish_old(spark: SparkSession, lake: Lake) -> None:
+def _publish_old(spark: SparkSession, lake: LakePaths) -> None:
     """What readers had before: partitions that the killed jobs are about to replace."""
     rows = spark.range(30).select(F.col("id").alias("row_id"))
     for partition in (lake.quarantine.partition(DAYS[1]), lake.recommendations.partition(RUN_DATE)):
@@ -101,7 +101,7 @@ def lakes(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake
             _in_process(spark, body, peace)
     new = published(folder / "peace")
 
-    _publish_old(spark, Lake(str(folder / "kills")))
+    _publish_old(spark, LakePaths(str(folder / "kills")))
     old = published(folder / "kills")
     draw, runs = random.Random(2026), []
     for job, shares in INSTANTS.items():
@@ -135,13 +135,13 @@ def test_what_lay_there_before_was_seen_until_it_was_replaced(lakes: Lakes) -> N
 
 def test_both_lakes_publish_the_same(lakes: Lakes) -> None:
     assert published(lakes.kills) == published(lakes.peace)
-    datasets = [read_dataset(Lake(str(path)), RUN_DATE) for path in (lakes.peace, lakes.kills)]
+    datasets = [read_dataset(LakePaths(str(path)), RUN_DATE) for path in (lakes.peace, lakes.kills)]
     assert datasets[0] == datasets[1]
     assert datasets[0].digest == datasets[1].digest
 
 
 def test_tables_hold_the_same_rows(lakes: Lakes) -> None:
-    peace, kills = Lake(str(lakes.peace)), Lake(str(lakes.kills))
+    peace, kills = LakePaths(str(lakes.peace)), LakePaths(str(lakes.kills))
     version = read_dataset(peace, RUN_DATE).workflow_version
     partitions = [
         *((lake.features(version).partition(day) for lake in (peace, kills)) for day in DAYS),
@@ -160,7 +160,7 @@ def test_tables_hold_the_same_rows(lakes: Lakes) -> None:
 def test_models_measure_the_same(lakes: Lakes) -> None:
     metrics = []
     for path in (lakes.peace, lakes.kills):
-        lake = Lake(str(path))
+        lake = LakePaths(str(path))
         version = challenger_of(lake, "tiny", RUN_DATE)
         metrics.append((version, read_description(model_path(lake, "tiny", version))["metrics"]))
     assert metrics[0][0] == metrics[1][0]
@@ -175,7 +175,7 @@ def test_lists_are_the_same_but_for_scores_that_are_close(spark: SparkSession, l
 
 @pytest.mark.parametrize("job", ["score_daily", "score_rows"])
 def test_a_worker_killed_in_the_middle_changes_nothing(spark: SparkSession, lakes: Lakes, job: str) -> None:
-    config, lake = lakes.kills.parent / "kills.yaml", Lake(str(lakes.kills))
+    config, lake = lakes.kills.parent / "kills.yaml", LakePaths(str(lakes.kills))
     table = lake.recommendations if job == "score_daily" else lake.scores
     if job == "score_rows":
         _in_process(spark, score_rows, config)
@@ -208,5 +208,5 @@ def _run_until_a_worker_is_killed_at_work(job: str, config: Path) -> None:
 
 
 def _lists(spark: SparkSession, lake: Path) -> pd.DataFrame:
-    rows = read_published(spark, Lake(str(lake)).recommendations.partition(RUN_DATE)).toPandas()
+    rows = read_published(spark, LakePaths(str(lake)).recommendations.partition(RUN_DATE)).toPandas()
     return rows.sort_values(["user_id", "position"], ignore_index=True)

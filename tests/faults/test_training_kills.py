@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.faults.job_processes import MARK, ROOT, marked, wait_until_gone
 from tests.faults.training_process import EVERY, plan_of, publish
 from training.loop.run import train_in_process
@@ -48,7 +48,7 @@ class Attempt:
     log: Path
 
     @classmethod
-    def start(cls, lake: Lake, folder: Path, how: str) -> Attempt:
+    def start(cls, lake: LakePaths, folder: Path, how: str) -> Attempt:
         mark = uuid.uuid4().hex
         log, scratch = folder / f"{how}-{mark[:6]}.log", folder / f"spark-{mark[:6]}"
         command = [sys.executable, "-m", "tests.faults.training_process", lake.root, str(scratch), how]

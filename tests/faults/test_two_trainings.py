@@ -14,7 +14,7 @@ from conf.types import Config
 from jobs.stages.train_model import run as train_model
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.faults.training_process import MODEL, RUN_DATE, TRAIN
 from tests.training.checkpoints.attempts import attempt, make_old, server_of_attempts
@@ -38,11 +38,11 @@ def server() -> Iterator[None]:
 
 def config_of(root: str) -> Config:
     train = {**TRAIN, "epochs": 2, "num_ranks": 1, "checkpoint_every_steps": EVERY, "baselines": []}
-    return make_config(Lake(root), model=MODEL, train=train)
+    return make_config(LakePaths(root), model=MODEL, train=train)
 
 
 def plan_of(root: str) -> TrainPlan:
-    return make_plan(config_of(root), Lake(root), read_dataset(Lake(root), RUN_DATE))
+    return make_plan(config_of(root), LakePaths(root), read_dataset(LakePaths(root), RUN_DATE))
 
 
 def publish(folder: Path) -> str:
@@ -51,7 +51,7 @@ def publish(folder: Path) -> str:
         "validation": {"2026-01-03": segment_rows(500, 2)[1]},
         "test": {RUN_DATE: segment_rows(500, 3)[1]},
     }
-    publish_all(Lake(str(folder)), RUN_DATE, spec, {"train": {"2026-01-02": rows}, **held_out})
+    publish_all(LakePaths(str(folder)), RUN_DATE, spec, {"train": {"2026-01-02": rows}, **held_out})
     return str(folder)
 
 

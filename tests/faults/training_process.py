@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import NightrankError
-from spark.properties import read_properties
+from spark.profile import read_properties
 from spark.session import build_session
 from storage import file_io
 from storage.dataset import read_dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_rows import segment_rows
 from tests.training.feature_tables import make_config, publish_all
 from training.launch import train_on_ranks
@@ -40,9 +40,9 @@ TRAIN = {
 }
 
 
-def publish(folder: Path) -> Lake:
+def publish(folder: Path) -> LakePaths:
     """A lake with days to train and to measure on: 800 steps."""
-    lake = Lake(str(folder))
+    lake = LakePaths(str(folder))
     spec, rows = segment_rows(12_800, 1)
     held_out = {
         "validation": {"2026-01-03": segment_rows(4_000, 2)[1]},
@@ -52,7 +52,7 @@ def publish(folder: Path) -> Lake:
     return lake
 
 
-def plan_of(lake: Lake) -> TrainPlan:
+def plan_of(lake: LakePaths) -> TrainPlan:
     return make_plan(make_config(lake, model=MODEL, train=TRAIN), lake, read_dataset(lake, RUN_DATE))
 
 
@@ -68,7 +68,7 @@ def die_before_index(step: int) -> None:
     file_io.create_json = create_json
 
 
-def main(lake: Lake, scratch: str, how: str) -> None:
+def main(lake: LakePaths, scratch: str, how: str) -> None:
     plan = plan_of(lake)
     if how != "ranks":
         logging.basicConfig(level=logging.INFO)  # ranks do so themselves
@@ -86,7 +86,7 @@ def main(lake: Lake, scratch: str, how: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(Lake(sys.argv[1]), sys.argv[2], sys.argv[3])
+        main(LakePaths(sys.argv[1]), sys.argv[2], sys.argv[3])
     except NightrankError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from conf.types import Config
 from storage import file_io, format_versions
 from storage.dataset import Dataset, Member, publish_dataset
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish import publish_facts
 from storage.publish_rows import publish_rows
 from tests.scoring.scoring_lake import make_config
@@ -57,7 +57,7 @@ def workflow_of(run_date: str) -> str:
 
 def build(root: Path) -> None:
     """Writes the lake. All files are two days old."""
-    lake = Lake(str(root))
+    lake = LakePaths(str(root))
     for name in "abcde":
         file_io.replace_json(f"{lake.workflow(version(name))}/workflow.json", {})
         publish(Partition(f"workflow/{version(name)}", "rare", f"{lake.workflow(version(name))}/rare", 3))
@@ -83,7 +83,7 @@ def build(root: Path) -> None:
     age(root, hours=48)
 
 
-def _publish_run(lake: Lake, run_date: str) -> None:
+def _publish_run(lake: LakePaths, run_date: str) -> None:
     """Publishes the features of the window of a run date, and the tables of the run date."""
     workflow, place = workflow_of(run_date), DAYS.index(run_date)
     members = [
@@ -107,7 +107,7 @@ def _publish_run(lake: Lake, run_date: str) -> None:
     write(lake.report(run_date))
 
 
-def _add_models(lake: Lake) -> None:
+def _add_models(lake: LakePaths) -> None:
     for name, run_date, workflow, parent in (
         ("1", day(3), "a", None),
         ("2", day(5), "b", None),
@@ -137,7 +137,7 @@ def _add_models(lake: Lake) -> None:
     add_model(lake, "toy-experiments", "f", day(3), "e")
 
 
-def add_model(lake: Lake, name: str, letter: str, run_date: str, workflow: str, **values: Any) -> None:
+def add_model(lake: LakePaths, name: str, letter: str, run_date: str, workflow: str, **values: Any) -> None:
     """Writes a model without tensors that mean anything."""
     folder = f"{lake.models(name)}/{version(letter)}"
     write(f"{folder}/dense-00000000.safetensors")
@@ -146,7 +146,7 @@ def add_model(lake: Lake, name: str, letter: str, run_date: str, workflow: str, 
     file_io.replace_json(f"{folder}/model.json", format_versions.MODEL.stamp({**description, **weights}))
 
 
-def pin(lake: Lake, run_date: str, champion: str, action: Any = "pin") -> None:
+def pin(lake: LakePaths, run_date: str, champion: str, action: Any = "pin") -> None:
     """Records an override of a run date."""
     override = Override(run_date, action, version(champion), "somebody", "a reason", "")
     write_overrides(lake, NAME, run_date, [override])

@@ -13,7 +13,7 @@ from conf.types import Config
 from jobs.chain.steps import RunPlan
 from jobs.checks import check_config
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.blends import BlendRecord, blend_as_of, blend_key, record_blend
 
 RUN_DATE = "2026-01-08"
@@ -30,14 +30,14 @@ def jobs_of(config: Config, *, retrain: bool = False) -> list[str]:
     return [step.job for step in RunPlan(config, RUN_DATE, retrain).steps_after_gate()]
 
 
-def promote(lake: Lake, version: str) -> None:
+def promote(lake: LakePaths, version: str) -> None:
     """Records a decision of the gate on RUN_DATE."""
     decision = {"run_date": RUN_DATE, "champion_after": version, "promoted": True}
     file_io.replace_json(f"{lake.models('generated')}/promotions/dt={RUN_DATE}.json", decision)
 
 
 def test_a_blend_is_learned_until_the_champion_has_one_for_the_configured_sources(tmp_path: Path) -> None:
-    config, lake = config_of(tmp_path, *BLENDED), Lake(str(tmp_path))
+    config, lake = config_of(tmp_path, *BLENDED), LakePaths(str(tmp_path))
     plain = ["build_candidates", "score_daily", "report"]
     with_blend = ["learn_blend", *plain]
     assert jobs_of(config_of(tmp_path)) == plain
@@ -68,7 +68,7 @@ def test_a_blend_is_learned_until_the_champion_has_one_for_the_configured_source
 
 def test_a_new_retriever_needs_a_new_blend(tmp_path: Path) -> None:
     sources = "candidates.sources=[{source: retrieval, model: ../models/two_tower_small.yaml}]"
-    config, lake = config_of(tmp_path, sources, BLENDED[1]), Lake(str(tmp_path))
+    config, lake = config_of(tmp_path, sources, BLENDED[1]), LakePaths(str(tmp_path))
     promote(lake, "m1")
     for name, version in (("generated", "m1"), ("generated-retriever", "r1"), ("generated-retriever", "r2")):
         folder = f"{lake.models(name)}/{version}"

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import champion
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry import mlflow_mirror
 from training.registry.refits import Refit, record_refit
 from training.registry.versions import ChampionDecision, champion_as_of, model_path, record_decision
@@ -19,10 +19,10 @@ NAME = "generated"
 
 
 @pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakePaths:
     """Three runs: v1 first, v2 better, v3 kept out."""
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-    lake_of_runs = Lake(str(tmp_path))
+    lake_of_runs = LakePaths(str(tmp_path))
     between = {"difference": 0.0022, "low": 0.0008, "high": 0.0035, "confidence": 0.95, "replicates": 1000}
     decisions: list[tuple[str, str, str | None, bool, dict[str, Any]]] = [
         ("2026-01-05", "v1aaaa", None, True, {}),
@@ -48,13 +48,13 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     return lake_of_runs
 
 
-def call(lake: Lake, run_date: str, *words: str) -> int:
+def call(lake: LakePaths, run_date: str, *words: str) -> int:
     config = ["--config", "conf/datasets/generated.yaml", "--set", f"lake={lake.root}"]
     return champion.main([*config, "--run-date", run_date, "--by", "ada", *words])
 
 
 def test_the_history_says_who_serves_since_when_and_why(
-    lake: Lake, capsys: pytest.CaptureFixture[str]
+    lake: LakePaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(lake, "2026-01-07") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -70,7 +70,7 @@ def test_the_history_says_who_serves_since_when_and_why(
     assert (summary["job"], summary["champion"], summary["changed"]) == ("champion", "v2bbbb", False)
 
 
-def test_a_date_sees_nothing_later(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_date_sees_nothing_later(lake: LakePaths, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(lake, "2026-01-05") == 0
     text = capsys.readouterr().out
     assert "v1aaaa serves" in text
@@ -79,7 +79,9 @@ def test_a_date_sees_nothing_later(lake: Lake, capsys: pytest.CaptureFixture[str
     assert "nothing has been decided up to 2026-01-04" in capsys.readouterr().out
 
 
-def test_a_rollback_is_told_and_stands_in_the_history(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rollback_is_told_and_stands_in_the_history(
+    lake: LakePaths, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call(lake, "2026-01-08", "--rollback", "--why", "clicks fell by half") == 0
     text = capsys.readouterr().out
     summary = json.loads(text.splitlines()[-1])
@@ -93,7 +95,7 @@ def test_a_rollback_is_told_and_stands_in_the_history(lake: Lake, capsys: pytest
     assert champion_as_of(lake, NAME, "2026-01-07") == "v2bbbb"
 
 
-def test_a_pin_is_shown_until_it_is_released(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pin_is_shown_until_it_is_released(lake: LakePaths, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(lake, "2026-01-08", "--pin", "v1aa", "--why", "sale day") == 0
     text = capsys.readouterr().out
     assert "It is pinned: pin of 2026-01-08 by ada: sale day." in text
@@ -116,7 +118,7 @@ def test_a_pin_is_shown_until_it_is_released(lake: Lake, capsys: pytest.CaptureF
     ],
 )
 def test_refusals_have_a_code_and_a_remedy(
-    lake: Lake, capsys: pytest.CaptureFixture[str], words: list[str], code: int, text: str
+    lake: LakePaths, capsys: pytest.CaptureFixture[str], words: list[str], code: int, text: str
 ) -> None:
     assert call(lake, "2026-01-08", *words) == code
     printed = capsys.readouterr().err
@@ -125,14 +127,14 @@ def test_refusals_have_a_code_and_a_remedy(
     assert champion_as_of(lake, NAME, "2026-01-08") == "v2bbbb"
 
 
-def test_to_belongs_to_a_rollback(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_to_belongs_to_a_rollback(lake: LakePaths, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         call(lake, "2026-01-08", "--to", "v1aaaa")
     assert ended.value.code == 2
     assert "--to can be given only with --rollback" in capsys.readouterr().err
 
 
-def test_a_refit_is_shown_while_it_serves(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refit_is_shown_while_it_serves(lake: LakePaths, capsys: pytest.CaptureFixture[str]) -> None:
     record_refit(lake, NAME, Refit("2026-01-06", "v2bbbb", "r2bbbb"))
     for refit, serving in (("true", "r2bbbb"), ("false", None)):
         assert call(lake, "2026-01-07", "--set", f"train.refit={refit}") == 0
@@ -149,7 +151,7 @@ def test_a_refit_is_shown_while_it_serves(lake: Lake, capsys: pytest.CaptureFixt
 
 
 def test_reasons_and_names_reach_the_terminal_without_control_characters(
-    lake: Lake, capsys: pytest.CaptureFixture[str]
+    lake: LakePaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(lake, "2026-01-07", "--rollback", "--why", "bad \x1b[2Jlists") == 0
     assert call(lake, "2026-01-07") == 0

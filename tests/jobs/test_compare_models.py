@@ -21,7 +21,7 @@ from jobs.stages.compare_models import ComparisonRequest, run
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.faults.training_process import MODEL
 from tests.training.feature_rows import segment_rows
@@ -67,7 +67,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     spec, rows = segment_rows(1_200, 1)
     held_out = {
         "validation": {"2026-01-03": segment_rows(600, 2)[1]},
@@ -94,7 +94,7 @@ def compare(
 
 def result(config: Config) -> Comparison:
     return Comparison.from_facts(
-        read_manifest(Lake(config.lake).comparisons("trial").partition(RUN_DATE)).facts
+        read_manifest(LakePaths(config.lake).comparisons("trial").partition(RUN_DATE)).facts
     )
 
 
@@ -153,7 +153,7 @@ def test_results_are_those_of_the_models_and_curves_have_a_point_for_each_epoch(
 
 def test_nothing_becomes_challenger_or_champion(tmp_path: Path, config: Config, trainings: Trainings) -> None:
     compare(tmp_path, config)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     assert [folder.name for folder in (tmp_path / "lake/models").iterdir()] == ["tiny-experiments"]
     folders = list((tmp_path / "lake/models/tiny-experiments").iterdir())
     assert sorted(folder.name for folder in folders) == sorted(trainings.versions)
@@ -228,7 +228,7 @@ def test_a_wrong_request_trains_nothing(
 
 
 def test_a_dataset_without_validation_rows_is_refused(tmp_path: Path, trainings: Trainings) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     spec, rows = segment_rows(400, 1)
     publish_all(lake, RUN_DATE, spec, {"train": {"2026-01-02": rows}, "test": {RUN_DATE: rows}})
     with pytest.raises(DataError, match="the validation split of the dataset has no rows"):
@@ -238,7 +238,7 @@ def test_a_dataset_without_validation_rows_is_refused(tmp_path: Path, trainings:
 
 def test_without_a_dataset_nothing_is_trained(tmp_path: Path, trainings: Trainings) -> None:
     with pytest.raises(DataError, match="datasets has no published partition"):
-        compare(tmp_path, make_config(Lake(str(tmp_path / "lake")), model=MODEL, train=TRAIN))
+        compare(tmp_path, make_config(LakePaths(str(tmp_path / "lake")), model=MODEL, train=TRAIN))
 
 
 def test_on_the_ranks_of_a_session(

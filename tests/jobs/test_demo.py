@@ -9,13 +9,13 @@ import pytest
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from jobs.chain import demo
-from jobs.chain.demo_targets import verdict, verdict_table
-from jobs.chain.submit import Outcome, Stage
+from jobs.chain.demo import verdict, verdict_table
+from jobs.chain.submit import Stage, StageOutcome
 from jobs.demo import main
 from reporting.facts.run_facts import read_run_facts
-from reporting.terminal.text_table import text_table
+from reporting.terminal import text_table
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.reporting.report_lake import MEASURE, RUN_DATE, make_lake, publish_facts
 
 _CONFIG = "conf/datasets/generated.yaml"
@@ -73,7 +73,7 @@ def test_verdict_says_met_for_the_three_targets(tmp_path: Path) -> None:
 
 def test_verdict_says_missed_by_name(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     facts = read_manifest(lake.evaluations.partition(RUN_DATE)).facts
     # best 0.9: the model reaches (0.7984 - 0.5) / 0.4 = 0.746 and logistic regression 0.526
     publish_facts(lake.evaluations.partition(RUN_DATE), {**facts, "best_auc": 0.9})
@@ -84,7 +84,7 @@ def test_verdict_says_missed_by_name(tmp_path: Path) -> None:
 
 def test_unknown_best_auc_counts_as_missed(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     facts = read_manifest(lake.evaluations.partition(RUN_DATE)).facts
     publish_facts(lake.evaluations.partition(RUN_DATE), {**facts, "best_auc": None})
     assert [figure.met for figure in verdict(read_run_facts(config, RUN_DATE)) if figure.met is not None] == [
@@ -104,7 +104,7 @@ def test_verdict_compares_the_lists_with_the_best_possible_ones(tmp_path: Path) 
     ]
     without = {name: value for name, value in MEASURE.items() if name != "truth"}
     for measure in (without, {**MEASURE, "truth": None}):  # an older release wrote no key `truth`
-        publish_facts(Lake(config.lake).measures.partition(RUN_DATE), measure)
+        publish_facts(LakePaths(config.lake).measures.partition(RUN_DATE), measure)
         assert [figure.name for figure in verdict(read_run_facts(config, RUN_DATE))][-1] == "Lift"
 
 
@@ -115,8 +115,8 @@ def test_run_without_measure_has_no_verdict(tmp_path: Path) -> None:
 
 
 def test_seconds_table_leaves_out_stages_that_a_run_skipped(tmp_path: Path) -> None:
-    def outcome(job: str, seconds: float) -> Outcome:
-        return Outcome(Stage(job, RUN_DATE, tmp_path / f"{job}.log"), 0, seconds)
+    def outcome(job: str, seconds: float) -> StageOutcome:
+        return StageOutcome(Stage(job, RUN_DATE, tmp_path / f"{job}.log"), 0, seconds)
 
     outcomes_of_runs = {
         "night1": [outcome("a", 1.25), outcome("c", 2)],

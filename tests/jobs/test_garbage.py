@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from conf.garbage import _THRESHOLDS
+from conf.process import _THRESHOLDS
 from tests.processes import ROOT, environment
 
 pytestmark = pytest.mark.processes
@@ -27,7 +27,7 @@ def test_a_job_looks_rarely_from_its_first_import_on() -> None:
 def test_only_objects_of_the_first_call_are_ignored() -> None:
     program = """
 import gc
-from conf.garbage import ignore_imported
+from conf.process import ignore_imported
 
 class Thing: ...
 

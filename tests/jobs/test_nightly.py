@@ -18,10 +18,10 @@ import pytest
 from conf.errors import EXIT_CONFIG, ConfigError, InfrastructureError
 from jobs import nightly
 from jobs.chain import application, night, submit
-from jobs.chain import isolated as isolated_stages
+from jobs.chain import application as isolated_stages
 from reporting.monitoring.run_record import read_records
 from storage.job_summary import JobSummary
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.reporting.report_lake import RUN_DATE, publish_facts
 
 pytestmark = pytest.mark.processes
@@ -191,7 +191,7 @@ def test_features_are_applied_again_for_a_champion_kept_with_another_workflow(
 ) -> None:
     champion, challenger = ({"workflow_version": version} for version in versions)
     facts = {"promoted": promoted, "champion": champion, "challenger": challenger}
-    publish_facts(Lake(str(submit_stub.lake)).evaluations.partition(RUN_DATE), facts)
+    publish_facts(LakePaths(str(submit_stub.lake)).evaluations.partition(RUN_DATE), facts)
     assert nightly.main(submit_stub.arguments("--retrain")) == 0
     calls = submit_stub.calls()
     applied = [call["job"] for call in calls if "workflow.mode=apply" in call["words"]]
@@ -223,7 +223,7 @@ def test_lists_are_delivered_right_behind_scoring_where_there_are_sinks(submit_s
 
 
 def test_lists_of_the_day_before_are_measured_when_there_are_any(submit_stub: SparkSubmitStub) -> None:
-    publish_facts(Lake(str(submit_stub.lake)).recommendations.partition("2026-01-07"), {})
+    publish_facts(LakePaths(str(submit_stub.lake)).recommendations.partition("2026-01-07"), {})
     assert nightly.main(submit_stub.arguments()) == 0
     calls = submit_stub.calls()
     assert [call["job"] for call in calls][-2:] == ["measure_recommendations", "report"]
@@ -262,7 +262,7 @@ def test_every_run_has_a_record_with_the_codes_of_its_stages(submit_stub: SparkS
     assert nightly.main(submit_stub.arguments()) == 0
     submit_stub.plan({"build_candidates": {"signal": int(signal.SIGKILL)}})
     assert nightly.main(submit_stub.arguments()) == 137
-    records = read_records(Lake(str(submit_stub.lake)), [RUN_DATE])
+    records = read_records(LakePaths(str(submit_stub.lake)), [RUN_DATE])
     (stage,) = [
         record for record in records if record.job == "build_candidates"
     ]  # it could not write its own

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.chain.stage_remarks import remark
+from jobs.chain.run_chain import remark
 from storage.job_summary import JobSummary
 
 

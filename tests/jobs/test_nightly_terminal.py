@@ -6,8 +6,7 @@ import io
 
 import pytest
 
-from reporting.terminal.live_line import LiveLine
-from reporting.terminal.stage_progress import StageProgress
+from reporting.terminal import LiveLine, StageProgress
 
 
 class Terminal(io.StringIO):

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.prepare import test_shop_exports
 from tests.processes import ROOT, environment
 
@@ -134,7 +134,7 @@ def test_a_night_with_every_source_of_candidates(false_java: FalseJava, tmp_path
     assert {*NIGHT, *LISTS, "train_retriever", "refit_model", "learn_blend", "report"} <= {*first}
     second = night(false_java, config, NEXT_DATE, overrides)
     assert {"build_features", *LISTS, "measure_recommendations", "report"} <= {*second}
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     version = read_manifest(lake.recommendations.partition(NEXT_DATE)).facts["workflow_version"]
     facts = read_manifest(lake.candidates(version).partition(NEXT_DATE)).facts
     assert (len(facts["sources"]), facts["retrieval_search"]) == (len(SOURCES), "approximate")

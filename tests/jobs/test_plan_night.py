@@ -10,7 +10,7 @@ import pytest
 from conf.errors import DataError
 from conf.load import load_config
 from jobs.stages.plan_night import run as plan_night
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.reporting.report_lake import publish_facts
 
@@ -45,7 +45,7 @@ def test_a_log_that_nothing_reads_is_bad_data(tmp_path: Path) -> None:
 
 
 def test_steps_name_job_day_and_overrides(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     publish_facts(lake.recommendations.partition(BEFORE), {})
     facts = plan(tmp_path, "deliver.sinks=[{kind: json_lines, name: files, path: /out}]")
     assert facts["published"] is False
@@ -61,5 +61,5 @@ def test_steps_name_job_day_and_overrides(tmp_path: Path) -> None:
 
 
 def test_published_lists_are_told(tmp_path: Path) -> None:
-    publish_facts(Lake(str(tmp_path)).recommendations.partition(RUN_DATE), {})
+    publish_facts(LakePaths(str(tmp_path)).recommendations.partition(RUN_DATE), {})
     assert plan(tmp_path)["published"] is True

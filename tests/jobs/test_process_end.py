@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs.process_end import end_job
+from jobs.runner import end_job
 from tests.cli.test_bad_input import CONFIG
 
 pytestmark = pytest.mark.processes
@@ -20,7 +20,7 @@ SCRIPT = """
 import atexit, sys, threading, time
 from pathlib import Path
 from pyspark import SparkContext
-from jobs.process_end import end_job
+from jobs.runner import end_job
 
 class Freed:
     def __del__(self):
@@ -63,7 +63,7 @@ def test_a_job_with_a_jvm_or_another_program_ends_as_usual(tmp_path: Path, argv:
 POOL = """
 import multiprocessing, sys, time
 from concurrent.futures import ProcessPoolExecutor
-from jobs.process_end import end_job
+from jobs.runner import end_job
 from spark.fork_server import without_main_module
 
 sys.argv[0] = "jobs/build_features.py"

@@ -16,9 +16,9 @@ from jobs.stages import prune
 from storage import delta_log, file_io, hard_links
 from storage.dataset import publish_dataset, read_dataset, split_files
 from storage.hard_links import LOCK_NAME
-from storage.lake_files import dates_of_tables, list_lake
 from storage.manifest import is_published, is_whole, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
+from storage.remove import dates_of_tables, list_lake
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.erasure import erased_lake
@@ -55,7 +55,7 @@ def run(root: Path | str, keep_days: int = KEEP, *, dry_run: bool = False, **sec
 def published(root: Path) -> dict[str, list[str]]:
     """The published dates of each table."""
     dates: dict[str, list[str]] = {}
-    for (table, dt), of_date in sorted(dates_of_tables(list_lake(Lake(str(root)))).items()):
+    for (table, dt), of_date in sorted(dates_of_tables(list_lake(LakePaths(str(root)))).items()):
         if of_date.manifest is not None:
             dates.setdefault(table, []).append(dt)
     return dates
@@ -95,7 +95,7 @@ def test_models_that_serve_or_may_serve_again_stay(root: Path) -> None:
     assert models(root, f"{NAME}-retriever") == "0"
     assert models(root, f"{NAME}-experiments") == "f"
     assert sorted(path.name[0] for path in (root / "workflow").iterdir()) == ["c", "d", "e"]
-    lake, config = Lake(str(root)), config_of(root)
+    lake, config = LakePaths(str(root)), config_of(root)
     assert serving_model(config, lake, RUN_DATE) == serving_model(config, lake, day(9))
     assert retriever_as_of(lake, config, RUN_DATE, version("d")) == version("0")
 
@@ -111,7 +111,7 @@ def test_files_that_are_no_old_dates_or_unused_versions_stay(root: Path) -> None
             or path.startswith(tuple(f"models/{NAME}/{one}" for one in registry))
         }
 
-    prune_lake.pin(Lake(str(root)), day(4), "1", "release")
+    prune_lake.pin(LakePaths(str(root)), day(4), "1", "release")
     before = others()
     assert len(before) > 50
     run(root)
@@ -120,39 +120,39 @@ def test_files_that_are_no_old_dates_or_unused_versions_stay(root: Path) -> None
     assert not (root / f"checkpoints/{version('4')}").exists()
 
 
-def _pinned_on_a_kept_date(lake: Lake) -> None:
+def _pinned_on_a_kept_date(lake: LakePaths) -> None:
     prune_lake.pin(lake, day(10), "1")
     prune_lake.pin(lake, day(11), "5")
     prune_lake.pin(lake, day(12), "4")
 
 
-def _champion_before_this_one(lake: Lake) -> None:
+def _champion_before_this_one(lake: LakePaths) -> None:
     prune_lake.pin(lake, day(7), "1")
     prune_lake.pin(lake, day(8), "4")
 
 
-def _kept_date(lake: Lake) -> None:
+def _kept_date(lake: LakePaths) -> None:
     prune_lake.publish(lake.features(version("b")).partition(day(10)))
 
 
-def _pinned_before(lake: Lake) -> None:
+def _pinned_before(lake: LakePaths) -> None:
     prune_lake.pin(lake, day(4), "1")
 
 
-def _pinned_later(lake: Lake) -> None:
+def _pinned_later(lake: LakePaths) -> None:
     prune_lake.pin(lake, "2026-01-20", "2")
 
 
-def _child(lake: Lake) -> None:
+def _child(lake: LakePaths) -> None:
     prune_lake.add_model(lake, NAME, "e", day(12), "d", parent=version("2"))
 
 
-def _extended_by_a_kept_dataset(lake: Lake) -> None:
+def _extended_by_a_kept_dataset(lake: LakePaths) -> None:
     dataset = read_dataset(lake, RUN_DATE)
     publish_dataset(lake, replace(dataset, parent_workflow=version("b")), file_io.utc_now())
 
 
-def _nothing(lake: Lake) -> None:
+def _nothing(lake: LakePaths) -> None:
     pass
 
 
@@ -183,7 +183,7 @@ def _nothing(lake: Lake) -> None:
     ],
 )
 def test_what_keeps_a_version(
-    root: Path, change: Callable[[Lake], None], sections: dict[str, Any], kept: set[str]
+    root: Path, change: Callable[[LakePaths], None], sections: dict[str, Any], kept: set[str]
 ) -> None:
     """Without the change, models 1, 2, 6 and 8 and workflows a and b are deleted."""
 
@@ -191,7 +191,7 @@ def test_what_keeps_a_version(
         folders = [path.parent for path in root.glob("models/*/*/model.json")]
         return {path.name[0] for path in [*folders, *(root / "workflow").iterdir()]}
 
-    change(Lake(str(root)))
+    change(LakePaths(str(root)))
     prune_lake.age(root, hours=48)
     run(root, **sections)
     assert versions() & set("1268ab") == kept | ({"8"} if "a" in kept else set())
@@ -233,7 +233,7 @@ def test_a_dry_run_changes_nothing_and_prints_the_same(root: Path) -> None:
 
 @pytest.mark.parametrize("keep_days", [WINDOW, 5, 8, 11, 13])
 def test_every_manifest_that_stays_names_files_that_exist(root: Path, keep_days: int) -> None:
-    before, lake, config = published(root), Lake(str(root)), config_of(root)
+    before, lake, config = published(root), LakePaths(str(root)), config_of(root)
     run(root, keep_days)
     after = published(root)
     first = DAYS[max(0, 12 - keep_days)]
@@ -318,7 +318,7 @@ def test_a_killed_prune_is_continued(built: Path, tmp_path: Path) -> None:
 
 
 def test_files_and_dates_of_the_grace_period_stay(root: Path) -> None:
-    lake = Lake(str(root))
+    lake = LakePaths(str(root))
     backfilled = lake.scores.partition(day(3))
     prune_lake.publish(backfilled)  # a job has published this old date again
     unpublished = root / "_data/scores/dt=2026-01-04/arunning/part-0.parquet"
@@ -351,9 +351,9 @@ def test_files_and_dates_of_the_grace_period_stay(root: Path) -> None:
 
 
 def test_a_date_that_is_published_meanwhile_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    partition, real = Lake(str(root)).scores.partition(day(4)), prune._delete
+    partition, real = LakePaths(str(root)).scores.partition(day(4)), prune._delete
 
-    def publishes(lake: Lake, item: Any, grace_hours: float) -> None:
+    def publishes(lake: LakePaths, item: Any, grace_hours: float) -> None:
         if item.partition is not None and item.partition.path == partition.path:
             prune_lake.publish(partition)
         real(lake, item, grace_hours)
@@ -435,7 +435,7 @@ def test_build_features_has_no_new_work_after_a_prune(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_other_tools_do_not_find_deleted_dates_on_an_object_store(tmp_path: Path) -> None:
     with servers.bucket(tmp_path, "pruned"):
-        lake = Lake("s3a://pruned/lake")
+        lake = LakePaths("s3a://pruned/lake")
         for one in DAYS[6:]:
             prune_lake.publish(lake.scores.partition(one))
         time.sleep(1.1)  # the store records modification times in seconds

@@ -17,7 +17,7 @@ import nightrank
 from conf.load import load_config
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
 from spark.spark_workers import SparkWorkers
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.processes import ROOT
 
 FIRST_DAY, RUN_DATE = "2026-01-01", "2026-01-04"
@@ -73,7 +73,7 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
     config.write_text(yaml.safe_dump(settings))
     loaded = load_config(str(config))
     generate = generate_settings(loaded)
-    generate_days(SparkWorkers(spark), Lake(loaded.lake), generate, generated_dates(generate, FIRST_DAY))
+    generate_days(SparkWorkers(spark), LakePaths(loaded.lake), generate, generated_dates(generate, FIRST_DAY))
     job = [sys.executable, ROOT / "jobs/nightly.py", "--config", config, "--run-date", RUN_DATE, "--retrain"]
     done = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nightrank import command, installed_project
-from nightrank.completion import completion
+from nightrank import command
+from nightrank.command import completion
 from setup import job_pages
 from setup.install import VENV
 from tests.nightrank.conftest import RUN_DATE, World
@@ -111,16 +111,16 @@ def test_a_newer_release_keeps_the_environment(tmp_path: Path, monkeypatch: pyte
             for name in names:
                 packed.add(__file__, name)
 
-    monkeypatch.setattr(installed_project, "_ARCHIVE", tmp_path / "project.tar")
+    monkeypatch.setattr(command, "_ARCHIVE", tmp_path / "project.tar")
     target = tmp_path / "project"
     archive(["jobs/nightly.py", "old.py"])
-    installed_project._unpack(target)
-    assert not installed_project._is_ready(target)
+    command._unpack(target)
+    assert not command._is_ready(target)
     (target / ".venv/bin").mkdir(parents=True)
     (target / ".venv/bin/python").touch()
-    assert installed_project._is_ready(target)
+    assert command._is_ready(target)
     archive(["jobs/nightly.py", "new.py"])
-    installed_project._unpack(target)
-    assert installed_project._is_ready(target)
+    command._unpack(target)
+    assert command._is_ready(target)
     assert (target / "new.py").exists()
     assert not (target / "old.py").exists()

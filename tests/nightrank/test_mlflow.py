@@ -20,7 +20,7 @@ import yaml
 import nightrank
 from nightrank.mlflow_model import _load_pyfunc
 from storage.dataset import read_dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.nightrank.conftest import RUN_DATE, World
 from tests.training.mlflow_servers import mlflow_server, scoring_server
 from training.registry import mlflow_mirror
@@ -101,12 +101,15 @@ def test_a_server_that_refuses_paths_gets_the_file(world: World, tmp_path: Path)
     with mlflow_server(tmp_path) as address, tracking_at(address):
         for _ in range(2):
             mlflow_mirror.track_training(
-                Lake(world.root), description, {"train": {"seed": 1}}, lambda: champion.workflow.raw_columns
+                LakePaths(world.root),
+                description,
+                {"train": {"seed": 1}},
+                lambda: champion.workflow.raw_columns,
             )
         client = mlflow.MlflowClient()
         (registered,) = client.search_model_versions("name='generated'")
         (used,) = client.get_run(registered.run_id).inputs.dataset_inputs
-        assert used.dataset.digest == read_dataset(Lake(world.root), RUN_DATE).digest
+        assert used.dataset.digest == read_dataset(LakePaths(world.root), RUN_DATE).digest
         assert json.loads(used.dataset.source) == {"uri": f"{world.root}/datasets/dt={RUN_DATE}"}
         assert json.loads(used.dataset.profile)["train_rows"] == description["train_rows"] > 1000
         assert [tag.value for tag in used.tags] == ["training"]

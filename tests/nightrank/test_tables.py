@@ -73,7 +73,7 @@ def test_wrong_names_are_named(world: World, tmp_path: Path, monkeypatch: pytest
         lake.users().arrow(["user_key", "user_key"])
     with pytest.raises(nightrank.ConfigError, match="columns is the text 'user_key', not a list"):
         lake.users().pandas("user_key")
-    monkeypatch.setattr("nightrank.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("nightrank.frames.find_spec", lambda name: None)
     for name in ("pandas", "polars"):
         with pytest.raises(nightrank.ConfigError, match=rf"needs the packages \['{name}'\]") as caught:
             getattr(lake.users(), name)()

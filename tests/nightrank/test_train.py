@@ -32,15 +32,15 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import nightrank
 from conf.types import Train
-from nightrank.train_sections import read_train
+from nightrank.frame_training import read_train
 from nightrank.workflow import learned_by
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.processes import ROOT
 from tests.training.feature_rows import Rows
 from tests.training.feature_tables import make_config, publish_all
 from training.checkpoints import load_model
 from training.launch.in_process import train_in_driver
-from training.loop import run, table_plan
+from training.loop import run, training_plan
 from training.loop.training_plan import TrainPlan, make_plan
 
 MODEL: dict[str, Any] = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_mlp": [16]}
@@ -130,7 +130,7 @@ def test_it_computes_what_the_job_does(
 
     The job reads the features of `fit_transform` and `transform` from files of a lake through Petastorm.
     """
-    monkeypatch.setattr(table_plan, "Output", lambda: SimpleNamespace(row_group_rows=file_rows))
+    monkeypatch.setattr(training_plan, "Output", lambda: SimpleNamespace(row_group_rows=file_rows))
     workflow = nightrank.Workflow(GROUPS)
     tables = [
         pa.Table.from_pandas(workflow.fit_transform(ROWS, keep=["label"]), preserve_index=False),
@@ -141,7 +141,7 @@ def test_it_computes_what_the_job_does(
         split: {day: published_rows(table, workflow)}
         for (split, day), table in zip(days.items(), tables, strict=True)
     }
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     spec = replace(workflow.spec, key_columns=("row_id",))
     dataset = publish_all(lake, "2026-01-04", spec, splits, file_rows=file_rows)  # type: ignore[arg-type]
     plan = make_plan(make_config(lake, model=config, train={**TRAIN, "num_ranks": 1}), lake, dataset)

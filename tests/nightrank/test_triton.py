@@ -21,7 +21,7 @@ from benchmarks.triton_server import Unavailable, environment, triton_server
 from nightrank import ConfigError, DataError, InfrastructureError, triton_models
 from nightrank.triton_models import EncodeRows
 from scoring.serving import model_configs, repository
-from scoring.serving.served_inputs import ServedInputs
+from scoring.serving.model_configs import ServedInputs
 from tests.etl.lakes.servers import missing
 from tests.nightrank.triton_requests import ask, body_of, probabilities
 

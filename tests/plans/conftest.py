@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from setup import jars
-from spark.properties import read_properties
+from spark.profile import read_properties
 from tests.plans import runs
 from tests.plans.accelerator import Accelerator, loaded
 from tests.plans.recorder import Recorded, record

@@ -12,7 +12,7 @@ import pytest
 from conf.errors import EXIT_CONFIG, ConfigError
 from setup import jars
 from spark.accelerator import PLUGIN, SHIM_OVERRIDE, SHUFFLE_MANAGER, accelerator_settings
-from spark.properties import read_properties
+from spark.profile import read_properties
 from tests.processes import ROOT
 
 PACKAGE = "com.nvidia.spark.rapids"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import EXIT_CONFIG
-from spark.properties import read_properties
+from spark.profile import read_properties
 from tests.processes import ROOT, die_with_parent, environment, kill_tree, wait_for
 from tests.standalone import Cluster, standalone_cluster
 
@@ -77,7 +77,7 @@ def submitted(name: str, jar: Path, machine: Cluster) -> list[str]:
     }
     for side in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
         changed[side] = f"{profile[side]} -Djava.io.tmpdir={scratch}"
-    program = machine.folder / "program.py"
+    program = machine.folder / "messages.py"
     program.write_text(_PROGRAM)
     command = [str(Path(sys.executable).parent / "spark-submit"), "--master", machine.master]
     command += ["--properties-file", str(ROOT / f"conf/spark/{name}.conf")]
@@ -125,7 +125,7 @@ def test_a_gpu_profile_fails_for_want_of_a_device_alone(
 
 
 def test_a_job_without_the_jar_ends_as_badly_configured(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
+    program = tmp_path / "messages.py"
     program.write_text(
         "from jobs.runner import run_job\nfrom storage.job_summary import JobSummary\n"
         "run_job('starts', 'a job', lambda context: JobSummary(str(context.spark.range(1).count())))\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.properties import read_properties
+from spark.profile import read_properties
 from spark.session import build_session
 from tests.plans.recorder import Frame, Recorded, record
 from tests.plans.runs import RUNS

@@ -29,7 +29,7 @@ MAIN_FRAMES = {
         "etl.latest.latest_features.publish_latest write",
     ],
     "choices": [
-        "etl.spark.attribute_frames.read_attributes collect",
+        "etl.spark.raw_frames.read_attributes collect",
         "etl.spark.frame_passes._publish_prepared write",
         "etl.spark.frame_passes._publish_features write",
     ],
@@ -38,7 +38,7 @@ MAIN_FRAMES = {
         "etl.spark.frame_passes._publish_features write",
     ],
     "shop": [
-        "etl.spark.last_clicks._publish write",
+        "etl.spark.histories._publish write",
         "etl.spark.frame_passes._publish_prepared write",
     ],
     "scoring": [

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from etl.ops import OPERATORS
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from storage.dataset import read_dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.plans import examples, runs
 from tests.plans.accelerator import Accelerator
 from tests.plans.allowed import read_list, refused
@@ -25,7 +25,7 @@ def test_every_operator_has_an_example() -> None:
 @pytest.fixture(scope="module")
 def workflow(recorded: Callable[[str], Recorded], spark: SparkSession) -> FittedWorkflow:
     """The workflow of all examples, fitted by build_features."""
-    lake = Lake(runs.operators_config(recorded("operators").folder).lake)
+    lake = LakePaths(runs.operators_config(recorded("operators").folder).lake)
     version = read_dataset(lake, runs.DAYS[-1]).workflow_version
     return load_workflow(lake, version, engine="sql")
 

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from spark.properties import read_properties
+from spark.profile import read_properties
 from tests.plans.accelerator import Accelerator
 
 PROFILES = sorted((Path(__file__).parents[2] / "conf/spark").glob("*.conf"))

@@ -9,10 +9,10 @@ from datetime import date, timedelta
 from typing import Any
 
 from conf.types import Config
-from etl.quality.report_rates import Comparison
+from etl.quality.checks import DayComparison
 from reporting.monitoring.run_record import RunRecord, write_record
 from storage.manifest import Manifest, replace_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.reporting.report_lake import RUN_DATE, publish_facts, quality_facts
 
 LOST = 11  # days before the last one on which nothing ran
@@ -22,7 +22,7 @@ HOSTILE_REASON = "<b>label</b>"
 
 def make_history(config: Config, days: int = 30) -> None:
     """A history that ends on RUN_DATE; every fifth day retrains."""
-    lake, draw = Lake(config.lake), random.Random(3)
+    lake, draw = LakePaths(config.lake), random.Random(3)
     for back in reversed(range(days)):
         if back != LOST:
             dt = (date.fromisoformat(RUN_DATE) - timedelta(days=back)).isoformat()
@@ -45,7 +45,7 @@ def record_of(config: Config, dt: str, job: str, **values: Any) -> RunRecord:
     return replace(plain, **values)
 
 
-def _manifests(config: Config, lake: Lake, dt: str, back: int, draw: random.Random) -> None:
+def _manifests(config: Config, lake: LakePaths, dt: str, back: int, draw: random.Random) -> None:
     rows = 60_000 + 2_000 * (back % 7) + draw.randrange(3_000)
     dropped = {"field_count": 60, HOSTILE_REASON: 30 + back, "integer:I2": 12, "missing_key:C1": 7}
     log = Manifest("quarantine", dt, (), (), {}, rows_in=rows, dropped=dropped)
@@ -56,7 +56,7 @@ def _manifests(config: Config, lake: Lake, dt: str, back: int, draw: random.Rand
         if dt != RUN_DATE:
             publish_facts(lake.evaluations.partition(dt), {**models, "promoted": True, "reason": "better"})
     facts = quality_facts(())
-    compared = Comparison.from_facts(facts)
+    compared = DayComparison.from_facts(facts)
     psi = 0.41 if back == 9 else 0.04 + 0.02 * draw.random()
     columns = [replace(column, psi=psi if column.name == "C2" else None) for column in compared.columns]
     if dt != RUN_DATE:
@@ -66,7 +66,7 @@ def _manifests(config: Config, lake: Lake, dt: str, back: int, draw: random.Rand
         publish_facts(lake.list_changes.partition(dt), changes)
 
 
-def _runs(config: Config, lake: Lake, dt: str, back: int, draw: random.Random) -> None:
+def _runs(config: Config, lake: LakePaths, dt: str, back: int, draw: random.Random) -> None:
     jobs = {"build_features": 95.0, "build_candidates": 25.0, "score_daily": 60.0, "report": 4.0}
     if back % 5 == 0:
         jobs |= {"train_model": 180.0, "evaluate_model": 45.0}

@@ -15,12 +15,11 @@ import pyarrow.parquet as pq
 
 from conf.load import load_config
 from conf.types import Config, Split
-from etl.quality.checks import Finding
-from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
+from etl.quality.checks import ColumnReport, DayComparison, Finding, PieceRows
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset
 from storage.manifest import FileEntry, Manifest, replace_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 
 RUN_DATE = "2026-01-08"
 MODEL, WORKFLOW = "0123456789abcdef", "fedcba9876543210"
@@ -61,7 +60,7 @@ def publish_facts(partition: Partition, facts: Mapping[str, Any]) -> None:
 def make_lake(root: Path) -> Config:
     """Publishes every fact of the run of RUN_DATE; returns its configuration."""
     config = config_of(root)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     _features(lake)
     _model(lake, config.name)
     _evaluation(lake)
@@ -217,11 +216,11 @@ def quality_facts(findings: Sequence[Finding]) -> dict[str, Any]:
     )
     days = [(dt, split) for split, dts in SPLITS.items() for dt in dts]
     pieces = tuple(PieceRows(dt, split, 80 if split == "test" else 200, 20) for dt, split in days)
-    compared = Comparison(RUN_DATE, False, pieces, (numbers, names))
+    compared = DayComparison(RUN_DATE, False, pieces, (numbers, names))
     return {**compared.to_facts(), "findings": [finding.to_facts() for finding in findings]}
 
 
-def _features(lake: Lake) -> None:
+def _features(lake: LakePaths) -> None:
     draw = random.Random(7)
     splits = {}
     for split, days in SPLITS.items():
@@ -243,7 +242,7 @@ def _features(lake: Lake) -> None:
     publish_dataset(lake, Dataset(RUN_DATE, WORKFLOW, splits, "fit"), "2026-01-09T00:00:00Z")
 
 
-def _model(lake: Lake, name: str) -> None:
+def _model(lake: LakePaths, name: str) -> None:
     history = [
         {
             "step": step,
@@ -278,7 +277,7 @@ def _model(lake: Lake, name: str) -> None:
     file_io.replace_json(f"{lake.models(name)}/{MODEL}/model.json", model)
 
 
-def _evaluation(lake: Lake) -> None:
+def _evaluation(lake: LakePaths) -> None:
     bins = [
         {
             "low": low / 10,
@@ -315,7 +314,7 @@ def _evaluation(lake: Lake) -> None:
     publish_facts(lake.evaluations.partition(RUN_DATE), facts)
 
 
-def _recommendations(lake: Lake) -> None:
+def _recommendations(lake: LakePaths) -> None:
     draw = random.Random(11)
     rows = []
     for user in _USERS:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
-from reporting.html.comparison_page import comparison_page
-from reporting.inspect.comparison_table import comparison_text
-from training.registry.comparison import Comparison, Evaluation, ExperimentOutcome, TrainingOutcome
+from reporting.html.page import comparison_page
+from reporting.inspect.model_tables import comparison_text
+from training.registry.comparison import Comparison, ExperimentOutcome, TrainingOutcome, ValidationMeasures
 
 DATE, COMMAND = "2026-01-08", "python jobs/nightly.py --set 'train.epochs=<3>'"
 
@@ -21,7 +21,7 @@ def training(seed: int, version: str, losses: list[float], test_loss: float) -> 
     def measures(loss: float) -> dict[str, float | None]:
         return {"auc": 1 - loss, "log_loss": loss, "normalized_entropy": loss}
 
-    curve = [Evaluation(float(epoch), measures(loss)) for epoch, loss in enumerate(losses, 1)]
+    curve = [ValidationMeasures(float(epoch), measures(loss)) for epoch, loss in enumerate(losses, 1)]
     return TrainingOutcome(
         seed, version, None, measures(losses[-1]), measures(test_loss), curve, 1_000.0, None
     )

@@ -14,11 +14,11 @@ import pytest
 
 from conf.load import load_config
 from conf.types import Config, Negatives
-from etl.quality.missing_rows import MissingRows
+from etl.quality.checks import MissingRows
 from jobs.runner import run_job
 from jobs.stages import report
 from reporting.elements.markup import Html, join, table, tag
-from reporting.facts import list_facts, parquet
+from reporting.facts import run_facts
 from reporting.facts.run_facts import read_run_facts
 from reporting.html.page import build
 from reporting.html.sections.stages import read_stage_times
@@ -26,7 +26,7 @@ from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import read_manifest, replace_manifest
 from storage.parquet_files import read_table
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.reporting.report_lake import (
     CHANGES,
     FINDINGS,
@@ -140,7 +140,7 @@ def test_lists_that_were_held_back_are_told_with_their_limits(tmp_path: Path) ->
     config = make_lake(tmp_path)
     excess = {"figure": "churn", "setting": "max_churn", "value": 0.4321, "limit": 0.3}
     facts = {**CHANGES, "held_back": True, "excesses": [excess]}
-    publish_facts(Lake(config.lake).list_changes.partition(RUN_DATE), facts)
+    publish_facts(LakePaths(config.lake).list_changes.partition(RUN_DATE), facts)
     text = Page(build(config, RUN_DATE)[1]).text
     assert (
         "They were held back : they exceed score.stop.max_churn=0.3; the lists of 2026-01-07 are still"
@@ -196,11 +196,11 @@ def test_data_quality_of_a_stopped_run_is_shown_without_a_dataset(tmp_path: Path
     for gone in ("datasets", "features", "models", "evaluations", "recommendations"):
         (tmp_path / gone).rename(tmp_path / f"away_{gone}")
     stopped = [replace(finding, level="stop") for finding in FINDINGS]
-    publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), quality_facts(stopped))
+    publish_facts(LakePaths(config.lake).quality(config.name).partition(RUN_DATE), quality_facts(stopped))
     page = build(config, RUN_DATE)[1]
     assert "The job was stopped: no features were published." in Page(page).text
     assert page.count('<strong class="stop">') == 4  # two findings, the PSI and its column
-    publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), quality_facts([]))
+    publish_facts(LakePaths(config.lake).quality(config.name).partition(RUN_DATE), quality_facts([]))
     assert "Nothing is above a limit." in Page(build(config, RUN_DATE)[1]).text
 
 
@@ -251,14 +251,14 @@ def test_lists_are_compared_with_the_best_that_the_log_allows(tmp_path: Path) ->
     assert "Lists by the true click probability 20 27.5% 0.1450 65.0%" in text
     assert "Best possible lists 20 28.0% 0.1500 55.0%" in text
     publish_facts(
-        Lake(config.lake).measures.partition(RUN_DATE), {**MEASURE, "truth": None, "cold_start": None}
+        LakePaths(config.lake).measures.partition(RUN_DATE), {**MEASURE, "truth": None, "cold_start": None}
     )
     assert "best possible lists" not in Page(build(config, RUN_DATE)[1]).text.lower()
 
 
 def test_users_and_items_that_are_new_to_the_model_are_shown_apart(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    partition = Lake(config.lake).measures.partition(RUN_DATE)
+    partition = LakePaths(config.lake).measures.partition(RUN_DATE)
     text = Page(build(config, RUN_DATE)[1]).text
     assert "Users known to the model 17 24.0% 11.0% 29.0%" in text
     assert "Users new to the model 3 12.3% 4.6% 23.4%" in text
@@ -283,7 +283,7 @@ def test_what_could_rank_the_lists_is_shown_with_the_choice(tmp_path: Path) -> N
         for place, name in enumerate(("model", "als", "blend"), 1)
     ]
     blend = {"k": 10, "users": 942, "chosen": "blend", "contenders": contenders}
-    publish_facts(Lake(config.lake).measures.partition(RUN_DATE), {**MEASURE, "blend": blend})
+    publish_facts(LakePaths(config.lake).measures.partition(RUN_DATE), {**MEASURE, "blend": blend})
     text = Page(build(config, RUN_DATE)[1]).text
     assert "measured for 942 users by clicks of the validation split" in text
     assert "Model alone 10.0% 0.0500" in text
@@ -308,7 +308,7 @@ def test_an_experiment_is_shown_with_its_variants_and_intervals(tmp_path: Path) 
         "total": {"days": ["2026-01-07", RUN_DATE], "left_out": ["2026-01-06"], "differences": differences},
         "stops_on": None,
     }
-    partition = Lake(config.lake).measures.partition(RUN_DATE)
+    partition = LakePaths(config.lake).measures.partition(RUN_DATE)
     publish_facts(partition, {**MEASURE, "experiment": facts})
     text = Page(build(config, RUN_DATE)[1]).text
     assert "Experiment deep : 25.0% of the users" in text
@@ -341,7 +341,7 @@ def test_shown_entries_have_click_rates_by_position_and_reasons(tmp_path: Path) 
         "confidence": 0.95,
         "variants": {"all": {**first, "positions": [{"position": 1, **first}, {"position": 2, **second}]}},
     }
-    partition = Lake(config.lake).measures.partition(RUN_DATE)
+    partition = LakePaths(config.lake).measures.partition(RUN_DATE)
     publish_facts(partition, {**MEASURE, "impressions": facts})
     text = Page(build(config, RUN_DATE)[1]).text
     assert "75.0% of the users and 7.5% of the entries were shown on 2026-01-09." in text
@@ -364,7 +364,7 @@ def test_shown_entries_have_click_rates_by_position_and_reasons(tmp_path: Path) 
 
 def test_shares_of_users_and_items_without_a_row_are_shown(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     assert "Without a row" not in Page(build(config, RUN_DATE)[1]).text
     publish_facts(lake.users(WORKFLOW).partition(RUN_DATE), MissingRows("users", 80, 30).to_facts())
     publish_facts(lake.items(WORKFLOW).partition(RUN_DATE), MissingRows("items", 1000, 1).to_facts())
@@ -378,7 +378,7 @@ def test_shares_of_users_and_items_without_a_row_are_shown(tmp_path: Path) -> No
 
 def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    partition = Lake(config.lake).evaluations.partition(RUN_DATE)
+    partition = LakePaths(config.lake).evaluations.partition(RUN_DATE)
     facts = dict(read_manifest(partition).facts)
     champion = {**facts["challenger"], "version": "champion00000000", "auc": 0.8011}
     publish_facts(partition, {**facts, "champion": champion, "promoted": False, "reason": "worse by 0.0027"})
@@ -390,7 +390,7 @@ def test_kept_champion_is_the_one_whose_figures_are_shown(tmp_path: Path) -> Non
 
 def test_the_refit_that_made_the_lists_is_named_and_its_champion_is_described(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     partition = lake.recommendations.partition(RUN_DATE)
     manifest = read_manifest(partition)
     assert "the refit of" not in Page(build(config, RUN_DATE)[1]).text
@@ -407,7 +407,7 @@ def test_the_refit_that_made_the_lists_is_named_and_its_champion_is_described(tm
 
 def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    partition = Lake(config.lake).evaluations.partition(RUN_DATE)
+    partition = LakePaths(config.lake).evaluations.partition(RUN_DATE)
     facts = dict(read_manifest(partition).facts)
     assert "There was no champion to compare with" in Page(build(config, RUN_DATE)[1]).text
     warned = {
@@ -475,7 +475,7 @@ def test_the_gate_shows_the_interval_its_limit_and_every_check(tmp_path: Path) -
 
 def test_second_run_adds_the_table_of_runs(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     before = {**read_manifest(lake.evaluations.partition(RUN_DATE)).facts, "promoted": False}
     publish_facts(lake.evaluations.partition("2026-01-07"), before)
     page = Page(build(config, RUN_DATE)[1])
@@ -485,10 +485,10 @@ def test_second_run_adds_the_table_of_runs(tmp_path: Path) -> None:
 
 def test_sampled_users_have_their_whole_list_and_their_own_history(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     partition = lake.recommendations.partition(RUN_DATE)
     manifest = read_manifest(partition)
-    lists = list_facts.sample_lists(lake, partition, manifest, None, 3)
+    lists = run_facts.sample_lists(lake, partition, manifest, None, 3)
     assert [user_list.user for user_list in lists] == ["user03", "user10", "user16"]
     assert all([position for position, *_ in user_list.entries] == list(range(1, 10)) for user_list in lists)
     assert {
@@ -501,7 +501,7 @@ def test_sampled_users_have_their_whole_list_and_their_own_history(tmp_path: Pat
 
 
 def test_history_orders_by_clicks_then_item() -> None:
-    history = list_facts.History({"b": (2, 3), "a": (2, 9), "c": (5, 5), "d": (0, 7)})
+    history = run_facts.UserHistory({"b": (2, 3), "a": (2, 9), "c": (5, 5), "d": (0, 7)})
     assert history.most_clicked(3) == [("c", 5, 5), ("a", 2, 9), ("b", 2, 3)]
 
 
@@ -509,18 +509,18 @@ def test_item_counts_conserve_entries_and_say_when_they_are_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_lake(tmp_path)
-    partition = Lake(config.lake).recommendations.partition(RUN_DATE)
+    partition = LakePaths(config.lake).recommendations.partition(RUN_DATE)
     manifest = read_manifest(partition)
-    whole = list_facts.count_items(partition, manifest)
+    whole = run_facts.count_items(partition, manifest)
     assert (whole.rows, whole.of_rows, whole.times[HOSTILE_ITEM]) == (180, 180, 20)
-    monkeypatch.setattr(parquet, "MOST_ROWS", 90)
-    part = list_facts.count_items(partition, manifest)
+    monkeypatch.setattr(run_facts, "MOST_ROWS", 90)
+    part = run_facts.count_items(partition, manifest)
     assert (part.rows, part.of_rows) == (90, 180)
     assert "Counted in 90 of 180 entries" in Page(build(config, RUN_DATE)[1]).text
 
 
 def test_stage_seconds_leave_out_failed_stages_and_the_report_itself(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     folder = tmp_path / f"logs/dt={RUN_DATE}"
     folder.mkdir(parents=True)
     (folder / "train_model.log").write_text("it failed\n")
@@ -562,7 +562,7 @@ def test_markup_escapes_everything_but_markup() -> None:
 
 def test_day_cut_into_splits_is_shown_by_split_and_counted_once(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     partition = lake.features(WORKFLOW).partition(RUN_DATE)
     manifest = read_manifest(partition)
     train, test = manifest.files
@@ -580,7 +580,7 @@ def test_day_cut_into_splits_is_shown_by_split_and_counted_once(tmp_path: Path) 
 def _choices(root: Path) -> Config:
     """A lake of a run whose model compares items, and a configuration that draws negatives."""
     config = make_lake(root)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     description = f"{lake.models(config.name)}/{MODEL}/model.json"
     file_io.replace_json(description, {**file_io.read_json(description), "scores": "ranking"})
     partition = lake.evaluations.partition(RUN_DATE)
@@ -618,11 +618,11 @@ def test_scores_of_choices_are_not_called_probabilities_or_click_rates(tmp_path:
 
 def test_rows_that_were_drawn_are_no_impressions_of_a_user(tmp_path: Path) -> None:
     config = _choices(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     dataset, users = read_dataset(lake, RUN_DATE), ["user03", "user07"]
 
     def rows(negatives: Negatives | None) -> int:
-        found = list_facts.histories(lake, dataset, users, negatives).values()
+        found = run_facts.histories(lake, dataset, users, negatives).values()
         return sum(shown for history in found for _, shown in history.items.values())
 
     days = [member.dt for members in dataset.splits.values() for member in members]
@@ -636,7 +636,7 @@ def test_rows_that_were_drawn_are_no_impressions_of_a_user(tmp_path: Path) -> No
 
 def test_a_log_that_has_only_clicks_has_choices_and_no_click_rate(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    partition = Lake(config.lake).quality(config.name).partition(RUN_DATE)
+    partition = LakePaths(config.lake).quality(config.name).partition(RUN_DATE)
     facts = dict(read_manifest(partition).facts)
     pieces = [{**piece, "clicks": piece["rows"]} for piece in facts["pieces"]]
     publish_facts(partition, {**facts, "pieces": pieces, "findings": []})
@@ -648,10 +648,10 @@ def test_a_log_that_has_only_clicks_has_choices_and_no_click_rate(tmp_path: Path
 
 def test_what_can_be_one_is_counted_as_one(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    description = f"{Lake(config.lake).models(config.name)}/{MODEL}/model.json"
+    description = f"{LakePaths(config.lake).models(config.name)}/{MODEL}/model.json"
     ones = {"train_rows": 1, "steps": 1, "num_ranks": 1}
     file_io.replace_json(description, {**file_io.read_json(description), **ones})
-    partition = Lake(config.lake).quality(config.name).partition(RUN_DATE)
+    partition = LakePaths(config.lake).quality(config.name).partition(RUN_DATE)
     publish_facts(partition, quality_facts(FINDINGS[:1]))
     text = Page(build(config, RUN_DATE)[1]).text
     assert "on 1 row in 1 step by 1 rank." in text

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reporting.html.charts.axis import axis, plain, tick_step
 from reporting.html.charts.bars import columns, histogram, rows
-from reporting.html.charts.line import Reference, Series, line_chart
-from reporting.html.charts.scatter import scatter
+from reporting.html.charts.frame import axis, plain, tick_step
+from reporting.html.charts.line import Reference, Series, line_chart, scatter
 
 _VALUES = st.lists(
     st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-6), min_size=1, max_size=20

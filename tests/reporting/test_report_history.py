@@ -18,7 +18,7 @@ from reporting.html.sections.last_thirty_days import _core_time, render
 from reporting.html.sections.stages import read_stage_times
 from reporting.monitoring.run_record import write_record
 from storage.manifest import Manifest, replace_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.reporting.history_lake import FAILED, HOSTILE_REASON, KILLED, LOST, make_history, record_of
 from tests.reporting.report_lake import RUN_DATE, config_of, make_lake, publish_facts
 from tests.reporting.test_report import Page
@@ -88,7 +88,7 @@ def test_a_killed_stage_is_reported_by_its_run(lake: Config, tmp_path: Path) -> 
 def test_other_configurations_of_one_lake_are_not_counted(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     record = replace(record_of(config, RUN_DATE, "build_features"), config="other")
-    write_record(Lake(config.lake), record)
+    write_record(LakePaths(config.lake), record)
     assert read_history(config, RUN_DATE).days == ()
 
 
@@ -136,7 +136,9 @@ def test_a_lake_without_runs_has_no_such_section(tmp_path: Path) -> None:
 def test_two_days_of_which_little_is_known_can_be_drawn(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     for back in (0, 1):
-        write_record(Lake(config.lake), record_of(config, day_before(back), "build_candidates", core_s=1.0))
+        write_record(
+            LakePaths(config.lake), record_of(config, day_before(back), "build_candidates", core_s=1.0)
+        )
     html = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)
     assert html is not None
     assert "AUC: there are no values to draw." in html
@@ -152,7 +154,7 @@ def test_core_time_has_a_unit_that_fits() -> None:
 def test_stages_come_from_the_rows_of_runs_where_a_scheduler_keeps_the_logs(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     make_history(config, 1)
-    stage_times = read_stage_times(Lake(config.lake), RUN_DATE, config.name)
+    stage_times = read_stage_times(LakePaths(config.lake), RUN_DATE, config.name)
     assert {item.stage for item in stage_times} == {
         "build_features",
         "train_model",
@@ -185,7 +187,7 @@ def _attempt(config: Config, job: str, minute: int, code: int = 0, **values: Any
     record = record_of(
         config, RUN_DATE, job, exit_code=code, run_id=f"{minute:08}", **{**at, **error, **values}
     )
-    write_record(Lake(config.lake), record)
+    write_record(LakePaths(config.lake), record)
 
 
 def _head(config: Config) -> str:
@@ -202,7 +204,7 @@ def test_the_page_of_a_failed_run_opens_with_the_failure_until_the_stage_succeed
     assert "clicks.tsv has no <column> 'C7' What to do: correct log.columns" in head
     assert "Served lists: none, because no run has published lists yet." in head
     assert "Neither" not in head
-    lists = Lake(config.lake).recommendations
+    lists = LakePaths(config.lake).recommendations
     publish_facts(lists.partition(day_before(4)), {})
     assert f"Served lists: those of {day_before(4)}, because this run has not published any." in _head(config)
     _attempt(config, "train_model", 3, 137)  # the last failure that was not repaired is shown
@@ -249,7 +251,7 @@ def test_a_failed_measure_of_the_lists_of_the_day_before_belongs_to_the_run(tmp_
 def test_lists_that_are_delivered_to_sinks_are_served_from_there(tmp_path: Path) -> None:
     sinks = "deliver.sinks=[{kind: json_lines, name: files, path: " + str(tmp_path) + "/out}]"
     config = load_config("conf/datasets/generated.yaml", [f"lake={tmp_path}", sinks])
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     publish_facts(lake.recommendations.partition(day_before(1)), {})
     publish_facts(lake.deliveries.partition(day_before(2)), {})
     served = served_lists(config, RUN_DATE)
@@ -262,7 +264,7 @@ def test_only_dates_on_which_a_run_was_tried_count_as_run(tmp_path: Path) -> Non
     config = config_of(tmp_path)
     for back in range(1, 16):
         log = Manifest("quarantine", day_before(back), (), (), {}, rows_in=100, dropped={"label": 1})
-        replace_manifest(Lake(config.lake).quarantine.partition(day_before(back)), log)
+        replace_manifest(LakePaths(config.lake).quarantine.partition(day_before(back)), log)
     _attempt(config, "generate_clicks", 1, run_date=day_before(9))
     _attempt(config, "build_features", 2, 3)
     html = render(read_history(config, RUN_DATE), RUN_DATE, 0.25)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reporting.terminal.training_bar import TrainingBar
+from reporting.terminal import TrainingBar
 
 
 class Terminal(io.StringIO):

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import torch
 
 from conf.types import ModelConfig
-from scoring.inputs.requests import ListRequest, ModelRequest
 from scoring.model.predictor import load_predictor
 from scoring.ranking.recommender import Recommender, load_recommender
+from scoring.requests import ListRequest, ModelRequest
 from storage.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature, FeatureSpec
 from training.checkpoints import save_model
 from training.models import build_model

@@ -15,7 +15,7 @@ from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset
 from storage.feature_spec import dumps
 from storage.manifest import FileEntry, Manifest, digest_of, replace_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish import new_attempt
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
 from training.registry.versions import record_run
@@ -140,7 +140,7 @@ def publish_lake(root: Path, reference: ReferenceScores) -> Config:
     challenger of DAY_AFTER, whose dataset is the same.
     """
     config = make_config(root)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     file_io.replace_text(lake.feature_spec(WORKFLOW), dumps(SPEC))
     features = [
         write_table(lake.features(WORKFLOW).partition(dt), feature_rows(reference, day))

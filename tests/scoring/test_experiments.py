@@ -27,16 +27,15 @@ from jobs.stages.check_lists import run as check_lists
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from scoring.evaluation.experiment_measures import measure_experiment
-from scoring.inputs.variants import hash_limit, with_variants
 from scoring.model import context_features
+from scoring.model.champion import hash_limit, read_treatment, with_variants
 from scoring.model.model_info import read_model_info
-from scoring.model.treatment import read_treatment
-from spark.arrow_frames import frame_of, table_of
 from spark.choose_workers import stay_in_process
+from spark.rows import frame_of, table_of
 from storage import file_io
 from storage.feature_spec import dumps
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, logistic_probabilities, write_model
 from tests.scoring.scoring_lake import (
@@ -92,7 +91,7 @@ def config(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory)
     The model m3 has the weights of m1 and another workflow, whose users are half as old.
     """
     config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         record_decision(lake, "toy", PROMOTED, ChampionDecision("m1", None, True, "m1", "the first"))
@@ -119,11 +118,11 @@ def variant_by_oracle(user: str, experiment: ServingExperiment) -> str:
 
 
 def lists_of(config: Config, date: str = RUN_DATE) -> Any:
-    return read_rows(Lake(config.lake).recommendations.partition(date))
+    return read_rows(LakePaths(config.lake).recommendations.partition(date))
 
 
 def published_bytes(config: Config) -> tuple[Any, ...]:
-    partition = Lake(config.lake).recommendations.partition(RUN_DATE)
+    partition = LakePaths(config.lake).recommendations.partition(RUN_DATE)
     manifest = read_manifest(partition)
     content = b"".join(Path(path).read_bytes() for path in data_files(partition, manifest))
     facts = {name: value for name, value in manifest.facts.items() if name != "scored_at"}
@@ -218,7 +217,7 @@ def test_the_treatment_is_scored_by_features_of_its_own_workflow(
     of_treatment = lists[lists.variant == "treatment"]
     assert set(of_treatment.workflow_version) == {OTHER}
     assert set(lists[lists.variant == "control"].workflow_version) == {WORKFLOW}
-    folder = f"{Lake(config.lake).models('toy')}/m3"
+    folder = f"{LakePaths(config.lake).models('toy')}/m3"
     probabilities = logistic_probabilities(folder, younger(reference.users), reference.items)
     items = list(reference.items.item_key)
     expected = [
@@ -239,7 +238,7 @@ def test_a_rerun_makes_equal_lists_and_a_changed_share_makes_others(config: Conf
 
 
 def test_the_experiment_ends_with_its_dates(config: Config) -> None:
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     for settings, runs in (
         ({"start": RUN_DATE, "end": RUN_DATE}, True),
         ({"start": DAY_AFTER}, False),
@@ -249,7 +248,7 @@ def test_the_experiment_ends_with_its_dates(config: Config) -> None:
 
 
 def stopped(config: Config, date: str, name: str = "second") -> None:
-    record_stop(Lake(config.lake), "toy", ExperimentStop(date, name, "worse", {"ndcg": -0.5}, "now"))
+    record_stop(LakePaths(config.lake), "toy", ExperimentStop(date, name, "worse", {"ndcg": -0.5}, "now"))
 
 
 def test_a_stop_gives_all_users_the_control_from_its_date_on(
@@ -257,7 +256,7 @@ def test_a_stop_gives_all_users_the_control_from_its_date_on(
 ) -> None:
     """Lists of dates before the stop are unchanged, and `resume` or a new name starts again."""
     copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
-    tested, lake = with_experiment(copied), Lake(copied.lake)
+    tested, lake = with_experiment(copied), LakePaths(copied.lake)
     score_daily(context(tested))
     before = published_bytes(copied)
     stopped(copied, DAY_AFTER)
@@ -283,7 +282,7 @@ def test_a_stop_gives_all_users_the_control_from_its_date_on(
 
 def test_a_promoted_or_withdrawn_model_ends_the_treatment(config: Config, tmp_path: Path) -> None:
     copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
-    lake = Lake(copied.lake)
+    lake = LakePaths(copied.lake)
     tested = with_experiment(copied)
     record_decision(lake, "toy", DAY_AFTER, ChampionDecision("m2", "m1", True, "m2", "better now"))
     for date, reason in ((RUN_DATE, None), (DAY_AFTER, "its model m2 is the champion")):
@@ -307,7 +306,7 @@ def test_a_promoted_or_withdrawn_model_ends_the_treatment(config: Config, tmp_pa
 
 def test_later_trainings_do_not_change_the_challenger(config: Config, tmp_path: Path) -> None:
     copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
-    lake = Lake(copied.lake)
+    lake = LakePaths(copied.lake)
     for date in (RUN_DATE, DAY_AFTER):
         record_decision(lake, "toy", date, ChampionDecision("m3", "m1", False, "m1", "worse"))
     for start, version in ((RUN_DATE, "m2"), (DAY_AFTER, "m3")):
@@ -328,7 +327,7 @@ def test_a_model_that_cannot_serve_is_refused_before_any_work(
     config: Config, settings: dict[str, Any], message: str
 ) -> None:
     spec = replace(SPEC, workflow_version="w4")
-    write_model(Path(Lake(config.lake).models("toy")) / "m4", version="m4", spec=spec)
+    write_model(Path(LakePaths(config.lake).models("toy")) / "m4", version="m4", spec=spec)
     score_daily(context(config))
     before = published_bytes(config)
     with pytest.raises(ConfigError, match=message):
@@ -381,7 +380,7 @@ def measured(config: Config, **settings: Any) -> dict[str, Any]:
     """The facts of the experiment of RUN_DATE."""
     tested = with_experiment(config, **settings)
     facts = measure_recommendations(context(tested)).facts
-    stored = read_manifest(Lake(config.lake).measures.partition(RUN_DATE)).facts
+    stored = read_manifest(LakePaths(config.lake).measures.partition(RUN_DATE)).facts
     assert stored["experiment"] == facts["experiment"]
     return dict(facts["experiment"])
 
@@ -422,7 +421,7 @@ def test_lists_without_a_treatment_have_no_figures_of_variants(config: Config) -
 
 def test_a_day_without_clicks_compares_no_variants(config: Config, tmp_path: Path) -> None:
     copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
-    raw = Path(Lake(copied.lake).raw.partition(DAY_AFTER).path) / "clicks.tsv"
+    raw = Path(LakePaths(copied.lake).raw.partition(DAY_AFTER).path) / "clicks.tsv"
     raw.write_text("".join(f"0{line[1:]}\n" for line in raw.read_text().splitlines()))
     tested = with_experiment(copied, stop_below=-0.1, min_users=1)
     score_daily(context(tested))
@@ -440,7 +439,7 @@ def test_a_day_without_clicks_compares_no_variants(config: Config, tmp_path: Pat
 
 def test_dates_with_other_models_are_left_out(config: Config, tmp_path: Path) -> None:
     copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
-    lake = Lake(copied.lake)
+    lake = LakePaths(copied.lake)
     for other in ("2026-01-03", "2026-01-04"):
         table = lake.experiments("second")
         score_daily(context(with_experiment(copied)))
@@ -468,7 +467,7 @@ def test_the_guard_rail_stops_the_dates_after_all_published_lists(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied = config.model_copy(update={"lake": shutil.copytree(config.lake, tmp_path / "lake").as_posix()})
-    lake = Lake(copied.lake)
+    lake = LakePaths(copied.lake)
     guarded: dict[str, Any] = {"stop_below": -0.05, "min_users": 10}
     score_daily(context(copied))
     best = lists_of(copied).query("position == 1").assign(clicked=1.0)

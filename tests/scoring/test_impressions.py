@@ -34,21 +34,24 @@ from conf.types import Config, EventTime
 from etl.raw.files import find_raw
 from etl.readers import text
 from etl.readers.impressions import read_impressions, unreadable
-from jobs.chain.stage_remarks import remark
+from jobs.chain.run_chain import remark
 from jobs.checks.config_checks import check_config
 from jobs.stages.build_candidates import run as build_candidates
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
-from scoring.evaluation.exploration_estimate import estimate_explored, why_unknown
-from scoring.evaluation.impression_measures import find_impressions, measure_impressions
+from scoring.evaluation.impression_measures import (
+    estimate_explored,
+    find_impressions,
+    measure_impressions,
+    why_unknown,
+)
 from scoring.evaluation.prediction_quality import UNIT
 from scoring.model import context_features
-from spark.arrow_frames import frame_of
 from spark.local_workers import LocalWorkers
-from spark.rows import query, with_hash
+from spark.rows import frame_of, query, with_hash
 from storage.job_summary import JobSummary
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import ReferenceScores
 from tests.scoring.scoring_lake import DAY_AFTER, RUN_DATE, EncodedContext, next_day, publish_lake
@@ -82,7 +85,7 @@ def without_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
 def config(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     """A lake with lists of the champion m1 and of the rejected challenger m2 for RUN_DATE."""
     config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
@@ -94,7 +97,7 @@ def config(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory)
 
 
 def lists_of(config: Config) -> pd.DataFrame:
-    return read_rows(Lake(config.lake).recommendations.partition(RUN_DATE)).reset_index(drop=True)
+    return read_rows(LakePaths(config.lake).recommendations.partition(RUN_DATE)).reset_index(drop=True)
 
 
 def logged_rows(config: Config) -> tuple[pd.DataFrame, dict[str, int], pd.DataFrame]:
@@ -150,7 +153,7 @@ def write_log(config: Config, rows: pd.DataFrame, name: str) -> None:
 
 def facts_of(config: Config) -> dict[str, Any]:
     facts = measure_recommendations(context(config)).facts
-    stored = read_manifest(Lake(config.lake).measures.partition(RUN_DATE)).facts
+    stored = read_manifest(LakePaths(config.lake).measures.partition(RUN_DATE)).facts
     assert stored["impressions"] == facts["impressions"]
     return dict(facts["impressions"])
 
@@ -539,7 +542,7 @@ def test_explored_positions_of_published_lists_are_estimated_if_the_draws_are_kn
         }
     )
     config_of_cap = explored.model_copy(update={"score": explored.score.model_copy(update={"rules": capped})})
-    published = read_manifest(Lake(explored.lake).recommendations.partition(RUN_DATE))
+    published = read_manifest(LakePaths(explored.lake).recommendations.partition(RUN_DATE))
     of_cap = replace(published, inputs={**published.inputs, "config": config_digest(config_of_cap, "score")})
     reason = why_unknown(config_of_cap, of_cap)
     assert reason == "score.rules.max_per_category changes the probabilities of the draws"

@@ -19,12 +19,12 @@ from jobs.stages.evaluate_model import run as evaluate_model
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from reporting.html.page import build
-from reporting.inspect.champion_log import history_table
+from reporting.inspect.model_tables import history_table
 from scoring.delivery import publish_limits
 from scoring.model import context_features
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import Manifest, data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import CONTEXT, ReferenceScores
 from tests.scoring.scoring_lake import (
@@ -133,7 +133,7 @@ def rows(partition: Partition, manifest: Manifest, order: list[str]) -> list[dic
 
 def published(config: Any) -> dict[str, Any]:
     """The manifests and the rows of what the four jobs published, without times and names of files."""
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     partitions: dict[str, Any] = {}
     for day in (RUN_DATE, DAY_AFTER):
         for name, table, order in (
@@ -231,7 +231,7 @@ def test_this_process_compares_lists_of_any_size(
         monkeypatch.setattr(publish_limits, "ROWS_IN_DRIVER", most)
         config = publish_lake(tmp_path / name, reference)
         run_all(lambda day, config=config: RunContext("test", config, day))
-        changes = Lake(config.lake).list_changes
+        changes = LakePaths(config.lake).list_changes
         results.append([read_manifest(changes.partition(day)).facts for day in (RUN_DATE, DAY_AFTER)])
     few, many = results
     assert few[1]["before"] == RUN_DATE
@@ -242,7 +242,7 @@ def test_a_damaged_file_is_named(
     spark: SparkSession, tmp_path: Path, reference: ReferenceScores, without_workflow: None
 ) -> None:
     config = publish_lake(tmp_path / "lake", reference)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     partition = lake.features(WORKFLOW).partition(RUN_DATE)
     path = Path(data_files(partition, read_manifest(partition))[0])
     path.write_bytes(path.read_bytes()[:-30])
@@ -255,7 +255,7 @@ def test_measures_are_those_of_pandas(
 ) -> None:
     config = publish_lake(tmp_path / "lake", reference)
     run_all(lambda day: RunContext("test", config, day))
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     lists = lake.recommendations.partition(RUN_DATE)
     entries = pd.DataFrame(rows(lists, read_manifest(lists), ["user_id", "position"]))
     raw = Path(lake.raw.partition(DAY_AFTER).path) / "clicks.tsv"
@@ -272,7 +272,7 @@ def test_measures_are_those_of_pandas(
 
 def replace_test_day(config: Config, reference: ReferenceScores, kind: str) -> None:
     """Replaces the test split of DAY_AFTER and the raw log of that day: they cannot measure an AUC."""
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     table = feature_rows(reference, len(DAYS))
     label = {"no click": 0, "only clicks": 1}.get(kind)
     if label is None:
@@ -308,7 +308,7 @@ def test_a_test_day_that_measures_nothing_leaves_the_champion_and_its_lists(
 ) -> None:
     session = request.getfixturevalue("spark") if form == "spark" else None
     config = publish_lake(tmp_path / "lake", reference)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
 
     def context(day: str) -> RunContext:
         return RunContext("test", config, day, _spark=session)
@@ -365,4 +365,4 @@ def test_a_first_model_is_not_promoted_by_a_test_day_that_measures_nothing(
     replace_test_day(config, reference, kind)
     with pytest.raises(DataError, match=rf"so m2 cannot become the first champion\n.*{remedy}"):
         evaluate_model(RunContext("test", config, DAY_AFTER))
-    assert champion_as_of(Lake(config.lake), "toy", DAY_AFTER) is None
+    assert champion_as_of(LakePaths(config.lake), "toy", DAY_AFTER) is None

@@ -25,7 +25,7 @@ from jobs.stages.evaluate_model import run as evaluate_model
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from jobs.stages.score_rows import run as score_rows
-from scoring.evaluation import encoded_test_rows, gate_lists
+from scoring.evaluation import gate_lists, gate_measures
 from scoring.evaluation.features_before_test import rows_before_test
 from scoring.model import context_features
 from scoring.spark import int8_change
@@ -34,7 +34,7 @@ from storage.dataset import Dataset, publish_dataset, read_dataset
 from storage.feature_spec import OOV_ID, dumps
 from storage.job_summary import JobSummary
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
 from tests.scoring.scoring_lake import (
@@ -59,7 +59,7 @@ class ScoredRun:
     """A lake after the scoring jobs of RUN_DATE, and their job summaries by name."""
 
     config: Config
-    lake: Lake
+    lake: LakePaths
     results: dict[str, JobSummary]
 
 
@@ -227,7 +227,7 @@ def test_what_people_decided_holds_at_the_gate(
 ) -> None:
     """m3 equals m1, so the gate would promote it; a pin or a rollback of its parent prevents this."""
     fresh = fresh.model_copy(update={"gate": fresh.gate.model_copy(update={"lists_margin": None})})
-    lake = Lake(fresh.lake)
+    lake = LakePaths(fresh.lake)
     evaluate_model(job_of(spark, fresh))
     write_model(Path(lake.models("toy")) / "m3", version="m3")
     record_run(lake, "toy", DAY_AFTER, "m3")
@@ -269,7 +269,7 @@ def test_scores_of_rows_are_published_by_their_manifests(
     evaluate_model(job_of(spark, fresh))
     config = with_score(fresh, rows_split="train")
     result = score_rows(job_of(spark, config))
-    scores = Lake(config.lake).scores.partition(RUN_DATE)
+    scores = LakePaths(config.lake).scores.partition(RUN_DATE)
     manifest = read_manifest(scores)
     actual = read_rows(scores).merge(
         log, left_on=["features_dt", "row_id"], right_on=["dt", "row_id"], validate="one_to_one"
@@ -283,7 +283,7 @@ def test_scores_of_rows_are_published_by_their_manifests(
     score_rows(job_of(spark, config))
     again = read_manifest(scores)
     assert again.digest == manifest.digest
-    features = Lake(config.lake).features(WORKFLOW).partition(DAYS[1])
+    features = LakePaths(config.lake).features(WORKFLOW).partition(DAYS[1])
     path = data_files(features, read_manifest(features))[0]
     pq.write_table(pq.read_table(path, partitioning=None).slice(1), path)
     with pytest.raises(PySparkException) as caught:
@@ -297,9 +297,9 @@ def test_scores_of_rows_are_published_by_their_manifests(
 
 def test_a_split_without_partitions_is_named(spark: SparkSession, fresh: Config) -> None:
     evaluate_model(job_of(spark, fresh))
-    dataset = read_dataset(Lake(fresh.lake), RUN_DATE)
+    dataset = read_dataset(LakePaths(fresh.lake), RUN_DATE)
     splits = {name: actual for name, actual in dataset.splits.items() if name != "validation"}
-    publish_dataset(Lake(fresh.lake), replace(dataset, splits=splits, mode="apply"), "")
+    publish_dataset(LakePaths(fresh.lake), replace(dataset, splits=splits, mode="apply"), "")
     with pytest.raises(
         DataError, match=r"has no partition for the split validation, only for \['test', 'train'\]"
     ):
@@ -314,7 +314,7 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A DLRM against the same jobs without int8, for all rows and for all pairs."""
-    lake = Lake(fresh.lake)
+    lake = LakePaths(fresh.lake)
     shutil.rmtree(f"{lake.models('toy')}/m1")  # a whole model is never replaced
     write_model(Path(lake.models("toy")) / "m1", "dlrm")
     evaluate_model(job_of(spark, fresh))
@@ -355,7 +355,7 @@ def test_int8_is_measured_on_the_rows_and_pairs_it_scores(
 
 def test_jobs_score_with_rows_on_demand(spark: SparkSession, fresh: Config) -> None:
     """Rows and lists are those of a model whose rows are all in memory."""
-    lake = Lake(fresh.lake)
+    lake = LakePaths(fresh.lake)
     shutil.rmtree(f"{lake.models('toy')}/m1")  # a whole model is never replaced
     write_model(Path(lake.models("toy")) / "m1", "dlrm")
     keys = {lake.scores: ["row_id"], lake.recommendations: ["user_id", "item_id"]}
@@ -457,7 +457,7 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
     monkeypatch: pytest.MonkeyPatch,
     lost_rows: int,
 ) -> None:
-    lake, day = Lake(fresh.lake), DAYS.index(RUN_DATE)
+    lake, day = LakePaths(fresh.lake), DAYS.index(RUN_DATE)
     evaluate_model(job_of(spark, fresh))
     other = replace(SPEC, workflow_version="w2")
     file_io.replace_text(lake.feature_spec("w2"), dumps(other))
@@ -470,8 +470,8 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
         asked.append(arguments[3:6])
         return encoded
 
-    monkeypatch.setattr(encoded_test_rows, "load_workflow", lambda _, version, *__: version)
-    monkeypatch.setattr(encoded_test_rows, "encode_split", encode_split)
+    monkeypatch.setattr(gate_measures, "load_workflow", lambda _, version, *__: version)
+    monkeypatch.setattr(gate_measures, "encode_split", encode_split)
     monkeypatch.setattr(
         gate_lists,
         "rows_before_test",

@@ -21,13 +21,12 @@ from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from reporting.html.page import build
 from scoring.candidates.candidate_tables import read_candidate_tables
-from scoring.evaluation import blend_pairs
-from scoring.evaluation.blend_fit import BLEND, MODEL
-from scoring.evaluation.blend_pairs import measured_pairs
+from scoring.evaluation import blend_fit
+from scoring.evaluation.blend_fit import BLEND, MODEL, measured_pairs
 from scoring.model import context_features
 from scoring.model.champion import champion_and_dataset
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import ReferenceScores
 from tests.scoring.scoring_lake import RUN_DATE, WORKFLOW, EncodedContext, feature_rows, publish_lake
@@ -50,7 +49,7 @@ def config(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory)
         patch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
         patch.setattr(context_features, "load_local", lambda *_: EncodedContext())
         record_decision(
-            Lake(config.lake), "toy", RUN_DATE, ChampionDecision("m2", None, True, "m2", "a test")
+            LakePaths(config.lake), "toy", RUN_DATE, ChampionDecision("m2", None, True, "m2", "a test")
         )
         yield Config.model_validate(values)
 
@@ -217,7 +216,7 @@ def test_wrong_configurations_and_records_end_with_a_remedy(job: RunContext, tmp
 def test_without_a_user_to_learn_from_the_model_ranks(
     job: RunContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(blend_pairs, "most_users", lambda _: 0)
+    monkeypatch.setattr(blend_fit, "most_users", lambda _: 0)
     recorded = Path(job.lake.models("toy")) / "blends" / f"dt={RUN_DATE}.json"
     recorded.unlink(missing_ok=True)  # another test may have learned a blend
     summary = stage.run(job)

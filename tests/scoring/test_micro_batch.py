@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.errors import InfrastructureError
-from scoring.model.micro_batch import MicroBatch, default_rows, row_bytes, rows_within
+from scoring.model.predictor import MicroBatch, default_rows, row_bytes, rows_within
 from scoring.ranking.pair_scorer import kept_limit
 from scoring.ranking.recommender import Recommender
 from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of

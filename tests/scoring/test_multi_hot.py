@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from conf.types import ModelConfig
-from scoring.inputs.requests import ListRequest, ModelRequest
 from scoring.model.predictor import load_predictor, model_inputs
+from scoring.requests import ListRequest, ModelRequest
 from scoring.rows.score_batch import inputs_by_column, score_batch
 from storage.feature_spec import Feature, FeatureSpec
 from tests.scoring.reference_scores import make_recommender

@@ -23,7 +23,7 @@ from jobs.stages.score_rows import run as score_rows
 from scoring.model import context_features
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.scoring.reference_scores import ReferenceScores, write_model
 from tests.scoring.scoring_lake import DAY_AFTER, DAYS, RUN_DATE, EncodedContext, feature_rows, publish_lake
 from tests.scoring.test_jobs import job_of, probabilities_of, read_rows
@@ -66,7 +66,7 @@ def without_workflow() -> Iterator[None]:
         yield
 
 
-def write_refit(lake: Lake, trained_days: list[str]) -> None:
+def write_refit(lake: LakePaths, trained_days: list[str]) -> None:
     """Writes the model r1, and the days on which it says that it was trained, and records it last."""
     folder = Path(lake.models(refit_name("toy"))) / "r1"
     write_model(folder, version="r1", sign=-1.0)
@@ -84,7 +84,7 @@ def run(
     without_workflow: None,
 ) -> RefittedRun:
     config = with_refit(publish_lake(tmp_path_factory.mktemp("lake"), reference))
-    lake, job = Lake(config.lake), job_of(spark, config)
+    lake, job = LakePaths(config.lake), job_of(spark, config)
     decision = Path(lake.models("toy")) / f"promotions/dt={RUN_DATE}.json"
     evaluate_model(job)
     build_candidates(job)
@@ -121,7 +121,7 @@ def test_rows_that_a_refit_was_trained_on_are_scored_by_its_champion(
     spark: SparkSession, run: RefittedRun, reference: ReferenceScores
 ) -> None:
     pd.testing.assert_frame_equal(run.rows["r1"], run.rows["m1"])
-    lake = Lake(run.config.lake)
+    lake = LakePaths(run.config.lake)
     assert read_manifest(lake.scores.partition(RUN_DATE)).facts["model_version"] == "m1"
     write_refit(lake, DAYS[:3])  # it was not trained on the test day
     score_rows(job_of(spark, run.config))

@@ -16,8 +16,8 @@ from jobs.stages import score_daily as score_daily_job
 from jobs.stages.build_candidates import run as build_candidates
 from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
-from scoring.inputs import feature_rows
-from scoring.inputs.feature_rows import read_split
+from scoring import feature_rows
+from scoring.feature_rows import read_split
 from scoring.model import context_features
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from conf.errors import DataError, raised_in
 from scoring.ranking.list_summary import summarize_lists
 from scoring.spark.score_frames import score_lists, score_rows
-from spark.arrow_frames import table_of
+from spark.rows import table_of
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores
 
 K = 5

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from etl.native import library
-from metrics import compiled_replicates
+from metrics import bootstrap
 from setup import build_native
 from setup.console import SetupError
 from training.native import library as training_library
@@ -31,7 +31,7 @@ def test_it_is_compiled_once_for_its_sources_and_put_into_the_environment(
 ) -> None:
     venv = tmp_path / "venv"
     built = build_native.build(checkout, venv)
-    looked_for = [module.LIBRARY for module in (library, training_library, compiled_replicates)]
+    looked_for = [module.LIBRARY for module in (library, training_library, bootstrap)]
     assert built == [venv / path for path in looked_for]
     for path in built:
         assert ctypes.CDLL(str(path)).f() == 1

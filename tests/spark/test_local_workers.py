@@ -18,12 +18,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError, InfrastructureError
-from spark.arrow_frames import frame_of
 from spark.choose_workers import choose_workers
 from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
-from spark.properties import launch_settings, local_cores
-from spark.scratch_folder import ScratchFolder
+from spark.profile import launch_settings, local_cores
+from spark.rows import frame_of
 from spark.spark_workers import SparkWorkers
+from storage.private_folder import ScratchFolder
 from tests.processes import ROOT, environment, wait_for, wait_until_gone
 
 pytestmark = pytest.mark.processes

@@ -12,8 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError
-from spark.profile import find_profile, require_files, require_java, require_worker_python, use_profile
-from spark.properties import launch_settings, read_properties
+from spark.profile import (
+    find_profile,
+    launch_settings,
+    read_properties,
+    require_files,
+    require_java,
+    require_worker_python,
+    use_profile,
+)
 from tests.processes import ROOT
 
 LOCAL = ROOT / "conf/spark/local.conf"

@@ -209,7 +209,7 @@ def test_few_rows_stay_in_the_process_of_a_local_job(
 def test_queries_write_no_files_in_the_working_folder(tmp_path: Any) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "import pyarrow as pa; from spark.duckdb_queries import run_query\n"
+        "import pyarrow as pa; from spark.rows import run_query\n"
         "rows = pa.table({'n': pa.array(range(100000))})\n"
         "print(run_query('SELECT count(1) AS n FROM {rows}', {'rows': rows}).to_pylist())\n"
     )

@@ -12,12 +12,20 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import DataError
-from spark import stored_rows
-from spark.rows import map_rows_in_threads, query, read_in_pieces, select, union_all, whole, with_value
-from spark.stored_rows import StoredRows
+from spark import rows as stored_rows
+from spark.rows import (
+    StoredRows,
+    map_rows_in_threads,
+    query,
+    read_in_pieces,
+    select,
+    union_all,
+    whole,
+    with_value,
+)
 from storage.manifest import Manifest, data_files
 from storage.parquet_files import read_table
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish_rows import publish_rows
 from storage.run_context import RunContext
 from tests.etl import cases
@@ -39,7 +47,7 @@ def published(folder: Path, dt: str, rows: int) -> tuple[Partition, Manifest, pa
             "of `a` {column}": pa.array(np.arange(rows), pa.int64()),
         }
     )
-    partition = Lake(str(folder)).features("v1").partition(dt)
+    partition = LakePaths(str(folder)).features("v1").partition(dt)
     return partition, publish_rows(table, partition, inputs={}, row_group_rows=ROWS_OF_FILE), table
 
 

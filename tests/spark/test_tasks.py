@@ -75,7 +75,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark.properties import read_properties
+from spark.profile import read_properties
 from spark.session import build_session
 from spark.tasks import collect_results, run_tasks
 

@@ -22,7 +22,7 @@ import pytest
 
 from storage import publish as publishing
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 
 FILES, ROWS_A_FILE = 3, 10
 
@@ -41,7 +41,7 @@ class Death:
 
 
 def partition_of(root: str) -> Partition:
-    return Lake(root).features("w1").partition("2026-01-01")
+    return LakePaths(root).features("w1").partition("2026-01-01")
 
 
 def publish_generation(root: str, generation: int, death: Death | None) -> None:

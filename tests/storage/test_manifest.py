@@ -22,7 +22,7 @@ from storage.manifest import (
     read_manifest,
     replace_manifest,
 )
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 
 MANIFEST = Manifest(
     table="features/w1",
@@ -43,7 +43,7 @@ MANIFEST = Manifest(
 
 @pytest.fixture
 def partition(tmp_path: Path) -> Partition:
-    return Lake(str(tmp_path)).features("w1").partition("2026-01-01")
+    return LakePaths(str(tmp_path)).features("w1").partition("2026-01-01")
 
 
 def test_a_manifest_comes_back_as_it_was_written(partition: Partition) -> None:
@@ -143,7 +143,7 @@ def test_what_cannot_be_written_is_an_infrastructure_error(tmp_path: Path) -> No
 
 
 def test_a_dataset_comes_back_and_notices_replaced_features(tmp_path: Path, partition: Partition) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     replace_manifest(partition, MANIFEST)
     splits: dict[str, tuple[Member, ...]] = {
         split: (Member("2026-01-01", MANIFEST.digest, split),) for split in ("train", "test")

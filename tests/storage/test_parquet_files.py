@@ -12,7 +12,7 @@ import pytest
 from conf.errors import DataError
 from storage.manifest import data_files, read_manifest
 from storage.parquet_files import concat_parts, read_file, read_table
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish_rows import publish_rows
 
 ROWS = pa.table(
@@ -26,7 +26,7 @@ ROWS = pa.table(
 
 @pytest.fixture
 def partition(tmp_path: Path) -> Partition:
-    partition = Lake(str(tmp_path)).recommendations.partition("2026-01-01")
+    partition = LakePaths(str(tmp_path)).recommendations.partition("2026-01-01")
     publish_rows(ROWS, partition, inputs={}, row_group_rows=2)
     return partition
 

@@ -14,15 +14,15 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from storage.hard_links import LOCK_NAME
-from storage.leftovers import delete_leftovers
 from storage.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish import Rules, publish, publish_facts, read_published
+from storage.remove import delete_leftovers
 
 
 @pytest.fixture
 def partition(tmp_path: Path) -> Partition:
-    return Lake(str(tmp_path)).features("w1").partition("2026-01-01")
+    return LakePaths(str(tmp_path)).features("w1").partition("2026-01-01")
 
 
 def _rows(spark: SparkSession, count: int) -> DataFrame:

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from training.kernels import interaction, lookup, row_update, tiered_rows
-from training.kernels.rounding import grid_of
+from training.kernels.row_update import grid_of
 
 mantissa, lowest = grid_of(torch.bfloat16)
 STEP = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from spark.properties import read_properties
+from spark.profile import read_properties
 from tests.processes import ROOT, environment, kill_tree, wait_for
 from training.loop.training_plan import TrainPlan
 

@@ -15,7 +15,7 @@ from storage import feature_spec, file_io
 from storage.dataset import Dataset, Member, publish_dataset
 from storage.feature_spec import FeatureSpec
 from storage.manifest import FileEntry, Manifest, replace_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.publish import new_attempt
 from tests.training.feature_rows import Rows
 
@@ -36,7 +36,7 @@ def write_file(path: Path, spec: FeatureSpec, rows: Rows) -> None:
 
 
 def publish_day(
-    lake: Lake, spec: FeatureSpec, dt: str, rows: Rows, file_rows: int, digest: str = ""
+    lake: LakePaths, spec: FeatureSpec, dt: str, rows: Rows, file_rows: int, digest: str = ""
 ) -> Member:
     """Publishes `features/<workflow>/dt=…` in files of `file_rows` rows."""
     partition = lake.features(spec.workflow_version).partition(dt)
@@ -54,7 +54,7 @@ def publish_day(
 
 
 def publish_all(
-    lake: Lake,
+    lake: LakePaths,
     run_date: str,
     spec: FeatureSpec,
     splits: Mapping[Split, Mapping[str, Rows]],
@@ -74,7 +74,7 @@ def publish_all(
     return dataset
 
 
-def make_config(lake: Lake, **sections: object) -> Config:
+def make_config(lake: LakePaths, **sections: object) -> Config:
     """A configuration for training on a lake; `sections` replaces model and train."""
     columns = [{"name": "label", "type": "int"}, {"name": "I0", "type": "int"}]
     return Config.model_validate(

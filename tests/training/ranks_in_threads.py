@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from training.distributed.collectives import Collectives, ReceivedRows
+from training.collectives import Collectives, ReceivedRows
 
 Result = TypeVar("Result")
 

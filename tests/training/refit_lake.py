@@ -11,7 +11,7 @@ from jobs.stages import refit_model, train_model
 from storage import feature_spec, file_io
 from storage.dataset import Dataset, publish_dataset
 from storage.job_summary import JobSummary
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.training.feature_rows import Rows, segment_rows
 from tests.training.feature_tables import make_config, publish_day
@@ -41,7 +41,7 @@ def rows_of(day: str) -> Rows:
     return segment_rows(150 + 10 * DAYS.index(day), DAYS.index(day))[1]
 
 
-def publish(lake: Lake) -> None:
+def publish(lake: LakePaths) -> None:
     """Publishes the days, and a dataset for each run date: two train days, validation, and test."""
     spec = segment_rows(1, 0)[0]
     file_io.replace_text(lake.feature_spec(spec.workflow_version), feature_spec.dumps(spec))
@@ -52,7 +52,7 @@ def publish(lake: Lake) -> None:
         publish_dataset(lake, Dataset(run_date, spec.workflow_version, splits, "apply"), "")
 
 
-def config_of(lake: Lake, **train: Any) -> Config:
+def config_of(lake: LakePaths, **train: Any) -> Config:
     return make_config(lake, model=MODEL, train={**TRAIN, **train})
 
 
@@ -70,7 +70,7 @@ def context_of(config: Config, run_date: str) -> RunContext:
 
 def train_and_promote(config: Config, run_date: str, *, promoted: bool = True) -> str:
     """Trains the challenger of a run date and records the gate's decision. Returns its version."""
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     version = str(train_model.run(context_of(config, run_date)).facts["version"])
     before = champion_state_as_of(lake, NAME, run_date, before=True).champion
     after = version if promoted else before

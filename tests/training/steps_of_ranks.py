@@ -11,7 +11,7 @@ from torch import Tensor
 from conf.types import Train
 from tests.checked_device import Checks
 from tests.training.test_spread_tables import ROWS, make_model, share
-from training.distributed.collectives import Collectives
+from training.collectives import Collectives
 from training.loop.train_step import Trainer
 
 STEPS = 3

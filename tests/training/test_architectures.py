@@ -13,21 +13,20 @@ import torch
 
 from metrics import auc
 from storage.feature_spec import PAD_ID, FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.feature_rows import Rows, make_spec, random_rows, segment_rows, wish_rows
 from tests.training.feature_tables import make_config, publish_all, write_file
 from tests.training.ranks_in_threads import on_ranks
 from training.checkpoints import load_model, open_trained, save_trained
+from training.collectives import Collectives, LocalCollectives
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, shards_of_rank
-from training.distributed.collectives import Collectives, LocalCollectives
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.table import tables_of
 from training.loop import training_loop
-from training.loop.run import train_in_process
+from training.loop.run import train_in_process, warm_start
 from training.loop.train_step import Trainer
 from training.loop.training_plan import TrainPlan, make_plan
-from training.loop.warm_start import warm_start
 from training.models import build_model, complete
 
 pytestmark = pytest.mark.slow
@@ -42,7 +41,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def plan_of(lake: Lake, name: str, spec: FeatureSpec, days: dict[str, Rows], **train: Any) -> TrainPlan:
+def plan_of(lake: LakePaths, name: str, spec: FeatureSpec, days: dict[str, Rows], **train: Any) -> TrainPlan:
     splits = {
         split: {dt: days[split]}
         for split, dt in [("train", "2026-01-02"), ("validation", "2026-01-03"), ("test", RUN_DATE)]
@@ -53,7 +52,7 @@ def plan_of(lake: Lake, name: str, spec: FeatureSpec, days: dict[str, Rows], **t
     return make_plan(make_config(lake, model=model, train=train), lake, dataset)
 
 
-def random_plan(lake: Lake, name: str, **train: Any) -> TrainPlan:
+def random_plan(lake: LakePaths, name: str, **train: Any) -> TrainPlan:
     spec = small_spec(name)
     days = {split: random_rows(spec, 600, seed) for seed, split in enumerate(["train", "validation", "test"])}
     return plan_of(lake, name, spec, days, global_batch_size=64, log_every_steps=1, **train)
@@ -65,7 +64,7 @@ def test_it_learns_interactions_that_no_linear_model_can(tmp_path: Path, name: s
     spec, train = rows_of(30_000, seed=1)
     days = {"train": train, "validation": rows_of(5_000, seed=2)[1], "test": rows_of(5_000, seed=3)[1]}
     plan = plan_of(
-        Lake(str(tmp_path)),
+        LakePaths(str(tmp_path)),
         name,
         spec,
         days,
@@ -81,7 +80,7 @@ def test_it_learns_interactions_that_no_linear_model_can(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("name", [*VARIANTS, *SEQUENCE_VARIANTS])
 def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> None:
-    plan = random_plan(Lake(str(tmp_path)), name)
+    plan = random_plan(LakePaths(str(tmp_path)), name)
     description = train_in_process(plan)
     loaded = load_model(plan.model_path, torch.device("cpu"))
     assert (loaded.spec, loaded.version) == (plan.spec, description["version"])
@@ -104,7 +103,7 @@ def test_a_saved_model_scores_as_it_was_measured(tmp_path: Path, name: str) -> N
 def test_tables_of_16_bits_are_saved_as_such_and_score_as_they_were_measured(
     tmp_path: Path, storage: str, dtype: torch.dtype
 ) -> None:
-    plan = random_plan(Lake(str(tmp_path)), "dlrm")
+    plan = random_plan(LakePaths(str(tmp_path)), "dlrm")
     model = complete(variant("dlrm", multi_hot=LISTS, embedding_storage=storage))
     plan = replace(
         plan, model=model, description={**plan.description, "model": model.model_dump(mode="json")}
@@ -129,9 +128,9 @@ def test_a_resumed_training_ends_in_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     settings = {"epochs": 2, "checkpoint_every_steps": 4}
-    undisturbed = random_plan(Lake(str(tmp_path / "a")), name, **settings)
+    undisturbed = random_plan(LakePaths(str(tmp_path / "a")), name, **settings)
     expected = train_in_process(undisturbed)
-    plan = random_plan(Lake(str(tmp_path / "b")), name, **settings)
+    plan = random_plan(LakePaths(str(tmp_path / "b")), name, **settings)
     steps = 0
 
     def counting(*arguments: Any) -> float:
@@ -165,7 +164,7 @@ def test_ranks_change_nothing_but_rounding(tmp_path: Path, name: str, ranks: int
     spec = small_spec(name)
     write_file(tmp_path / "a.parquet", spec, random_rows(spec, 700, seed=0))
     # With the default rate of 0.15, steps of SASRec on random labels amplify rounding a thousandfold.
-    plan = random_plan(Lake(str(tmp_path / "lake")), name, embedding_learning_rate=0.05)
+    plan = random_plan(LakePaths(str(tmp_path / "lake")), name, embedding_learning_rate=0.05)
     config, train = plan.model, plan.train
     shards = plan_shards([700], train.num_shards, train.global_batch_size)
     model = build_model(config, spec, 3).train()  # once: threads share torch's generator
@@ -223,4 +222,4 @@ def test_warm_start_keeps_rows_of_a_grown_vocabulary(tmp_path: Path, name: str) 
 
 
 def make_train() -> Any:
-    return make_config(Lake("unused"), model={"architecture": "dlrm"}).train
+    return make_config(LakePaths("unused"), model={"architecture": "dlrm"}).train

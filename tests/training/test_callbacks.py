@@ -15,12 +15,11 @@ from conf.types import StopAt, Train
 from training.checkpoints import Checkpoints, Position
 from training.data.batch import Batch
 from training.data.loader import Loader
-from training.loop.callback import Callback, StepResult, TrainingState
-from training.loop.early_stopping import EarlyStopping, StopAtStep
-from training.loop.meter import Meter
+from training.loop.best_step import EarlyStopping, StopAtStep
+from training.loop.evaluate import Validation
+from training.loop.progress_output import Meter
 from training.loop.train_step import Trainer
-from training.loop.training_loop import TrainingLoop, TrainingResult
-from training.loop.validation import Validation
+from training.loop.training_loop import Callback, StepResult, TrainingLoop, TrainingResult, TrainingState
 from training.loop.when_to_checkpoint import SaveCheckpoints
 
 CPU = torch.device("cpu")

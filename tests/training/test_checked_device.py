@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.checked_device import checked_device
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.choices import SPEC, choices
@@ -20,8 +20,8 @@ from tests.training.feature_rows import random_rows
 from tests.training.feature_tables import make_config, publish_all
 from tests.training.test_architectures import LISTS, RUN_DATE, random_plan
 from training.checkpoints import load_model
+from training.collectives import LocalCollectives
 from training.data.batch import Batch
-from training.distributed.collectives import LocalCollectives
 from training.loop import training_loop
 from training.loop.run import run_plan
 from training.loop.train_step import Trainer
@@ -77,7 +77,7 @@ def test_every_architecture_trains_is_measured_saved_and_loaded(
     tmp_path: Path, device: torch.device, name: str
 ) -> None:
     settings = {"checkpoint_every_steps": 4, "embedding_learning_rate": 0.05}
-    plans = [random_plan(Lake(str(tmp_path / kind)), name, **settings) for kind in ("device", "cpu")]
+    plans = [random_plan(LakePaths(str(tmp_path / kind)), name, **settings) for kind in ("device", "cpu")]
     assert_equal_trainings(trained(plans[0], device), trained(plans[1], CPU))
 
 
@@ -90,7 +90,8 @@ def test_a_training_resumes_on_the_device(
 ) -> None:
     settings = {"checkpoint_every_steps": 4}
     plans = [
-        random_plan(Lake(str(tmp_path / kind)), "wide_and_deep", **settings) for kind in ("device", "cpu")
+        random_plan(LakePaths(str(tmp_path / kind)), "wide_and_deep", **settings)
+        for kind in ("device", "cpu")
     ]
     original = training_loop.learning_rate_factor
 
@@ -120,7 +121,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings_of_a_training(tmp_path: Path, device: torch.device, case: str) -> None:
     model, train = SETTINGS[case]
-    plans = [random_plan(Lake(str(tmp_path / kind)), "dlrm", **train) for kind in ("device", "cpu")]
+    plans = [random_plan(LakePaths(str(tmp_path / kind)), "dlrm", **train) for kind in ("device", "cpu")]
     config = variant("dlrm", multi_hot=LISTS, **model)
     plans = [
         replace(plan, model=config, description={**plan.description, "model": config.model_dump(mode="json")})
@@ -158,7 +159,7 @@ def test_losses_over_items(tmp_path: Path, device: torch.device, case: str) -> N
     }
     results = []
     for kind, place in (("device", device), ("cpu", CPU)):
-        lake = Lake(str(tmp_path / kind))
+        lake = LakePaths(str(tmp_path / kind))
         dataset = publish_all(lake, RUN_DATE, SPEC, days)  # type: ignore[arg-type]
         results.append(trained(make_plan(make_config(lake, **sections), lake, dataset), place))
     assert_equal_trainings(*results)
@@ -180,7 +181,7 @@ def trainer_on(device: torch.device, name: str, misplaced: str | None = None) ->
             owner._buffers[leaf] = owner.get_buffer(leaf).cpu()
         else:
             owner._parameters[leaf] = nn.Parameter(owner.get_parameter(leaf).detach().cpu())
-    train = make_config(Lake("unused"), model={"architecture": "dlrm"}).train
+    train = make_config(LakePaths("unused"), model={"architecture": "dlrm"}).train
     return Trainer(model, train, LocalCollectives())
 
 

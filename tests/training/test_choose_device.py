@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conf.errors import ConfigError
-from training.device.choose_device import choose_device
+from training.device import choose_device
 
 
 def test_auto_takes_a_gpu_where_torch_sees_any(monkeypatch: pytest.MonkeyPatch) -> None:

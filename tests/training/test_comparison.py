@@ -14,11 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import DataError
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.publish import publish_facts
 from tests.training.feature_tables import make_config
-from training.registry.comparison import Comparison, ExperimentOutcome, TrainingOutcome
-from training.registry.experiments import delete_old_experiments
+from training.registry.comparison import (
+    Comparison,
+    ExperimentOutcome,
+    TrainingOutcome,
+    delete_old_experiments,
+)
 
 
 def metrics(auc: float | None, log_loss: float) -> dict[str, Any]:
@@ -142,7 +146,7 @@ def test_facts_are_json_and_give_the_same_comparison() -> None:
 
 
 def test_old_models_that_no_comparison_names_are_deleted(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     config = make_config(lake, model={"architecture": "dlrm"}, output={"grace_hours": 24})
     models = tmp_path / "models/tiny-experiments"
     served = tmp_path / "models/tiny/old0"

@@ -12,14 +12,14 @@ import torch
 from conf.errors import ConfigError
 from conf.types import ModelConfig
 from metrics import auc
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_rows import make_spec, random_rows, segment_rows
 from tests.training.feature_tables import make_config
 from training.checkpoints import open_trained, save_trained
+from training.collectives import LocalCollectives
 from training.data.batch import Batch
-from training.distributed.collectives import LocalCollectives
+from training.loop.run import warm_start
 from training.loop.train_step import Trainer
-from training.loop.warm_start import warm_start
 from training.models import build_model
 
 BUCKETS = 50
@@ -112,4 +112,4 @@ def test_a_compiled_dense_part_cannot_have_products() -> None:
 
 
 def make_train() -> Any:
-    return make_config(Lake("unused"), model={"architecture": "dlrm"}).train
+    return make_config(LakePaths("unused"), model={"architecture": "dlrm"}).train

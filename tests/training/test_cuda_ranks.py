@@ -16,8 +16,8 @@ from conf.types import Train
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_spread_tables import OPTIMIZERS, PLACEMENTS, make_model, share
 from tests.training.test_tiered_training import batches_of, trainer_of
-from training.distributed.collectives import Collectives
-from training.embeddings.tables_of_model import tables_of
+from training.collectives import Collectives
+from training.embeddings.table import tables_of
 from training.loop.train_step import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -12,7 +12,7 @@ from tests.checked_device import checked_device
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.steps_of_ranks import run_steps
 from tests.training.test_spread_tables import PLACEMENTS
-from training.distributed.collectives import Collectives, ReceivedRows
+from training.collectives import Collectives, ReceivedRows
 
 CPU = torch.device("cpu")
 # method, and for each tensor its dtype and shape

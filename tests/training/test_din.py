@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from conf.errors import ConfigError
 from conf.types import ModelConfig
 from storage.feature_spec import PAD_ID, Feature, FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_rows import Rows
 from tests.training.feature_tables import make_config, publish_all
 from tests.training.numpy_models import Network
 from tests.training.sequence_models import ITEMS, PLACES, PLAIN, RICH, config, inputs_of, randomised
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.table import tables_of
 from training.loop.forward import DensePart
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
@@ -156,7 +156,7 @@ def repeated_rows(count: int, seed: int) -> Rows:
 def test_attention_learns_what_the_mlp_alone_does_not(tmp_path: Path) -> None:
     """The MLP has one hidden unit, so what an item has in common with a history is left to the weights."""
     torch.set_num_threads(1)
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     days = {
         "train": {"2026-01-02": repeated_rows(8_000, 1)},
         "validation": {"2026-01-03": repeated_rows(800, 2)},

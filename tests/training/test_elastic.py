@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conf.train_types import Elastic
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.processes import wait_until_gone
 from tests.standalone import GPUS, Cluster
 from tests.training.drivers import running_driver
@@ -32,7 +32,7 @@ LOCAL = {"spark.master": "local[2,4]"}
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
-    lake = Lake(str(tmp_path_factory.mktemp("lake")))
+    lake = LakePaths(str(tmp_path_factory.mktemp("lake")))
     spec, train = segment_rows(30_000, 1)
     held_out = {
         split: {dt: segment_rows(8_000, seed)[1]}

@@ -8,10 +8,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from training.embeddings.row_gradients import SummedRowGradient
-from training.embeddings.rows import group, sum_by_sorting, sum_rows
+from training.embeddings.rows import SummedRowGradient, group, sum_by_sorting, sum_rows
 from training.embeddings.table import StackedEmbedding
-from training.optimizers.row_wise_adagrad import RowWiseAdagrad
+from training.optimizers.row_optimizers import RowWiseAdagrad
 
 
 def test_columns_do_not_share_rows() -> None:

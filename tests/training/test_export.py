@@ -21,12 +21,17 @@ from conf.types import ModelConfig
 from storage.feature_spec import FeatureSpec
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.feature_rows import make_spec
-from training.embeddings.int8 import to_int8
-from training.export import compare_programs
+from training.embeddings.scoring_tables import to_int8
+from training.export import write_export as compare_programs
 from training.export import write_export as module
-from training.export.compiled_programs import instruction_set, load_compiled, write_compiled
 from training.export.smaller_programs import Format
-from training.export.write_export import ExportedModel, write_export
+from training.export.write_export import (
+    ExportedModel,
+    instruction_set,
+    load_compiled,
+    write_compiled,
+    write_export,
+)
 from training.models import build_model, known_architectures
 
 pytestmark = pytest.mark.slow

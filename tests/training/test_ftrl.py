@@ -9,9 +9,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.rows import SummedRowGradient
 from training.embeddings.table import StackedEmbedding
-from training.optimizers.ftrl import FtrlDense, FtrlRows, FtrlSettings
+from training.optimizers.dense_optimizers import FtrlDense, FtrlRows, FtrlSettings
 
 SETTINGS = [
     FtrlSettings(),

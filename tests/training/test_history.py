@@ -8,7 +8,7 @@ import pytest
 
 from conf.errors import ConfigError, DataError
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry import mlflow_mirror
 from training.registry.champion_history import champion_state_as_of, read_overrides
 from training.registry.overrides import OverrideRequest, pin, reason_against_promotion, release, roll_back
@@ -33,9 +33,9 @@ def aliases(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def lake(tmp_path: Path, aliases: list[dict[str, str]]) -> Lake:
+def lake(tmp_path: Path, aliases: list[dict[str, str]]) -> LakePaths:
     """v1, v2, v3 and v4 promoted on the 1st, 2nd, 3rd and 4th, each warm-started from the one before."""
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     for day, version in enumerate(("v1aaaa", "v2aaaa", "v3aaaa", "v4aaaa"), 1):
         trained(lake, version, f"v{day - 1}aaaa" if day > 1 else None)
         decide(lake, run_date(day), version)
@@ -47,13 +47,13 @@ def run_date(day: int) -> str:
     return f"2026-01-{day:02d}"
 
 
-def trained(lake: Lake, version: str, parent: str | None) -> None:
+def trained(lake: LakePaths, version: str, parent: str | None) -> None:
     file_io.replace_json(
         f"{model_path(lake, NAME, version)}/model.json", {"version": version, "parent": parent}
     )
 
 
-def decide(lake: Lake, run_date: str, challenger: str, *, promoted: bool = True) -> None:
+def decide(lake: LakePaths, run_date: str, challenger: str, *, promoted: bool = True) -> None:
     before = champion_as_of(lake, NAME, run_date, before=True)
     after = challenger if promoted else before
     record_decision(lake, NAME, run_date, ChampionDecision(challenger, before, promoted, after, "because"))
@@ -63,13 +63,13 @@ def request(day: int, version: str | None = None, why: str = "clicks fell by hal
     return OverrideRequest(run_date(day), "ada", why, version)
 
 
-def serving(lake: Lake, first: int = 1, last: int = 6) -> str:
+def serving(lake: LakePaths, first: int = 1, last: int = 6) -> str:
     """The numbers of the champions after each run, `-` for none."""
     champions = [champion_as_of(lake, NAME, run_date(day)) for day in range(first, last + 1)]
     return "".join("-" if version is None else version[1] for version in champions)
 
 
-def test_a_rollback_brings_back_the_champion_before_from_its_date_on(lake: Lake) -> None:
+def test_a_rollback_brings_back_the_champion_before_from_its_date_on(lake: LakePaths) -> None:
     record = roll_back(lake, NAME, request(5))
     assert record is not None
     assert (record.champion, record.withdrawn) == ("v3aaaa", ("v4aaaa",))
@@ -79,7 +79,9 @@ def test_a_rollback_brings_back_the_champion_before_from_its_date_on(lake: Lake)
     assert champion_as_of(lake, NAME, run_date(4)) == "v4aaaa"  # a rerun of run 4 sees what it saw
 
 
-def test_going_back_further_withdraws_every_champion_since(lake: Lake, aliases: list[dict[str, str]]) -> None:
+def test_going_back_further_withdraws_every_champion_since(
+    lake: LakePaths, aliases: list[dict[str, str]]
+) -> None:
     record = roll_back(lake, NAME, request(5, "v2aa"))
     assert record is not None
     assert (record.champion, record.withdrawn) == ("v2aaaa", ("v3aaaa", "v4aaaa"))
@@ -87,7 +89,7 @@ def test_going_back_further_withdraws_every_champion_since(lake: Lake, aliases: 
     assert aliases == [{"champion": "v2aaaa"}]
 
 
-def test_a_rollback_done_again_adds_nothing(lake: Lake) -> None:
+def test_a_rollback_done_again_adds_nothing(lake: LakePaths) -> None:
     roll_back(lake, NAME, request(5))
     files = {path: path.read_bytes() for path in Path(lake.root).rglob("*.json")}
     assert roll_back(lake, NAME, request(5)) is None
@@ -103,7 +105,7 @@ def test_a_rollback_done_again_adds_nothing(lake: Lake) -> None:
     ]
 
 
-def test_a_rerun_of_any_date_promotes_no_withdrawn_version_from_the_rollback_on(lake: Lake) -> None:
+def test_a_rerun_of_any_date_promotes_no_withdrawn_version_from_the_rollback_on(lake: LakePaths) -> None:
     """Run 4 is repeated and decides as before; run 5 trained from the withdrawn model."""
     roll_back(lake, NAME, request(5))
     trained(lake, "v5aaaa", "v4aaaa")
@@ -128,14 +130,14 @@ def test_a_rerun_of_any_date_promotes_no_withdrawn_version_from_the_rollback_on(
     assert serving(lake) == "123436"
 
 
-def test_a_rollback_on_the_day_of_the_promotion_holds_in_that_run(lake: Lake) -> None:
+def test_a_rollback_on_the_day_of_the_promotion_holds_in_that_run(lake: LakePaths) -> None:
     roll_back(lake, NAME, request(4))
     assert serving(lake) == "123333"
     decide(lake, run_date(4), "v4aaaa")
     assert serving(lake) == "123333"
 
 
-def test_a_pin_serves_whatever_the_gate_says_until_it_is_released(lake: Lake) -> None:
+def test_a_pin_serves_whatever_the_gate_says_until_it_is_released(lake: LakePaths) -> None:
     pin(lake, NAME, request(5, "v1aaaa"))
     assert pin(lake, NAME, request(6, "v1aaaa")) is None
     trained(lake, "v5aaaa", "v4aaaa")
@@ -151,7 +153,7 @@ def test_a_pin_serves_whatever_the_gate_says_until_it_is_released(lake: Lake) ->
     assert serving(lake, last=9) == "123411155"
 
 
-def test_a_pin_released_within_one_run_leaves_the_decision_to_the_gate(lake: Lake) -> None:
+def test_a_pin_released_within_one_run_leaves_the_decision_to_the_gate(lake: LakePaths) -> None:
     pin(lake, NAME, request(5, "v1aaaa"))
     release(lake, NAME, request(5))
     assert serving(lake) == "123411"
@@ -160,14 +162,14 @@ def test_a_pin_released_within_one_run_leaves_the_decision_to_the_gate(lake: Lak
 
 
 def test_after_its_release_a_pinned_version_serves_on_although_another_was_promoted_in_that_run(
-    lake: Lake,
+    lake: LakePaths,
 ) -> None:
     pin(lake, NAME, request(4, "v1aaaa"))  # the gate had promoted v4 in that run
     release(lake, NAME, request(5))
     assert serving(lake) == "123111"
 
 
-def test_pinning_a_withdrawn_version_makes_it_count_again(lake: Lake) -> None:
+def test_pinning_a_withdrawn_version_makes_it_count_again(lake: LakePaths) -> None:
     roll_back(lake, NAME, request(5))
     pin(lake, NAME, request(6, "v4aaaa", "it was not the model"))
     assert serving(lake) == "123434"
@@ -176,7 +178,7 @@ def test_pinning_a_withdrawn_version_makes_it_count_again(lake: Lake) -> None:
     assert serving(lake, last=7) == "1234322"
 
 
-def test_what_cannot_be_done_is_said(lake: Lake, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_said(lake: LakePaths, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"'v9' is none of the champions up to 2026-01-05[\s\S]*v1aaaa, v2aaaa"
     ):
@@ -188,11 +190,11 @@ def test_what_cannot_be_done_is_said(lake: Lake, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a rollback needs a reason[\s\S]*--why"):
         roll_back(lake, NAME, request(5, why=" "))
     with pytest.raises(DataError, match="has no champion on 2026-01-05"):
-        roll_back(Lake(str(tmp_path / "empty")), NAME, request(5))
+        roll_back(LakePaths(str(tmp_path / "empty")), NAME, request(5))
     assert serving(lake) == "123444"
 
 
-def test_a_prefix_must_name_one_version(lake: Lake) -> None:
+def test_a_prefix_must_name_one_version(lake: LakePaths) -> None:
     trained(lake, "v4aabb", None)
     with pytest.raises(DataError, match=r"'v4aa' may be any of \['v4aaaa', 'v4aabb'\]"):
         pin(lake, NAME, request(5, "v4aa"))

@@ -12,8 +12,7 @@ import torch
 
 from metrics import auc
 from tests.training.test_spread_tables import PLACEMENTS, alone, make_batch, train_as_rank
-from training.distributed.collectives import Collectives
-from training.distributed.gather_vectors import gather_vectors
+from training.collectives import Collectives, gather_vectors
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +24,7 @@ def _train(cases: list[tuple[str, str, str]]) -> list[tuple[list[float], list[fl
     """On one rank: losses and held-out probabilities of each (placement, optimiser, architecture)."""
     import horovod.torch as hvd
 
-    from training.launch.horovod_collectives import HorovodCollectives
+    from training.launch.rank_main import HorovodCollectives
 
     torch.set_num_threads(1)
     hvd.init()

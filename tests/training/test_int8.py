@@ -12,9 +12,8 @@ import torch
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_rows import make_spec
 from training.checkpoints import load_model, save_model
-from training.embeddings.int8 import Int8Embedding, quantise, to_int8
-from training.embeddings.table import StackedEmbedding
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.scoring_tables import Int8Embedding, quantise, to_int8
+from training.embeddings.table import StackedEmbedding, tables_of
 from training.models import build_model
 
 CPU = torch.device("cpu")

@@ -18,13 +18,12 @@ from conf.errors import ConfigError
 from conf.types import ModelConfig, MultiHot, Reading, Train
 from tests.training.choices import ITEMS, SPEC, USERS, Choices, choices, genres_of, write_days
 from tests.training.ranks_in_threads import on_ranks
-from training.data.batch import Batch
-from training.data.compared_items import BatchItems, CatalogueItems
+from training.collectives import ALONE, Collectives
+from training.data.batch import Batch, BatchItems, CatalogueItems
 from training.data.item_catalogue import read_catalogue
 from training.data.item_comparison import ItemComparison
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
-from training.distributed.collectives import ALONE, Collectives
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.models.factorization import VectorModel

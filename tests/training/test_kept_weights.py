@@ -13,13 +13,13 @@ import pytest
 import torch
 from pyspark.sql import SparkSession
 
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_rows import Rows, make_spec, random_rows
 from tests.training.feature_tables import make_config, publish_all
 from tests.training.ranks_in_threads import on_ranks
 from training import models
 from training.checkpoints import checkpoints
-from training.distributed.collectives import Collectives
+from training.collectives import Collectives
 from training.launch import train_on_ranks
 from training.loop import run as loop_run
 from training.loop import training_loop
@@ -43,7 +43,7 @@ def plan_of(
     folder: Path, validation: Rows | None = None, model: dict[str, Any] = DLRM, **train: Any
 ) -> TrainPlan:
     """A training that memorizes random labels, so its measure on the validation split goes up and down."""
-    lake = Lake(str(folder))
+    lake = LakePaths(str(folder))
     days = {"train": "2026-01-02", "validation": "2026-01-03", "test": RUN_DATE}
     splits = {split: {dt: random_rows(SPEC, 600, seed)} for seed, (split, dt) in enumerate(days.items())}
     if validation is not None:

@@ -16,15 +16,15 @@ from pydantic import ValidationError
 
 from conf.errors import ConfigError
 from conf.types import Score, Split, Train
-from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import load_predictor
-from storage.paths import Lake
+from scoring.requests import ModelRequest
+from storage.paths import LakePaths
 from tests.processes import ROOT
 from tests.scoring.reference_scores import SPEC, write_model
 from tests.training.feature_rows import Rows, make_spec, random_rows
 from tests.training.feature_tables import make_config, publish_all
 from training import kernels
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.table import tables_of
 from training.kernels import choice
 from training.kernels.choice import compiler_problem, use_kernels
 from training.loop.run import train_in_process
@@ -160,7 +160,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_training_uses_kernels_as_configured(tmp_path: Path, calls: list[str]) -> None:
     """One version whichever, and measures that differ by rounding alone."""
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     spec = make_spec(2, [5, 40])
     splits: dict[Split, dict[str, Rows]] = {"train": {"2026-01-02": random_rows(spec, 64, seed=0)}}
     splits |= {name: {f"2026-01-0{day}": random_rows(spec, 32, seed=day)} for name, day in HELD_OUT}

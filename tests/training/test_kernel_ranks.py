@@ -15,9 +15,8 @@ from tests.training.interpreted import device_of_kernels
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_spread_tables import PLACEMENTS, ROWS, make_model, share, unsharded
 from training import kernels
-from training.distributed.collectives import Collectives
-from training.embeddings.table import StackedEmbedding
-from training.embeddings.tables_of_model import tables_of
+from training.collectives import Collectives
+from training.embeddings.table import StackedEmbedding, tables_of
 from training.loop.train_step import Trainer
 
 STEPS = 2

@@ -13,11 +13,10 @@ from conf.types import ModelConfig, Train
 from tests.training.feature_rows import make_spec, random_rows
 from tests.training.interpreted import device_of_kernels
 from training import kernels
+from training.collectives import LocalCollectives
 from training.data.batch import Batch
-from training.distributed.collectives import LocalCollectives
-from training.embeddings.int8 import to_int8
-from training.embeddings.table import StackedEmbedding
-from training.embeddings.tables_of_model import set_kernels
+from training.embeddings.scoring_tables import to_int8
+from training.embeddings.table import StackedEmbedding, set_kernels
 from training.loop.train_step import Trainer
 from training.models import build_model
 

@@ -104,11 +104,11 @@ def test_gather(
     mean: bool,
     storage: torch.dtype,
 ) -> None:
-    from training.kernels.lookup import Features, gather
+    from training.kernels.lookup import FeaturePositions, gather
 
     ids = ids_of(rows, cardinalities, lengths, seed=1)
     weight = torch.from_numpy(np.random.default_rng(2).normal(size=(sum(cardinalities), dim))).to(storage)
-    features = Features.of(starts_of(cardinalities, device), lengths, mean)
+    features = FeaturePositions.of(starts_of(cardinalities, device), lengths, mean)
     result = gather(weight.to(device), torch.from_numpy(ids).to(device), features, torch.float32)
     expected = pooled(weight.double().numpy(), ids, cardinalities, lengths, mean)
     assert result.shape == expected.shape
@@ -117,10 +117,10 @@ def test_gather(
 
 def test_gather_gives_the_dtype_of_the_computation(device: torch.device) -> None:
     """To within a spacing: the interpreter cuts what a GPU rounds to the nearest."""
-    from training.kernels.lookup import Features, gather
+    from training.kernels.lookup import FeaturePositions, gather
 
     weight = torch.linspace(-3, 3, 40, device=device).view(20, 2)
-    features = Features.of(starts_of([20], device), [], True)
+    features = FeaturePositions.of(starts_of([20], device), [], True)
     result = gather(weight, torch.arange(20, device=device).unsqueeze(1), features, torch.bfloat16)
     assert result.dtype == torch.bfloat16
     torch.testing.assert_close(result[:, 0].float(), weight, rtol=2**-7, atol=0)
@@ -130,12 +130,12 @@ def test_gather_gives_the_dtype_of_the_computation(device: torch.device) -> None
 def test_gather_multiplies_codes_by_the_scales_of_their_rows(
     device: torch.device, lengths: list[int]
 ) -> None:
-    from training.kernels.lookup import Features, gather
+    from training.kernels.lookup import FeaturePositions, gather
 
     rng = np.random.default_rng(4)
     codes, scales = rng.integers(-127, 128, (18, 5)), rng.random(18)
     ids = ids_of(9, [7, 11], lengths, seed=5)
-    features = Features.of(starts_of([7, 11], device), lengths, True)
+    features = FeaturePositions.of(starts_of([7, 11], device), lengths, True)
     arguments = (
         torch.from_numpy(codes).to(torch.int8).to(device),
         torch.from_numpy(ids).to(device),
@@ -147,10 +147,10 @@ def test_gather_multiplies_codes_by_the_scales_of_their_rows(
 
 
 def test_gather_writes_to_given_memory_only_if_it_fits(device: torch.device) -> None:
-    from training.kernels.lookup import Features, gather
+    from training.kernels.lookup import FeaturePositions, gather
 
     weight = torch.randn(10, 4, device=device)
-    features = Features.of(starts_of([10], device), [], True)
+    features = FeaturePositions.of(starts_of([10], device), [], True)
     ids = torch.arange(6, device=device).unsqueeze(1)
     memory = torch.full((6, 1, 4), torch.nan, device=device)
     result = gather(weight, ids, features, torch.float32, out=memory)
@@ -240,7 +240,7 @@ def test_interaction_in_16_bits_keeps_sums_in_32(device: torch.device, dtype: to
 def updated(
     weight: Floats, accumulator: Floats | None, rows: NDArray[np.int64], values: Floats, rate: float
 ) -> None:
-    """In place: the formula of training/optimizers/row_wise_adagrad.py, or SGD, one row at a time."""
+    """In place: the formula of training/optimizers/row_optimizers.py, or SGD, one row at a time."""
     for row in sorted(set(rows.tolist()) - {-1}):
         gradient = values[rows == row].sum(axis=0)
         scale = rate

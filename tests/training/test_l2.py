@@ -15,13 +15,13 @@ from tests.training.architectures import small_spec, variant
 from tests.training.feature_rows import make_spec, random_rows
 from tests.training.ranks_in_threads import on_ranks
 from training import kernels
+from training.collectives import ALONE, Collectives
 from training.data.batch import Batch
-from training.distributed.collectives import ALONE, Collectives
-from training.embeddings.row_gradients import SummedRowGradient
+from training.embeddings.rows import SummedRowGradient
 from training.embeddings.table import StackedEmbedding
 from training.loop.train_step import Trainer
 from training.models import build_model
-from training.optimizers.l2 import L2
+from training.optimizers.dense_optimizers import L2
 from training.optimizers.row_optimizers import row_optimizer
 from training.optimizers.updates import Updates
 

@@ -25,13 +25,13 @@ from conf.errors import ConfigError, InfrastructureError
 from conf.load import load_config
 from conf.train_types import Elastic, Train
 from storage.dataset import read_dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_rows import segment_rows
 from tests.training.feature_tables import make_config, publish_all
 from training.launch import __main__ as alone
-from training.launch import rank_device, ranks, slots
-from training.launch.outcome import Outcome
+from training.launch import rank_main, ranks, slots
 from training.loop.training_plan import TrainPlan, make_plan
+from training.progress import RankOutcome
 from training.registry.model_json import read_description
 
 pytestmark = pytest.mark.processes
@@ -44,7 +44,7 @@ MODEL = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [8, 8], "top_
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a configuration whose lake holds a small dataset."""
     folder = tmp_path_factory.mktemp("launch")
-    lake = Lake(str(folder / "lake"))
+    lake = LakePaths(str(folder / "lake"))
     spec, train = segment_rows(2_000, 1)
     days = {
         "validation": {"2026-01-03": segment_rows(500, 2)[1]},
@@ -238,12 +238,12 @@ def test_trainings_of_an_application_do_not_interleave(
     events: list[str] = []
     begun, may_end = threading.Event(), threading.Event()
 
-    def run(*_: object) -> list[Outcome]:
+    def run(*_: object) -> list[RankOutcome]:
         events.append("begins")
         begun.set()
         assert may_end.wait(timeout=60)
         events.append("ends")
-        return [Outcome(description={})]
+        return [RankOutcome(description={})]
 
     monkeypatch.setattr(ranks, "_run", run)
     threads = [threading.Thread(target=ranks.train_on_ranks, args=(spark, plan)) for _ in range(2)]
@@ -261,27 +261,27 @@ def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Horovod sees each elastic rank as a host, so by local rank all would take the first GPU."""
-    monkeypatch.setattr(rank_device, "get_available_devices", list)
+    monkeypatch.setattr(rank_main, "get_available_devices", list)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr("training.launch.rank_device.hvd.local_rank", lambda: 0)
+    monkeypatch.setattr("training.launch.rank_main.hvd.local_rank", lambda: 0)
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     plan = plan_of(config)
     free = replace(plan, train=plan.train.model_copy(update={"device": "auto"}))
     elastic = replace(free, train=free.train.model_copy(update={"elastic": Elastic()}))
-    assert rank_device.device_of_rank(free.train) == torch.device("cuda", 0)
+    assert rank_main.device_of_rank(free.train) == torch.device("cuda", 0)
     with pytest.raises(ConfigError, match="Spark gave this rank's task no GPU"):
-        rank_device.device_of_rank(elastic.train)
-    monkeypatch.setattr(rank_device, "get_available_devices", lambda: ["1"])
+        rank_main.device_of_rank(elastic.train)
+    monkeypatch.setattr(rank_main, "get_available_devices", lambda: ["1"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert rank_device.device_of_rank(elastic.train) == torch.device("cuda", 0)
+    assert rank_main.device_of_rank(elastic.train) == torch.device("cuda", 0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert chosen == [torch.device("cuda", 0)] * 2
 
 
 def plan_of(config: Path) -> TrainPlan:
     loaded = load_config(str(config))
-    lake = Lake(loaded.lake)
+    lake = LakePaths(loaded.lake)
     return make_plan(loaded, lake, read_dataset(lake, RUN_DATE))
 
 
@@ -294,13 +294,13 @@ def test_ranks_run_the_interpreter_of_sparks_workers(
     here = "./environment/bin/python"
     monkeypatch.setattr(spark.sparkContext, "pythonExec", here)
     commands = []
-    outcome = Outcome(description={"version": "v"})
+    outcome = RankOutcome(description={"version": "v"})
 
-    def run(*_: Any, executable: str | None = None, **__: Any) -> list[Outcome]:
+    def run(*_: Any, executable: str | None = None, **__: Any) -> list[RankOutcome]:
         commands.append((executable or "").split()[0])
         return [outcome]
 
-    def run_elastic(*_: Any, **__: Any) -> list[Outcome]:
+    def run_elastic(*_: Any, **__: Any) -> list[RankOutcome]:
         settings = SimpleNamespace(key=b"", nics=None, verbose=0, prefix_output_with_timestamp=False)
         driver = SimpleNamespace(addresses=dict, get_common_interfaces=list)
         horovod.spark.gloo_run.gloo_run_elastic(settings, driver, {})

@@ -14,10 +14,10 @@ from conf.types import MultiHot
 from tests.training.feature_rows import make_spec, random_rows
 from tests.training.feature_tables import write_file
 from tests.training.ranks_in_threads import on_ranks
+from training.collectives import Collectives, LocalCollectives
 from training.data.batch import Batch
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, shards_of_rank
-from training.distributed.collectives import Collectives, LocalCollectives
 from training.loop import loss_check
 from training.loop.loss_check import LossCheck
 

@@ -10,7 +10,7 @@ import pytest
 _FAULTS = """
 import resource, sys
 import numpy as np
-from conf.freed_memory import keep_freed_memory
+from conf.process import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

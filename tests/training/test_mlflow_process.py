@@ -13,7 +13,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from local_airflow.home import free_port
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.processes import ROOT, environment, wait_until_gone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -57,7 +57,7 @@ def start(lake: Path, kill: str, uri: str | None = None) -> subprocess.Popen[str
 
 
 def assert_entries(folder: Path) -> None:
-    uri = Lake(str(folder)).mlflow_uri
+    uri = LakePaths(str(folder)).mlflow_uri
     client = MlflowClient(uri, uri)
     assert client.get_model_version_by_alias("m", "champion").tags["nightrank.version"] == "v1"
     assert client.get_model_version_by_alias("m", "challenger").tags["nightrank.version"] == "v2"

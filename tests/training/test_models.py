@@ -17,7 +17,7 @@ from storage.feature_spec import PAD_ID
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, variant
 from tests.training.feature_rows import make_spec, random_rows
 from tests.training.numpy_models import Network
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.table import tables_of
 from training.models import build_model, complete, known_architectures
 
 SHAPES = [

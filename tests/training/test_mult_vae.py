@@ -15,20 +15,19 @@ from numpy.typing import NDArray
 from conf.errors import ConfigError
 from conf.types import ModelConfig, Reading, Train
 from storage.feature_spec import NUM_RESERVED_IDS, PAD_ID
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.architectures import small_spec, variant
 from tests.training.feature_rows import Rows, random_rows
 from tests.training.feature_tables import make_config, publish_all, write_file
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.sequence_models import ITEMS, PLACES, PLAIN, config, inputs_of, randomised
 from training.architectures.mult_vae import MultVAE, annealed
-from training.data.batch import Batch
-from training.data.compared_items import CatalogueItems
+from training.collectives import ALONE, Collectives
+from training.data.batch import Batch, CatalogueItems
 from training.data.item_catalogue import read_catalogue
 from training.data.item_comparison import ItemComparison
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, shards_of_rank
-from training.distributed.collectives import ALONE, Collectives
 from training.loop.forward import Forward
 from training.loop.run import train_in_process
 from training.loop.train_step import Trainer
@@ -294,7 +293,7 @@ def test_it_learns_groups_of_items_and_gets_the_progress_of_the_training(
 ) -> None:
     torch.set_num_threads(1)
     days = {"train": {"2026-01-02": group_rows(6_000, 1)}, "validation": {"2026-01-03": group_rows(800, 2)}}
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     dataset = publish_all(lake, "2026-01-04", KEYED, days)
     train = {
         "num_ranks": 1,

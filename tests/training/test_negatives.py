@@ -15,19 +15,19 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from conf.dates import days_since_epoch
 from conf.errors import ConfigError, DataError
+from conf.names import days_since_epoch
 from conf.types import ModelConfig, MultiHot, Reading, Train, TrainNegatives
 from tests.training.choices import SPEC, Choices, choices, genres_of, write_days
 from tests.training.feature_tables import write_file
 from tests.training.ranks_in_threads import on_ranks
+from training.collectives import ALONE, Collectives
 from training.data.batch import Batch
-from training.data.hashing import mix, uniform
 from training.data.item_catalogue import ItemCatalogue, read_catalogue
 from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
+from training.data.row_keys import mix, uniform
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
-from training.distributed.collectives import ALONE, Collectives
 from training.loop.losses import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model

@@ -14,7 +14,7 @@ import torch
 from conf.errors import ConfigError
 from conf.types import ModelConfig
 from storage.feature_spec import Feature, FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_rows import segment_rows
 from tests.training.feature_tables import make_config, publish_all
 from training.loop.run import train_in_process
@@ -35,7 +35,7 @@ def test_each_path_learns_which_segment_likes_which_category(
     torch.set_num_threads(1)
     spec, train = segment_rows(20_000, seed=1)
     days = {"train": {"2026-01-02": train}, "validation": {"2026-01-03": segment_rows(4_000, seed=2)[1]}}
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     dataset = publish_all(lake, "2026-01-04", spec, days)
     plan = make_plan(
         make_config(

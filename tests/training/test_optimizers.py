@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from conf.types import Train
-from training.loop.learning_rate import learning_rate_factor
-from training.optimizers.adam import Adam
+from training.loop.training_loop import learning_rate_factor
+from training.optimizers.dense_optimizers import Adam
 
 
 def test_adam_equals_torch() -> None:

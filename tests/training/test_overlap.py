@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from conf.types import Train
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_spread_tables import OPTIMIZERS, PLACEMENTS, make_model, share
+from training.collectives import ALONE, Collectives, ReceivedRows
 from training.data.batch import Batch
-from training.distributed.collectives import ALONE, Collectives, ReceivedRows
 from training.loop.train_step import Trainer
-from training.optimizers.dense_gradient import DenseGradient
+from training.optimizers.gradients import DenseGradient
 
 STEPS = 5
 CPU = torch.device("cpu")

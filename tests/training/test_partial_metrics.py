@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from conf.errors import DataError
 from metrics import auc, log_loss, normalized_entropy, summarize
-from metrics.partial_sums import count_scores, merge_counts
+from metrics.clicks import count_scores, merge_counts
 from tests.training.ranks_in_threads import on_ranks
-from training.distributed.collectives import LocalCollectives
-from training.loop.distributed_metrics import _CELLS, _cells_of, _owners, summarize_over_ranks
+from training.collectives import LocalCollectives
+from training.loop.evaluate import _CELLS, _cells_of, _owners, summarize_over_ranks
 
 
 def some_rows(rows: int, seed: int, decimals: int = 9) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
+from conf.train_types import Embeddings
 from tests.checked_device import checked_device
-from training.embeddings.placed_rows import Placement
-from training.embeddings.placement import TableShape, describe, plan_placement
+from training.embeddings.placement import Placement, TableShape, describe, plan_placement
 from training.embeddings.router import Router
 
 KINDS = ("auto", "replicated", "table_wise", "row_wise")

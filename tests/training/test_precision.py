@@ -17,11 +17,11 @@ from metrics import auc
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_rows import Rows, make_spec, random_rows, segment_rows
 from tests.training.ranks_in_threads import on_ranks
+from training.collectives import Collectives, LocalCollectives
 from training.data.batch import Batch
-from training.device.precision import mixed_precision
-from training.distributed.collectives import Collectives, LocalCollectives
-from training.embeddings.row_gradients import SummedRowGradient
-from training.embeddings.tables_of_model import tables_of
+from training.device import mixed_precision
+from training.embeddings.rows import SummedRowGradient
+from training.embeddings.table import tables_of
 from training.loop.forward import DensePart, Forward
 from training.loop.train_step import Trainer
 from training.models import build_model

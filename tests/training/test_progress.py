@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from training.distributed import progress
-from training.distributed.progress import Channel, Listener, Reporter
+from training import progress
+from training.progress import Channel, Listener, Reporter
 
 
 class Heard:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from conf.types import Generate
 from etl.synthetic.clicks.click import STEPS, auc_of_counts
 from etl.synthetic.clicks.columns import FEATURES, MISSING
-from etl.synthetic.clicks.impressions import Impressions, draw_impressions
+from etl.synthetic.clicks.impressions import DrawnImpressions, draw_impressions
 from etl.synthetic.clicks.world import world_of_day
 from storage.feature_spec import NULL_ID, OOV_ID, Feature, FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_rows import Rows
 from tests.training.feature_tables import make_config, publish_all
 from training.loop.run import train_in_process
@@ -49,13 +49,13 @@ FLOORS = {
 }
 
 
-def draw(day: str) -> Impressions:
+def draw(day: str) -> DrawnImpressions:
     on = date.fromisoformat(day)
     rng = np.random.default_rng([WORLD.seed, on.toordinal()])
     return draw_impressions(world_of_day(WORLD, on), rng, WORLD.rows_per_day, (0.0, 1.0), 0.02)
 
 
-def encoded(days: dict[str, Impressions]) -> tuple[FeatureSpec, dict[str, Rows]]:
+def encoded(days: dict[str, DrawnImpressions]) -> tuple[FeatureSpec, dict[str, Rows]]:
     """The rows as build_features encodes them: ids from the train days, dense values by their moments."""
     train = [days[day] for day in DAYS["train"]]
     known = {c.name: np.unique(np.concatenate([day.values[c.name] for day in train])) for c in IDS}
@@ -89,7 +89,7 @@ def _ids(values: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int6
 def shares(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Preset (and the baseline) → share of the test day's best AUC."""
     torch.set_num_threads(1)
-    lake = Lake(str(tmp_path_factory.mktemp("quality")))
+    lake = LakePaths(str(tmp_path_factory.mktemp("quality")))
     days = {day: draw(day) for days_of_split in DAYS.values() for day in days_of_split}
     outcomes = np.bincount(days[RUN_DATE].labels * STEPS + days[RUN_DATE].steps, minlength=2 * STEPS)
     best = auc_of_counts(outcomes.reshape(2, STEPS))

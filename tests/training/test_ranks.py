@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError, InfrastructureError
 from storage.feature_spec import FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_rows import Rows, segment_rows, wish_rows
 from tests.training.feature_tables import make_config, publish_all
 from training.data.sharding import DataFile
@@ -37,11 +37,11 @@ WIDE_AND_DEEP = {
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> TrainPlan:
-    return make(Lake(str(tmp_path_factory.mktemp("lake"))), DLRM, segment_rows)
+    return make(LakePaths(str(tmp_path_factory.mktemp("lake"))), DLRM, segment_rows)
 
 
 def make(
-    lake: Lake, model: dict[str, Any], rows_of: Callable[[int, int], tuple[FeatureSpec, Rows]]
+    lake: LakePaths, model: dict[str, Any], rows_of: Callable[[int, int], tuple[FeatureSpec, Rows]]
 ) -> TrainPlan:
     spec, train = rows_of(30_000, 1)
     held_out = {
@@ -65,7 +65,7 @@ def test_two_ranks_equal_one(
     spark: SparkSession, tmp_path: Path, model: dict[str, Any], rows_of: Any
 ) -> None:
     """Also where FTRL trains rows of its own, masks are drawn at random and features are lists."""
-    plan = make(Lake(str(tmp_path / "lake")), model, rows_of)
+    plan = make(LakePaths(str(tmp_path / "lake")), model, rows_of)
     handler = signal.getsignal(signal.SIGTERM)
     one, two = (train_on_ranks(spark, on_ranks(plan, ranks, tmp_path / str(ranks))) for ranks in (1, 2))
     assert signal.getsignal(signal.SIGTERM) == handler

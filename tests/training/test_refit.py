@@ -20,7 +20,7 @@ from conf.types import Config
 from jobs.stages import train_model
 from storage import file_io
 from storage.dataset import read_dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.choices import SPEC, Choices, choices
 from tests.training.feature_rows import segment_rows
 from tests.training.feature_tables import make_config, publish_all
@@ -39,16 +39,15 @@ from tests.training.refit_lake import (
     without_spark,
 )
 from training.checkpoints import load_model
+from training.collectives import ALONE
 from training.data.batch import Batch
 from training.data.item_catalogue import pair_hash
 from training.data.row_keys import hash_keys
-from training.distributed.collectives import ALONE
 from training.loop import run as loop_run
 from training.loop.evaluate import evaluate
-from training.loop.refit_plan import make_refit_plan
 from training.loop.run import train_in_process
 from training.loop.train_step import Trainer
-from training.loop.training_plan import TrainPlan, make_plan
+from training.loop.training_plan import TrainPlan, make_plan, make_refit_plan
 from training.registry.model_json import read_description
 from training.registry.overrides import OverrideRequest, pin, release, roll_back
 from training.registry.refits import Refit, read_refits, record_refit, refit_name, serving_model
@@ -66,14 +65,14 @@ class Runs:
     """
 
     config: Config
-    lake: Lake
+    lake: LakePaths
     champions: list[str]
     refits: list[str]
     before: list[dict[str, bytes]]
     after: list[dict[str, bytes]]
 
 
-def files_of(lake: Lake) -> dict[str, bytes]:
+def files_of(lake: LakePaths) -> dict[str, bytes]:
     """The files of models and decisions, without the records of refits."""
     root = Path(lake.models(NAME))
     files = (path for path in root.rglob("*") if path.is_file() and path.parent.name != "refits")
@@ -90,7 +89,7 @@ def no_spark() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, no_spark: None) -> Runs:
-    lake = Lake(str(tmp_path_factory.mktemp("lake")))
+    lake = LakePaths(str(tmp_path_factory.mktemp("lake")))
     publish(lake)
     result = Runs(config_of(lake), lake, [], [], [], [])
     for run_date in RUN_DATES:
@@ -142,7 +141,7 @@ def test_every_row_of_the_three_splits_is_used_once_per_epoch(
 
 
 def test_the_refit_equals_a_training_whose_train_split_has_all_days(runs: Runs, tmp_path: Path) -> None:
-    lake, spec = Lake(str(tmp_path)), segment_rows(1, 0)[0]
+    lake, spec = LakePaths(str(tmp_path)), segment_rows(1, 0)[0]
     dataset = publish_all(
         lake, FIRST, spec, {"train": {day: rows_of(day) for day in DAYS[:4]}}, file_rows=100
     )
@@ -190,7 +189,7 @@ def test_a_warm_start_uses_the_champion_and_not_its_refit(runs: Runs) -> None:
 
 def test_a_held_out_day_on_which_the_parent_was_trained_is_left_out(runs: Runs, tmp_path: Path) -> None:
     """The window moved back: the second day of the lake is a train day of the parent and validates now."""
-    lake = Lake(f"{tmp_path}/lake")
+    lake = LakePaths(f"{tmp_path}/lake")
     shutil.copytree(runs.lake.root, lake.root)
     dataset = read_dataset(lake, SECOND)
     (third, fourth), (fifth,) = (
@@ -250,7 +249,7 @@ def test_rollbacks_and_pins_bring_the_refit_of_the_champion(runs: Runs) -> None:
 
 def test_a_champion_without_a_refit_serves_itself(no_spark: None, tmp_path: Path) -> None:
     """Nothing is refitted if the gate kept the champion, and the champion keeps its refit."""
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     publish(lake)
     config = config_of(lake)
     champion = train_and_promote(config, FIRST)
@@ -273,7 +272,7 @@ def test_a_champion_without_a_refit_serves_itself(no_spark: None, tmp_path: Path
 
 
 def test_a_withdrawn_model_is_not_refitted(no_spark: None, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     publish(lake)
     config = config_of(lake)
     for run_date in RUN_DATES:
@@ -283,7 +282,7 @@ def test_a_withdrawn_model_is_not_refitted(no_spark: None, tmp_path: Path) -> No
 
 
 def test_the_refit_does_the_same_share_of_its_steps(no_spark: None, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     publish(lake)
     stop_at = {"metric": "log_loss", "value": 10.0}  # reached at the first evaluation
     config = config_of(lake, epochs=3, evaluate_every_steps=4, stop_at=stop_at)
@@ -305,7 +304,7 @@ def test_the_refit_does_the_same_share_of_its_steps(no_spark: None, tmp_path: Pa
 def test_the_refit_ends_at_the_share_of_the_kept_step(
     no_spark: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     publish(lake)
     aucs = iter([0.6, 0.7, 0.5])  # at the end of each epoch
 
@@ -339,14 +338,14 @@ def test_the_configuration_refuses_lists_that_are_measured_on_the_test_split() -
     train = {"refit": True}
     for measure in ({"against": "test_split"}, {"against": "next_day"}):
         if measure["against"] == "next_day":
-            assert make_config(Lake("lake"), model=MODEL, train=train, measure=measure).train.refit
+            assert make_config(LakePaths("lake"), model=MODEL, train=train, measure=measure).train.refit
             continue
         with pytest.raises(ValueError, match=r"train\.refit=true trains the model .* on the test split"):
-            make_config(Lake("lake"), model=MODEL, train=train, measure=measure)
+            make_config(LakePaths("lake"), model=MODEL, train=train, measure=measure)
 
 
 def test_choices_of_all_splits_are_known_when_negatives_are_drawn(no_spark: None, tmp_path: Path) -> None:
-    lake, days = Lake(str(tmp_path)), [choices(200, seed=number, day=number) for number in range(4)]
+    lake, days = LakePaths(str(tmp_path)), [choices(200, seed=number, day=number) for number in range(4)]
     splits: dict[Any, dict[str, Any]] = {"train": {}, "validation": {}, "test": {}}
     for split, number in (("train", 0), ("train", 1), ("validation", 2), ("test", 3)):
         splits[split][DAYS[number]] = days[number].rows
@@ -395,7 +394,7 @@ def pairs_of(days: list[Choices]) -> set[int]:
 def test_a_model_says_what_its_scores_are_and_has_only_measures_that_they_have(
     no_spark: None, tmp_path: Path, train: dict[str, Any], draws: bool, scores: str, measured: bool
 ) -> None:
-    lake, days = Lake(str(tmp_path)), [choices(60, seed=number, day=number) for number in range(3)]
+    lake, days = LakePaths(str(tmp_path)), [choices(60, seed=number, day=number) for number in range(3)]
     splits: dict[Any, dict[str, Any]] = {
         split: {DAYS[number]: days[number].rows}
         for number, split in enumerate(("train", "validation", "test"))

@@ -12,7 +12,7 @@ import pytest
 
 from conf.errors import DataError
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry import mlflow_mirror
 from training.registry.refits import Refit, record_refit
 from training.registry.versions import (
@@ -37,7 +37,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
 
 def decide(
-    lake: Lake, run_date: str, challenger: str, *, promoted: bool = True, before: str | None = None
+    lake: LakePaths, run_date: str, challenger: str, *, promoted: bool = True, before: str | None = None
 ) -> None:
     after = challenger if promoted else before
     record_decision(
@@ -46,7 +46,7 @@ def decide(
 
 
 def test_champion_of_each_date(tmp_path: Path, silent: list[dict[str, str]]) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     assert champion_as_of(lake, "m", "2026-01-08") is None
     decide(lake, "2026-01-05", "v1")
     decide(lake, "2026-01-07", "v2", before="v1")
@@ -72,7 +72,7 @@ def test_champion_of_each_date(tmp_path: Path, silent: list[dict[str, str]]) -> 
 def test_a_backfill_changes_its_own_date_and_not_the_newest_alias(
     tmp_path: Path, silent: list[dict[str, str]]
 ) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     decide(lake, "2026-01-05", "v1")
     decide(lake, "2026-01-07", "v2", before="v1")
     decide(lake, "2026-01-06", "v9", before="v1")
@@ -86,7 +86,7 @@ def test_a_backfill_changes_its_own_date_and_not_the_newest_alias(
 
 
 def test_a_rerun_writes_the_same_bytes(tmp_path: Path, silent: list[dict[str, str]]) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     decide(lake, "2026-01-05", "v1")
     files = sorted(tmp_path.rglob("*.json"))
     before = [file.read_bytes() for file in files]
@@ -96,7 +96,7 @@ def test_a_rerun_writes_the_same_bytes(tmp_path: Path, silent: list[dict[str, st
 
 
 def test_challenger_is_what_was_trained_for_the_date(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     with pytest.raises(DataError, match="no model was trained for 2026-01-05"):
         challenger_of(lake, "m", "2026-01-05")
     record_run(lake, "m", "2026-01-05", "v1")
@@ -138,7 +138,7 @@ def description(version: str) -> dict[str, Any]:
 def test_mlflow_holds_the_run_its_history_and_the_aliases(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     for version in ("v1", "v1", "v2"):
         mlflow_mirror.track_training(
             lake, description(version), {"train": {"seed": 3}, "model": {"top_mlp": [4]}}
@@ -175,11 +175,11 @@ def test_mlflow_holds_the_run_its_history_and_the_aliases(tmp_path: Path) -> Non
 def test_a_failing_mlflow_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(lake: Lake) -> None:
+    def refuse(lake: LakePaths) -> None:
         raise ConnectionError("nobody there")
 
     monkeypatch.setattr(mlflow_mirror, "open_client", refuse)
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     mlflow_mirror.track_training(lake, description("v1"), {})
     decide(lake, "2026-01-05", "v1")
     mlflow_mirror.prepare(lake)

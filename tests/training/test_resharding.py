@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from conf.embedding_types import Embeddings
-from storage.paths import Lake
+from conf.train_types import Embeddings
+from storage.paths import LakePaths
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_training import Interrupted, random_plan
 from training.checkpoints import load_model
-from training.distributed.collectives import Collectives
+from training.collectives import Collectives
 from training.loop import training_loop
 from training.loop.run import run_plan, train_in_process
 from training.loop.training_plan import TrainPlan
@@ -61,9 +61,9 @@ def test_other_numbers_of_ranks_go_on_where_it_was(
         "checkpoint_every_steps": 4,
         "embeddings": Embeddings(placement=placement).model_dump(),
     }
-    undisturbed = random_plan(Lake(str(tmp_path / "a")), **settings)
+    undisturbed = random_plan(LakePaths(str(tmp_path / "a")), **settings)
     expected = train_in_process(undisturbed)
-    plan = random_plan(Lake(str(tmp_path / "b")), **settings)
+    plan = random_plan(LakePaths(str(tmp_path / "b")), **settings)
     for ranks, limit, before in [(1, 6, 0), (2, 11, 4), (4, 15, 8)]:
         assert run_until(plan, ranks, limit, monkeypatch) is None
         assert caplog.messages.count(f"resuming after step {before}") == (ranks if before else 0)
@@ -86,7 +86,7 @@ def test_ranks_save_the_model_that_one_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Literal["table_wise", "row_wise"]
 ) -> None:
     settings = {"checkpoint_every_steps": 4, "embeddings": Embeddings(placement=placement).model_dump()}
-    plan = random_plan(Lake(str(tmp_path / "one")), **settings)
+    plan = random_plan(LakePaths(str(tmp_path / "one")), **settings)
     assert run_until(plan, 1, 4, monkeypatch) is None  # what it starts from is drawn by one rank
     states = []
     for ranks in (1, 2, 4):

@@ -12,7 +12,7 @@ from conf.errors import DataError
 from conf.types import Config, Train
 from storage import file_io
 from storage.dataset import Dataset, Member
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_tables import make_config
 from training.registry import mlflow_mirror
 from training.registry.overrides import OverrideRequest, roll_back
@@ -23,18 +23,18 @@ MODEL: dict[str, Any] = {"architecture": "logistic_regression"}
 
 
 @pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakePaths:
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
-    return Lake(str(tmp_path))
+    return LakePaths(str(tmp_path))
 
 
-def config_of(lake: Lake, **retrain: Any) -> Config:
+def config_of(lake: LakePaths, **retrain: Any) -> Config:
     config = make_config(lake, model=MODEL, train={"retrain": retrain})
     split = config.split.model_copy(update={"by": "day", "train_days": 2})
     return config.model_copy(update={"split": split})
 
 
-def ran(lake: Lake, config: Config, day: int, parent: str | None, *, promoted: bool = True) -> str:
+def ran(lake: LakePaths, config: Config, day: int, parent: str | None, *, promoted: bool = True) -> str:
     """Records a run that trained on the two days before its validation day; returns its version."""
     version, date = f"v{day:02d}", f"2026-01-{day:02d}"
     description = {
@@ -56,7 +56,9 @@ def dataset_of(day: int, workflow: str = "w1") -> Dataset:
     return Dataset(f"2026-01-{day:02d}", workflow, {"train": train}, "apply")
 
 
-def test_a_fresh_start_is_due_a_period_after_the_last_one_whether_or_not_it_was_promoted(lake: Lake) -> None:
+def test_a_fresh_start_is_due_a_period_after_the_last_one_whether_or_not_it_was_promoted(
+    lake: LakePaths,
+) -> None:
     config = config_of(lake, fresh_every_days=7)
     champion = ran(lake, config, 8, None)
     for day in range(9, 15):
@@ -75,14 +77,14 @@ def test_a_fresh_start_is_due_a_period_after_the_last_one_whether_or_not_it_was_
     assert fresh_start(config_of(lake), lake, "2026-01-22") is None
 
 
-def test_fresh_never_starts_from_a_champion(lake: Lake) -> None:
+def test_fresh_never_starts_from_a_champion(lake: LakePaths) -> None:
     config = config_of(lake, start="fresh")
     ran(lake, config, 8, None)
     assert fresh_start(config, lake, "2026-01-09") == "train.retrain.start is fresh"
     assert find_parent(config, lake, dataset_of(9)) is None
 
 
-def test_warm_stops_where_it_cannot_and_says_why(lake: Lake) -> None:
+def test_warm_stops_where_it_cannot_and_says_why(lake: LakePaths) -> None:
     config = config_of(lake, start="warm")
     assert find_parent(config, lake, dataset_of(8)) is None  # there is no champion yet
     ran(lake, config, 8, None)
@@ -98,7 +100,7 @@ def test_warm_stops_where_it_cannot_and_says_why(lake: Lake) -> None:
         find_parent(config, lake, replace(dataset_of(8), run_date="2026-01-09"))
 
 
-def test_days_between_two_windows_are_named(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+def test_days_between_two_windows_are_named(lake: LakePaths, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(lake)
     ran(lake, config, 8, None)  # learned from the 5th and 6th
     find_parent(config, lake, dataset_of(10))  # the 7th and 8th
@@ -110,7 +112,7 @@ def test_days_between_two_windows_are_named(lake: Lake, caplog: pytest.LogCaptur
     assert skipped == ["2026-01-07", "2026-01-08"]
 
 
-def test_a_withdrawn_model_is_no_parent(lake: Lake) -> None:
+def test_a_withdrawn_model_is_no_parent(lake: LakePaths) -> None:
     config = config_of(lake)
     first = ran(lake, config, 8, None)
     ran(lake, config, 9, first)

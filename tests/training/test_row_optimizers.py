@@ -17,14 +17,12 @@ from conf.types import ModelConfig, Train
 from tests.training.architectures import VARIANTS
 from tests.training.feature_rows import make_spec
 from training import kernels
-from training.distributed.collectives import ALONE
-from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
+from training.collectives import ALONE
+from training.embeddings.rows import LookupGradient, SummedRowGradient
 from training.embeddings.table import StackedEmbedding
 from training.loop.train_step import Trainer
 from training.models import build_model
-from training.optimizers.lazy_adam import LazyAdam
-from training.optimizers.row_optimizers import row_optimizer
-from training.optimizers.row_sgd import RowSgd
+from training.optimizers.row_optimizers import LazyAdam, RowSgd, row_optimizer
 from training.optimizers.updates import Updates
 
 ROWS, DIM = 12, 3

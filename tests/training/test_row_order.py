@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.data.row_order import BLOCK_ROWS, RowOrder, RowRange, ShardStream
-from training.data.sharding import Piece
+from training.data.sharding import BLOCK_ROWS, Piece, RowOrder, RowRange, ShardStream
 
 PIECE = Piece(0, 7, 7 + 10_000)
 

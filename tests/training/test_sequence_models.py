@@ -13,7 +13,7 @@ from conf.errors import ConfigError
 from conf.types import Keys, ModelConfig
 from storage import file_io
 from storage.feature_spec import PAD_ID, FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.architectures import small_spec, variant
 from tests.training.feature_rows import random_rows
 from tests.training.feature_tables import make_config, publish_all
@@ -27,12 +27,11 @@ from tests.training.sequence_models import (
     randomised,
 )
 from training.checkpoints import open_trained, save_trained
-from training.distributed.collectives import LocalCollectives
-from training.embeddings.tables_of_model import tables_of
-from training.loop.run import train_in_process
+from training.collectives import LocalCollectives
+from training.embeddings.table import tables_of
+from training.loop.run import train_in_process, warm_start
 from training.loop.train_step import Trainer
 from training.loop.training_plan import make_plan
-from training.loop.warm_start import warm_start
 from training.models import build_model
 from training.models.factorization import FeatureSides, Side
 from training.models.sequence import SequenceDropout, distinct_sequences
@@ -158,7 +157,7 @@ def test_every_weight_gets_a_gradient_and_padding_none(architecture: str) -> Non
 def test_it_learns_which_item_follows_the_last_one(tmp_path: Path, architecture: str) -> None:
     torch.set_num_threads(1)
     days = {"train": {"2026-01-02": markov_rows(6_000, 1)}, "validation": {"2026-01-03": markov_rows(800, 2)}}
-    dataset = publish_all(Lake(str(tmp_path)), "2026-01-04", PLAIN, days)
+    dataset = publish_all(LakePaths(str(tmp_path)), "2026-01-04", PLAIN, days)
     train = {
         "num_ranks": 1,
         "num_shards": 4,
@@ -170,7 +169,7 @@ def test_it_learns_which_item_follows_the_last_one(tmp_path: Path, architecture:
         "embeddings": {"optimizer": "lazy_adam"},
         "baselines": ["logistic_regression"],
     }
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     plan = make_plan(make_config(lake, model=config(architecture).model_dump(), train=train), lake, dataset)
     description = train_in_process(plan)
     assert description["baselines"]["logistic_regression"]["validation"]["auc"] < 0.6
@@ -186,7 +185,7 @@ def test_warm_start_keeps_the_items_of_a_grown_vocabulary(tmp_path: Path, archit
     parent, child = (
         Trainer(
             build_model(variant(architecture), spec, seed),
-            make_config(Lake("unused"), model={"architecture": "dlrm"}).train,
+            make_config(LakePaths("unused"), model={"architecture": "dlrm"}).train,
             LocalCollectives(),
         )
         for seed, spec in enumerate((old, new))
@@ -263,7 +262,7 @@ def test_a_model_without_histories_needs_no_item() -> None:
 def test_a_training_names_the_feature_of_the_items_key(tmp_path: Path) -> None:
     """Of two features with equal numbers of ids, also in a baseline. model.json has the name."""
     spec = TWO_ITEMS
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     days = {
         "train": {"2026-01-02": random_rows(spec, 64, 1)},
         "validation": {"2026-01-03": random_rows(spec, 64, 2)},

@@ -15,7 +15,7 @@ from conf.load import load_config
 from conf.plugins import MODEL
 from conf.types import ModelConfig, Strict
 from storage.feature_spec import Feature, FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, variant
 from tests.training.feature_rows import random_rows
 from tests.training.feature_tables import make_config, publish_all
@@ -70,7 +70,7 @@ def test_a_complete_configuration_holds_every_setting_and_is_complete(name: str)
 
 
 def test_a_plan_refuses_wrong_settings_and_describes_all_of_them(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     spec = FeatureSpec((Feature("C0", "categorical", "int32", "pair", 5),), ("row_id",), "w1")
     dataset = publish_all(lake, "2026-01-04", spec, {"train": {"2026-01-02": random_rows(spec, 20, seed=0)}})
     with pytest.raises(ConfigError, match=r"unknown key model.top_mpl=\[8\]"):
@@ -199,7 +199,7 @@ def test_an_architecture_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Mon
     folder.mkdir()
     (folder / "sum_of_embeddings.py").write_text(NEW_ARCHITECTURE)
     monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(folder)])
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     spec = FeatureSpec((Feature("C0", "categorical", "int32", "pair", 5),), ("row_id",), "w1")
     days = {"2026-01-02": random_rows(spec, 200, seed=0)}
     dataset = publish_all(lake, "2026-01-04", spec, {"train": days, "validation": days})

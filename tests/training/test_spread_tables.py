@@ -12,19 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
+from conf.train_types import Embeddings
 from conf.types import ModelConfig, Train
 from metrics import auc
 from storage.feature_spec import FeatureSpec
 from tests.training.architectures import small_spec, variant
 from tests.training.feature_rows import make_spec, random_rows
 from tests.training.ranks_in_threads import on_ranks
+from training.collectives import ALONE, Collectives
 from training.data.batch import Batch
-from training.distributed.collectives import ALONE, Collectives
 from training.embeddings.placement import TableShape, plan_placement
-from training.embeddings.table import StackedEmbedding
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.table import StackedEmbedding, tables_of
 from training.loop.train_step import Trainer
 from training.models import build_model
 

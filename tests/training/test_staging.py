@@ -19,7 +19,7 @@ import torch
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.types import Reading
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.lakes import lakes, servers
 from tests.training.feature_rows import make_spec, random_rows
 from tests.training.feature_tables import make_config, publish_all, write_file
@@ -256,11 +256,11 @@ def test_a_lock_that_is_never_released_is_an_error_that_names_it(
 
 
 def test_a_plan_of_a_lake_on_the_store_reads_its_files_from_there(store: str, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     rows = random_rows(SPEC, 90, seed=0)
     dataset = publish_all(lake, "2026-01-02", SPEC, {"train": {"2026-01-01": rows}}, file_rows=40)
     lakes.upload(tmp_path / "lake", f"{store}/planned")
-    remote = Lake(f"{store}/planned")
+    remote = LakePaths(f"{store}/planned")
     config = make_config(remote, model={"architecture": "logistic_regression"})
     plan = make_plan(config, remote, dataset)
     assert plan.model_path.startswith(f"{store}/planned/models/")

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from conf.types import StopAt, Train
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.feature_rows import segment_rows
 from tests.training.feature_tables import make_config, publish_all
-from training.loop.early_stopping import stop_reason
+from training.loop.best_step import stop_reason
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 
@@ -55,7 +55,7 @@ def test_a_rule_needs_something_to_reach_and_evaluations() -> None:
         Train(stop_at=StopAt(value=0.8))
 
 
-def plan_of(lake: Lake, **train: Any) -> TrainPlan:
+def plan_of(lake: LakePaths, **train: Any) -> TrainPlan:
     spec, rows = segment_rows(20_000, seed=1)
     held_out = {"validation": {"2026-01-03": segment_rows(4_000, 2)[1]}}
     dataset = publish_all(
@@ -67,7 +67,7 @@ def plan_of(lake: Lake, **train: Any) -> TrainPlan:
 
 
 def test_a_training_ends_at_its_target_and_says_why(tmp_path: Path) -> None:
-    plan = plan_of(Lake(str(tmp_path)), evaluate_every_steps=5, stop_at={"value": 0.55}, epochs=4)
+    plan = plan_of(LakePaths(str(tmp_path)), evaluate_every_steps=5, stop_at={"value": 0.55}, epochs=4)
     description = train_in_process(plan)
     measured = [entry for entry in description["history"] if "validation" in entry]
     assert [entry["step"] for entry in measured] == list(range(5, description["steps"] + 1, 5))
@@ -80,7 +80,7 @@ def test_a_training_ends_at_its_target_and_says_why(tmp_path: Path) -> None:
 
 def test_measuring_on_the_way_changes_no_weight(tmp_path: Path) -> None:
     plain, measured = (
-        train_in_process(plan_of(Lake(str(tmp_path / name)), keep="last", **train))
+        train_in_process(plan_of(LakePaths(str(tmp_path / name)), keep="last", **train))
         for name, train in [("plain", {}), ("measured", {"evaluate_every_steps": 7})]
     )
     assert [entry["loss"] for entry in plain["history"]] == [entry["loss"] for entry in measured["history"]]
@@ -90,7 +90,7 @@ def test_measuring_on_the_way_changes_no_weight(tmp_path: Path) -> None:
 
 
 def test_a_profile_is_written_beside_the_checkpoints(tmp_path: Path) -> None:
-    plan = plan_of(Lake(str(tmp_path)), profile={"first_step": 3, "steps": 2})
+    plan = plan_of(LakePaths(str(tmp_path)), profile={"first_step": 3, "steps": 2})
     train_in_process(plan)
     (trace,) = Path(f"{plan.checkpoint_path}.profile").iterdir()
     assert trace.name == "rank0-steps3-4.json.gz"
@@ -98,6 +98,6 @@ def test_a_profile_is_written_beside_the_checkpoints(tmp_path: Path) -> None:
 
 
 def test_a_profile_past_the_end_is_none(tmp_path: Path) -> None:
-    plan = plan_of(Lake(str(tmp_path)), profile={"first_step": 4_000})
+    plan = plan_of(LakePaths(str(tmp_path)), profile={"first_step": 4_000})
     train_in_process(plan)
     assert not Path(f"{plan.checkpoint_path}.profile").exists()

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from training.embeddings import counter_rng
-from training.embeddings.row_storage import round_stochastically
+from training.embeddings.held_rows import round_stochastically
 from training.embeddings.table import StackedEmbedding
 
 

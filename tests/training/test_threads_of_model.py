@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from tests.training.architectures import small_spec, variant
-from training.device.threads import torch_threads
-from training.loop.threads_of_model import threads_of_model
+from training.device import torch_threads
+from training.loop.training_loop import threads_of_model
 from training.models import build_model
 
 

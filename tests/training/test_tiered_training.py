@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conf.embedding_types import Embeddings
+from conf.train_types import Embeddings
 from conf.types import Train
 from storage.feature_spec import FeatureSpec
 from tests.checked_device import CheckedTensor, Checks, checked_device
@@ -23,14 +23,14 @@ from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_spread_tables import LENGTH, OPTIMIZERS, PLACEMENTS, ROWS, _building, share, steps
 from training import kernels
 from training.checkpoints import open_trained, save_trained
+from training.collectives import ALONE, Collectives
 from training.data.batch import Batch
-from training.distributed.collectives import ALONE, Collectives
+from training.embeddings.placement import Tiers
 from training.embeddings.router import Router
-from training.embeddings.tables_of_model import tables_of
-from training.embeddings.tiered_rows import TieredRows, rows_of_block
-from training.embeddings.tiers import Tiers
+from training.embeddings.rows import TieredRows, rows_of_block
+from training.embeddings.table import tables_of
+from training.loop.run import warm_start
 from training.loop.train_step import Trainer
-from training.loop.warm_start import warm_start
 from training.models import build_model, planned_tables
 
 CPU = torch.device("cpu")

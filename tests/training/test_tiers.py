@@ -12,23 +12,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
+from conf.train_types import Embeddings
 from conf.types import Train
 from storage.id_counts import IdCounts
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.architectures import variant
 from tests.training.feature_rows import make_spec
 from tests.training.test_spread_tables import PLACEMENTS, _building
 from tests.training.test_training import random_plan
-from training.distributed.collectives import ALONE
-from training.embeddings.placed_rows import FeaturePlacement, Placement
-from training.embeddings.placement import TableShape, plan_placement
+from training.collectives import ALONE
+from training.embeddings.placement import (
+    FeaturePlacement,
+    Placement,
+    PlannedTable,
+    TableShape,
+    Tiers,
+    choose_tiers,
+    plan_placement,
+)
 from training.embeddings.router import Router
-from training.embeddings.tables_of_model import tables_of
-from training.embeddings.tiers import PlannedTable, Tiers, choose_tiers
-from training.loop.embedding_memory import plan_tiers
-from training.loop.run import train_in_process
+from training.embeddings.table import tables_of
+from training.loop.run import plan_tiers, train_in_process
 from training.models import build_model, planned_tables
 
 CPU = torch.device("cpu")
@@ -191,7 +196,9 @@ def test_a_training_reports_where_its_rows_are(tmp_path: Path, caplog: pytest.Lo
 
 def test_enough_memory_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "nightrank")
-    plan = random_plan(Lake(str(tmp_path)), device="cpu", embedding_memory="auto", embedding_memory_mib=64)
+    plan = random_plan(
+        LakePaths(str(tmp_path)), device="cpu", embedding_memory="auto", embedding_memory_mib=64
+    )
     description = train_in_process(plan)
     assert "all embedding rows are on the device" in caplog.text
     assert all("hot_share" not in entry for entry in description["history"])

@@ -12,11 +12,11 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.lakes import servers
 from tests.training.mlflow_servers import mlflow_server
 from tests.training.test_registry import decide, description
-from training.registry import mlflow_mirror, mlflow_runs
+from training.registry import mlflow_mirror
 from training.registry.comparison import Comparison, ExperimentOutcome, TrainingOutcome
 from training.registry.mlflow_comparison import track_comparison
 
@@ -65,7 +65,7 @@ def test_a_server_gets_one_run_and_one_version_a_training(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     for version in ("v1", "v1", "v2", "v1"):
         mlflow_mirror.track_training(lake, of("local", version), PARAMS)
     assert "MLflow was not updated" not in caplog.text
@@ -96,7 +96,7 @@ def test_a_server_gets_the_uri_of_a_lake_on_an_object_store(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    lake = Lake(f"{bucket}/lake")
+    lake = LakePaths(f"{bucket}/lake")
     mlflow_mirror.prepare(lake)
     mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     decide(lake, "2026-01-05", "v1")
@@ -112,7 +112,7 @@ def test_without_a_server_nothing_is_mirrored_of_a_lake_on_an_object_store(
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     caplog.set_level(logging.INFO, "nightrank.tracking")
-    lake = Lake(f"{bucket}/unmirrored")
+    lake = LakePaths(f"{bucket}/unmirrored")
     mlflow_mirror.prepare(lake)
     mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     assert caplog.messages == [
@@ -127,7 +127,7 @@ def test_a_lake_of_a_file_uri_has_its_store_in_its_folder(
     tmp_path: Path, empty_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    lake = Lake(f"file://{tmp_path}")
+    lake = LakePaths(f"file://{tmp_path}")
     mlflow_mirror.track_training(lake, of("m", "v1"), PARAMS)
     assert (tmp_path / "mlflow.db").is_file()
     registered = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_model_version_by_alias("m", "challenger")
@@ -139,7 +139,7 @@ def test_a_run_that_a_killed_job_began_is_completed(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
 
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
@@ -170,12 +170,12 @@ def test_two_jobs_that_make_the_run_at_once_agree_on_one(
     def create_beside(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
         with monkeypatch.context() as patch, ThreadPoolExecutor(1) as other:
             patch.setattr(MlflowClient, "create_run", create)
-            run = other.submit(mlflow_runs.run_of, client, of("twice", "v1"), "s3://x").result()
+            run = other.submit(mlflow_mirror.run_of, client, of("twice", "v1"), "s3://x").result()
             created_ids.append(run.info.run_id)
         return create(self, *args, **kwargs)
 
     monkeypatch.setattr(MlflowClient, "create_run", create_beside)
-    assert mlflow_runs.run_of(client, of("twice", "v1"), "s3://x").info.run_id == created_ids[0]
+    assert mlflow_mirror.run_of(client, of("twice", "v1"), "s3://x").info.run_id == created_ids[0]
     assert [run.info.run_id for run in runs(client, "twice")] == created_ids
 
 
@@ -183,7 +183,7 @@ def test_a_comparison_is_one_run_with_a_run_below_it_for_each_training(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    lake = Lake(str(tmp_path / "lake"))
+    lake = LakePaths(str(tmp_path / "lake"))
     outcomes, params = [], {}
     for name, loss in (("base", 0.4), ("better", 0.3)):
         trainings = []

@@ -15,18 +15,17 @@ from conf.types import Config, ModelConfig, Train
 from storage import file_io
 from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.architectures import VARIANTS, variant
 from tests.training.feature_rows import make_spec, random_rows, segment_rows
 from tests.training.feature_tables import make_config, publish_all
 from training.checkpoints import load_model, open_trained, save_trained
 from training.checkpoints.stored import StoredState
-from training.distributed.collectives import LocalCollectives
+from training.collectives import LocalCollectives
 from training.loop import training_loop
-from training.loop.run import train_in_process
+from training.loop.run import train_in_process, warm_start
 from training.loop.train_step import Trainer
 from training.loop.training_plan import TrainPlan, make_plan
-from training.loop.warm_start import warm_start
 from training.models import build_model
 from training.registry import versions
 from training.registry.model_json import read_description
@@ -41,7 +40,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def publish_segments(lake: Lake, rows: int = 40_000) -> Dataset:
+def publish_segments(lake: LakePaths, rows: int = 40_000) -> Dataset:
     spec, train = segment_rows(rows, seed=1)
     held_out = {
         "validation": {"2026-01-03": segment_rows(8_000, 2)[1]},
@@ -50,20 +49,20 @@ def publish_segments(lake: Lake, rows: int = 40_000) -> Dataset:
     return publish_all(lake, RUN_DATE, spec, {"train": {"2026-01-02": train}, **held_out}, file_rows=3_000)
 
 
-def segments_config(lake: Lake, **train: Any) -> Config:
+def segments_config(lake: LakePaths, **train: Any) -> Config:
     return make_config(
         lake, model=MODEL, train={"global_batch_size": 512, "epochs": 2, "num_ranks": 1, **train}
     )
 
 
-def publish_random(lake: Lake, rows: int = 600) -> Dataset:
+def publish_random(lake: LakePaths, rows: int = 600) -> Dataset:
     spec = make_spec(2, [9, 5])
     days = {"train": "2026-01-02", "validation": "2026-01-03", "test": RUN_DATE}
     splits = {split: {dt: random_rows(spec, rows, seed)} for seed, (split, dt) in enumerate(days.items())}
     return publish_all(lake, RUN_DATE, spec, splits, file_rows=100)
 
 
-def random_plan(lake: Lake, **train: Any) -> TrainPlan:
+def random_plan(lake: LakePaths, **train: Any) -> TrainPlan:
     train = {"global_batch_size": 64, "num_shards": 4, "num_ranks": 1, "log_every_steps": 1, **train}
     return make_plan(make_config(lake, model=MODEL, train=train), lake, publish_random(lake))
 
@@ -73,7 +72,7 @@ def weights_of(plan: TrainPlan) -> dict[str, torch.Tensor]:
 
 
 def test_dlrm_learns_what_no_linear_model_can(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     dataset = publish_segments(lake)
     config = segments_config(lake, baselines=["logistic_regression"])
     plan = make_plan(config, lake, dataset)
@@ -93,7 +92,7 @@ def test_dlrm_learns_what_no_linear_model_can(tmp_path: Path) -> None:
 def test_one_kind_of_feature_is_enough(
     tmp_path: Path, num_dense: int, cardinalities: list[int], name: str
 ) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     spec = make_spec(num_dense, cardinalities)
     rows = {"2026-01-02": random_rows(spec, 200, seed=0)}
     dataset = publish_all(lake, RUN_DATE, spec, {"train": rows, "validation": rows})
@@ -121,9 +120,9 @@ def test_a_resumed_training_ends_in_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
 ) -> None:
     settings = {"epochs": 2, "checkpoint_every_steps": 4}  # 10 steps an epoch: step 12 lies in the second
-    undisturbed = random_plan(Lake(str(tmp_path / "a")), **settings)
+    undisturbed = random_plan(LakePaths(str(tmp_path / "a")), **settings)
     expected = train_in_process(undisturbed)
-    plan = random_plan(Lake(str(tmp_path / "b")), **settings)
+    plan = random_plan(LakePaths(str(tmp_path / "b")), **settings)
     steps = 0
 
     def counting(*arguments: Any) -> float:
@@ -148,7 +147,7 @@ def test_a_resumed_training_ends_in_the_same_weights(
 
 
 def test_training_twice_gives_the_same_weights(tmp_path: Path) -> None:
-    plans = [random_plan(Lake(str(tmp_path / name))) for name in "ab"]
+    plans = [random_plan(LakePaths(str(tmp_path / name))) for name in "ab"]
     histories = [[entry["loss"] for entry in train_in_process(plan)["history"]] for plan in plans]
     assert histories[0] == histories[1]
     first, second = (weights_of(plan) for plan in plans)
@@ -158,7 +157,7 @@ def test_training_twice_gives_the_same_weights(tmp_path: Path) -> None:
 def test_a_diverging_loss_ends_the_training(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the loss at step .* is nan"):
         train_in_process(
-            random_plan(Lake(str(tmp_path)), learning_rate=1e30, embedding_learning_rate=1e30, epochs=5)
+            random_plan(LakePaths(str(tmp_path)), learning_rate=1e30, embedding_learning_rate=1e30, epochs=5)
         )
 
 
@@ -204,12 +203,12 @@ def test_warm_start_rejects_what_is_no_extension(tmp_path: Path) -> None:
         warm_start(child, spec, *stored(tmp_path / "3", make_trainer(spec, top_mlp=[17]), spec))
 
 
-def promote(lake: Lake, run_date: str, version: str) -> None:
+def promote(lake: LakePaths, run_date: str, version: str) -> None:
     decision = versions.ChampionDecision(version, None, True, version, "first")
     file_io.replace_json(f"{lake.models('tiny')}/promotions/dt={run_date}.json", decision.__dict__)
 
 
-def next_run_dataset(dataset: Dataset, lake: Lake) -> Dataset:
+def next_run_dataset(dataset: Dataset, lake: LakePaths) -> Dataset:
     """The dataset of a day later: the window has moved on by the day that was validation."""
     splits = {**dataset.splits, "train": (*dataset.splits["train"], *dataset.splits["validation"])}
     return replace(dataset, run_date="2026-01-05", splits=splits, mode="apply")
@@ -219,7 +218,7 @@ def test_a_challenger_starts_from_the_champion_only_where_that_fits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     config = segments_config(lake)
     dataset = publish_random(lake)
     later = next_run_dataset(dataset, lake)
@@ -248,7 +247,7 @@ def test_a_challenger_starts_from_the_champion_only_where_that_fits(
 
 
 def test_a_warm_started_training_goes_on_with_the_days_it_has_not_seen(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     dataset = publish_segments(lake)
     first = train_in_process(make_plan(segments_config(lake), lake, dataset))
     promote(lake, "2026-01-04", first["version"])
@@ -264,16 +263,18 @@ def test_a_warm_started_training_goes_on_with_the_days_it_has_not_seen(tmp_path:
 def test_the_version_knows_data_code_parent_and_configuration_but_not_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = segments_config(Lake(str(tmp_path)))
+    config = segments_config(LakePaths(str(tmp_path)))
     version = versions.model_version(config, "data", None)
     embeddings = {"placement": "row_wise", "rank_max_bytes": 10**9}
     same = segments_config(
-        Lake("elsewhere"), num_ranks=4, log_every_steps=7, device="cpu", embeddings=embeddings
+        LakePaths("elsewhere"), num_ranks=4, log_every_steps=7, device="cpu", embeddings=embeddings
     )
     assert versions.model_version(same, "data", None) == version
     others = [
-        versions.model_version(segments_config(Lake("x"), learning_rate=0.5), "data", None),
-        versions.model_version(segments_config(Lake("x"), embeddings={"optimizer": "sgd"}), "data", None),
+        versions.model_version(segments_config(LakePaths("x"), learning_rate=0.5), "data", None),
+        versions.model_version(
+            segments_config(LakePaths("x"), embeddings={"optimizer": "sgd"}), "data", None
+        ),
         versions.model_version(config, "other data", None),
         versions.model_version(config, "data", "parent"),
     ]
@@ -283,7 +284,7 @@ def test_the_version_knows_data_code_parent_and_configuration_but_not_ranks(
 
 
 def test_a_plan_names_what_is_missing(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     dataset = publish_random(lake)
     with pytest.raises(DataError, match="the train split of dataset 2026-01-04 has no rows"):
         make_plan(make_config(lake, model=MODEL), lake, replace(dataset, splits={}))
@@ -291,7 +292,7 @@ def test_a_plan_names_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share, message", [(0, "hold no click"), (1, "hold only clicks")])
 def test_a_plan_refuses_training_days_of_one_label(tmp_path: Path, share: int, message: str) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     dataset, config = publish_random(lake), make_config(lake, model=MODEL)
     train = dataset.splits["train"]
     rows = [

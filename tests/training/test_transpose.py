@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from training.data import transpose
-from training.data.row_order import BLOCK_ROWS
-from training.data.transpose import NumpyTransposer, Transposer, transposer_of
+from training.data import pool_writer
+from training.data.pool_writer import NumpyTransposer, Transposer, transposer_of
+from training.data.sharding import BLOCK_ROWS
 from training.native import library, transposer
-from training.native.shard_rows import PoolMemory, RangeRows, ShardRows
-from training.native.transposer import CompiledTransposer
+from training.native.transposer import CompiledTransposer, PoolMemory, RangeRows, ShardRows
 
 
 def compiled(columns: list[NDArray[Any]]) -> CompiledTransposer:
@@ -72,7 +71,7 @@ def test_the_compiled_way_is_taken_where_it_was_built(
     library.library.cache_clear()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     try:
-        assert isinstance(transpose.transposer_of([np.zeros(3, np.int32)]), NumpyTransposer)
+        assert isinstance(pool_writer.transposer_of([np.zeros(3, np.int32)]), NumpyTransposer)
         assert "run `make setup`" in caplog.text
     finally:
         monkeypatch.undo()
@@ -84,7 +83,7 @@ def test_numbers_of_other_sizes_are_refused() -> None:
         compiled([np.zeros(3, np.int64)])
 
 
-@pytest.mark.parametrize("of", [transposer.target_rows, transpose.numpy_target_rows])
+@pytest.mark.parametrize("of", [transposer.target_rows, pool_writer.numpy_target_rows])
 @given(shard_rows=st.integers(1, 9), shards=st.integers(1, 4), rows=st.integers(0, 60), ordered=st.booleans())
 @settings(deadline=None)
 def test_a_window_fills_a_shards_places_batch_by_batch(
@@ -147,7 +146,7 @@ def test_compiled_code_and_numpy_write_equal_pools(
         targets = [np.full((rows, width), 7, dtype=dtype) for width, dtype in widths]
         weights = np.full(rows, 7, dtype=np.float32)
         memory = PoolMemory(targets, weights, steps, shard_rows, num_shards * shard_rows)
-        transpose.write_pool(shards, memory, threads)
+        pool_writer.write_pool(shards, memory, threads)
         return [*targets, weights]
 
     for mine, other in zip(written(compiled), written(NumpyTransposer), strict=True):

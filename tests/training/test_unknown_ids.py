@@ -14,25 +14,24 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from conf.dates import days_since_epoch
 from conf.errors import ConfigError
+from conf.names import days_since_epoch
 from conf.types import Config, MultiHot, Reading, Train, TrainNegatives
 from jobs.checks.config_checks import check_training
 from storage.feature_spec import OOV_ID
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.choices import ITEMS, SPEC, USERS, Choices, choices, write_days
 from tests.training.feature_tables import make_config, publish_all
 from tests.training.ranks_in_threads import on_ranks
 from training.checkpoints import load_model
-from training.data.batch import Batch
-from training.data.compared_items import CatalogueItems
+from training.collectives import ALONE, Collectives
+from training.data.batch import Batch, CatalogueItems
 from training.data.item_catalogue import ItemCatalogue, read_catalogue
 from training.data.item_comparison import ItemComparison
 from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 from training.data.unknown_ids import RowsWithUnknownIds, UnknownIds
-from training.distributed.collectives import ALONE, Collectives
 from training.loop.run import train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 from training.models.inputs import id_columns
@@ -231,7 +230,7 @@ def liked_genres(rows: int, seed: int) -> Choices:
 
 
 def plan_of(folder: Path, **train: Any) -> TrainPlan:
-    lake = Lake(str(folder))
+    lake = LakePaths(str(folder))
     days = {"train": "2026-01-02", "validation": "2026-01-03", "test": "2026-01-04"}
     splits = {
         split: {dt: liked_genres(3000 if split == "train" else 600, seed).rows}

@@ -14,13 +14,12 @@ from pydantic import ValidationError
 from conf.errors import ConfigError
 from conf.types import Train
 from storage.feature_spec import Feature, FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant
 from tests.training.feature_tables import make_config
 from tests.training.ranks_in_threads import on_ranks
-from training.data.batch import Batch
-from training.data.compared_items import BatchItems, CatalogueItems, Vectors
-from training.distributed.collectives import ALONE, Collectives
+from training.collectives import ALONE, Collectives
+from training.data.batch import Batch, BatchItems, CatalogueItems, Vectors
 from training.loop.losses import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model
@@ -167,5 +166,5 @@ def test_a_log_without_items_is_refused(loss: str) -> None:
     with pytest.raises(
         ValidationError, match=f"train.loss={loss} compares items, so it needs the section keys"
     ):
-        make_config(Lake("unused"), **sections)
-    assert make_config(Lake("unused"), **{**sections, "train": {}}).keys is None
+        make_config(LakePaths("unused"), **sections)
+    assert make_config(LakePaths("unused"), **{**sections, "train": {}}).keys is None

@@ -19,7 +19,7 @@ from tests.training.ranks_in_threads import on_ranks
 from tests.training.steps_of_ranks import run_steps
 from tests.training.test_spread_tables import PLACEMENTS
 from training import kernels
-from training.distributed.collectives import ALONE
+from training.collectives import ALONE
 
 CPU = torch.device("cpu")
 

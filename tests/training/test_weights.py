@@ -18,24 +18,23 @@ from numpy.typing import NDArray
 from conf.errors import DataError
 from conf.types import ModelConfig, MultiHot, Reading, Train, TrainNegatives
 from storage.feature_spec import FeatureSpec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.choices import SPEC, Choices, choices, write_days
 from tests.training.ranks_in_threads import on_ranks
 from tests.training.test_overlap import run, trainer_of
 from tests.training.test_spread_tables import share
-from training.data import transpose
-from training.data.batch import Batch
-from training.data.compared_items import Vectors
+from training.collectives import ALONE, Collectives
+from training.data import pool_writer
+from training.data.batch import Batch, Vectors
 from training.data.item_catalogue import ItemCatalogue, read_catalogue
 from training.data.item_comparison import ItemComparison
 from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
-from training.distributed.collectives import ALONE, Collectives
 from training.loop.losses import mean_penalty, read_loss
 from training.loop.run import train_in_process
-from training.loop.table_plan import make_table_plan
 from training.loop.train_step import Trainer
+from training.loop.training_plan import make_table_plan
 from training.models import build_model
 
 SHARDS, BATCH, DRAWS = 4, 64, 3
@@ -123,7 +122,7 @@ def test_batches_have_the_weight_of_each_row_and_zero_for_padding(
     files: list[DataFile], keys: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(transpose, "library", lambda: None)
+        monkeypatch.setattr(pool_writer, "library", lambda: None)
     table = columns_of(files)
     prices = [tuple(row.values()) for row in table.select(["hour", "price"]).to_pylist()]
     expected = dict(zip(prices, table["weight"].to_pylist(), strict=True))
@@ -343,7 +342,9 @@ def test_a_training_of_weighted_rows_is_measured_without_weights(tmp_path: Path)
         num_ranks=1, num_shards=1, global_batch_size=200, epochs=20, learning_rate=0.05, keep="last"
     )
     model = ModelConfig(architecture="logistic_regression")
-    plan = make_table_plan(model, train, spec, {"train": table, "validation": table}, Lake(str(tmp_path)))
+    plan = make_table_plan(
+        model, train, spec, {"train": table, "validation": table}, LakePaths(str(tmp_path))
+    )
     measures = train_in_process(plan)["metrics"]["validation"]
     p = 0.75
     unweighted = -0.5 * (np.log(p) + np.log(1 - p))

@@ -19,9 +19,9 @@ from conf.load import load_config
 from conf.types import Config
 from jobs.chain.steps import RunPlan
 from storage.job_summary import JobSummary
-from storage.lake_files import dates_of_tables, list_lake
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
+from storage.remove import dates_of_tables, list_lake
 from storage.run_context import RunContext
 from tests.upgrade.make_joined_lake import ARCHIVE, CONFIG
 from training.registry.versions import champion_as_of
@@ -34,8 +34,8 @@ class JoinedLake:
     folder: Path
 
     @property
-    def lake(self) -> Lake:
-        return Lake(str(self.folder / "lake"))
+    def lake(self) -> LakePaths:
+        return LakePaths(str(self.folder / "lake"))
 
     @property
     def partitions(self) -> list[Partition]:

@@ -23,9 +23,9 @@ from reporting.monitoring.run_record import read_records
 from scoring.model.model_info import read_model_info
 from storage.dataset import read_dataset, read_spec
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from training.checkpoints.checkpoints import Checkpoints, Position
-from training.distributed.collectives import LocalCollectives
+from training.collectives import LocalCollectives
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.registry.champion_history import read_decisions, read_overrides
@@ -41,11 +41,11 @@ CHAMPION_WORKFLOW = "354c2d28e3aad572"
 KILLED = "8abb611fb4b325ed"
 
 
-def unpack(folder: Path) -> Lake:
+def unpack(folder: Path) -> LakePaths:
     """The lake, in a folder of its own."""
     with tarfile.open(HERE / "lake-0.1.0.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    return Lake(str(folder / "lake"))
+    return LakePaths(str(folder / "lake"))
 
 
 def rows_of(partition: Partition) -> int:
@@ -54,7 +54,7 @@ def rows_of(partition: Partition) -> int:
     return sum(pq.ParquetFile(path).metadata.num_rows for path in files)
 
 
-def restore_checkpoint(lake: Lake) -> Position | None:
+def restore_checkpoint(lake: LakePaths) -> Position | None:
     """Fills a fresh trainer of the killed training's architecture from its newest checkpoint."""
     spec = read_spec(lake, CHAMPION_WORKFLOW)
     settings = read_description(model_path(lake, NAME, CHAMPION))["model"]
@@ -68,14 +68,14 @@ class Kind:
     """A kind of file: where one lies below the lake, what reads it, and where its version stands in it."""
 
     path: str
-    read: Callable[[Lake], Any]
+    read: Callable[[LakePaths], Any]
     version_within: tuple[str, ...] = ()
 
-    def file(self, lake: Lake) -> Path:
+    def file(self, lake: LakePaths) -> Path:
         """The one file, or the newest, that the pattern names."""
         return sorted(Path(lake.root).glob(self.path))[-1]
 
-    def values(self, lake: Lake) -> tuple[dict[str, Any], dict[str, Any]]:
+    def values(self, lake: LakePaths) -> tuple[dict[str, Any], dict[str, Any]]:
         """The file's JSON, and the object within it that holds the version."""
         whole = json.loads(self.file(lake).read_text())
         part = whole

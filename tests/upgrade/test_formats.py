@@ -13,7 +13,7 @@ from conf.load import load_config
 from etl.workflow.local_workflow import load_local
 from reporting.monitoring.run_record import read_records
 from storage import format_versions
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.upgrade.old_lake import (
     CHALLENGER,
     CHAMPION,
@@ -33,7 +33,7 @@ from training.registry.versions import challenger_of, champion_as_of, model_path
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+def lake(tmp_path: Path) -> LakePaths:
     return unpack(tmp_path)
 
 
@@ -53,7 +53,7 @@ def test_the_configuration_of_the_old_lake_is_still_accepted() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_files_of_the_first_release_are_read(lake: Lake, name: str) -> None:
+def test_files_of_the_first_release_are_read(lake: LakePaths, name: str) -> None:
     _, part = KINDS[name].values(lake)
     assert format_versions.KEY not in part
     assert KINDS[name].read(lake)
@@ -61,7 +61,7 @@ def test_files_of_the_first_release_are_read(lake: Lake, name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("version", [99, 0, -1, "2", True, None, 1.5])
-def test_a_version_this_release_does_not_know_is_refused(lake: Lake, name: str, version: object) -> None:
+def test_a_version_this_release_does_not_know_is_refused(lake: LakePaths, name: str, version: object) -> None:
     kind = KINDS[name]
     whole, part = kind.values(lake)
     part[format_versions.KEY] = version
@@ -79,14 +79,14 @@ def test_a_version_this_release_does_not_know_is_refused(lake: Lake, name: str, 
 
 # A damaged checkpoint or run record is passed over; the data manifest lies within a manifest.
 @pytest.mark.parametrize("name", sorted({*KINDS} - {"checkpoint index", "run record", "data manifest"}))
-def test_a_file_that_holds_no_object_is_refused(lake: Lake, name: str) -> None:
+def test_a_file_that_holds_no_object_is_refused(lake: LakePaths, name: str) -> None:
     kind = KINDS[name]
     kind.file(lake).write_text("[1]")
     with pytest.raises(DataError, match=rf"not a valid {name}: it contains a JSON list"):
         kind.read(lake)
 
 
-def test_a_newer_checkpoint_is_refused_and_kept(lake: Lake) -> None:
+def test_a_newer_checkpoint_is_refused_and_kept(lake: LakePaths) -> None:
     """A damaged checkpoint is deleted; one that only a newer release can read must not be."""
     kind = KINDS["checkpoint index"]
     whole, _ = kind.values(lake)
@@ -97,7 +97,7 @@ def test_a_newer_checkpoint_is_refused_and_kept(lake: Lake) -> None:
     assert sorted(kind.file(lake).parent.iterdir()) == before
 
 
-def test_models_and_history_of_the_first_release(lake: Lake) -> None:
+def test_models_and_history_of_the_first_release(lake: LakePaths) -> None:
     assert champion_as_of(lake, NAME, SECOND) == CHAMPION
     assert challenger_of(lake, NAME, SECOND) == CHALLENGER
     assert [record.action for record in read_overrides(lake, NAME, SECOND)] == ["pin", "release"]
@@ -109,7 +109,7 @@ def test_models_and_history_of_the_first_release(lake: Lake) -> None:
     assert all(torch.isfinite(value).all() for value in loaded.model.state_dict().values())
 
 
-def test_tables_runs_and_checkpoints_of_the_first_release(lake: Lake) -> None:
+def test_tables_runs_and_checkpoints_of_the_first_release(lake: LakePaths) -> None:
     assert rows_of(lake.recommendations.partition(SECOND)) == 215
     assert rows_of(lake.features(CHAMPION_WORKFLOW).partition(FIRST)) == 300
     position = restore_checkpoint(lake)
@@ -120,7 +120,7 @@ def test_tables_runs_and_checkpoints_of_the_first_release(lake: Lake) -> None:
     assert "train_model" in {record.job for record in records}
 
 
-def test_raw_values_are_encoded_by_the_old_workflow(lake: Lake) -> None:
+def test_raw_values_are_encoded_by_the_old_workflow(lake: LakePaths) -> None:
     workflow = load_local(lake, CHAMPION_WORKFLOW)
     ids = workflow.decode_ids({"C1": range(3, 6)})["C1"]
     assert len(ids) == 3

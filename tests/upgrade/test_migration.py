@@ -20,7 +20,7 @@ from pyarrow.fs import copy_files
 from jobs.migrate import main
 from storage import file_io, format_versions
 from storage.manifest import Manifest, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.lakes import servers
 from tests.upgrade.old_lake import (
     CHAMPION_WORKFLOW,
@@ -55,18 +55,18 @@ sys.exit(main(["--lake", lake, "--apply"]))
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+def lake(tmp_path: Path) -> LakePaths:
     return unpack(tmp_path)
 
 
-def contents(lake: Lake) -> dict[str, str]:
+def contents(lake: LakePaths) -> dict[str, str]:
     """Path → digest of every file below the lake."""
     root = Path(lake.root)
     files = sorted(path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def manifests(lake: Lake) -> dict[str, Manifest]:
+def manifests(lake: LakePaths) -> dict[str, Manifest]:
     """Path below the lake → manifest."""
     root = Path(lake.root)
     manifests = {}
@@ -82,7 +82,7 @@ def summary(output: str) -> dict[str, object]:
     return values
 
 
-def assert_migrated(lake: Lake, before: dict[str, Manifest]) -> None:
+def assert_migrated(lake: LakePaths, before: dict[str, Manifest]) -> None:
     """Same digests and rows; each partition's folder holds the manifest, and the published files alone."""
     after = manifests(lake)
     assert {path: one.digest for path, one in after.items()} == {
@@ -100,7 +100,7 @@ def assert_migrated(lake: Lake, before: dict[str, Manifest]) -> None:
         ), path
 
 
-def test_a_dry_run_changes_nothing(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_changes_nothing(lake: LakePaths, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(lake)
     assert main(["--lake", lake.root]) == 0
     output = capsys.readouterr().out
@@ -115,7 +115,9 @@ def test_a_dry_run_changes_nothing(lake: Lake, capsys: pytest.CaptureFixture[str
         assert f"  {name} " in output
 
 
-def test_after_it_listings_show_the_published_rows(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_it_listings_show_the_published_rows(
+    lake: LakePaths, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = manifests(lake)
     # What a replaced attempt of the old release looks like to a reader that lists folders.
     attempt = Path(
@@ -147,7 +149,7 @@ def test_after_it_listings_show_the_published_rows(lake: Lake, capsys: pytest.Ca
         ("after", "migration._remove", 7),
     ],
 )
-def test_killed_and_started_again(lake: Lake, when: str, function: str, call: int) -> None:
+def test_killed_and_started_again(lake: LakePaths, when: str, function: str, call: int) -> None:
     before = manifests(lake)
     command = [sys.executable, "-c", KILLED_AT, when, *function.split("."), str(call), lake.root]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -163,13 +165,15 @@ def test_killed_and_started_again(lake: Lake, when: str, function: str, call: in
     assert_migrated(lake, before)
 
 
-def test_a_lake_on_an_object_store(lake: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lake_on_an_object_store(
+    lake: LakePaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing can be linked there: files are copied, a listing finds none, and a Delta log names them."""
     for folder in set(os.listdir(lake.root)) - {"recommendations", "quarantine", "raw", "models"}:
         shutil.rmtree(Path(lake.root, folder))  # each partition costs a transaction
     before = manifests(lake)
     with servers.bucket(tmp_path, "lakes"):
-        remote = Lake("s3a://lakes/old")
+        remote = LakePaths("s3a://lakes/old")
         files, inner = file_io.filesystem(remote.root)
         copy_files(lake.root, inner, destination_filesystem=files, use_threads=False)
         assert main(["--lake", remote.root, "--apply"]) == 0
@@ -178,7 +182,7 @@ def test_a_lake_on_an_object_store(lake: Lake, tmp_path: Path, capsys: pytest.Ca
             listed = file_io.list_files(f"{remote.root}/{path}", recursive=True)
             assert [info.base_name for info in listed if info.is_file] == ["_MANIFEST.json"]
             table, dt = path.split("/dt=")
-            partition = Lake(remote.root).recommendations.partition(dt)
+            partition = LakePaths(remote.root).recommendations.partition(dt)
             assert read_manifest(partition).digest == before[path].digest
             assert sum(file.rows for file in read_manifest(partition).files) == before[path].rows
             table_files = delta_files(f"{remote.root}/_data/{table}", dt)
@@ -199,7 +203,7 @@ def delta_files(table: str, dt: str) -> set[str]:
     }
 
 
-def test_damage_and_newer_files_are_named(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_and_newer_files_are_named(lake: LakePaths, capsys: pytest.CaptureFixture[str]) -> None:
     kind = KINDS["promotion"]
     whole, _ = kind.values(lake)
     kind.file(lake).write_text(json.dumps({**whole, format_versions.KEY: 99}))
@@ -212,7 +216,7 @@ def test_damage_and_newer_files_are_named(lake: Lake, capsys: pytest.CaptureFixt
     assert f"{model} is not JSON" in captured.err
 
 
-def test_a_truncated_data_file_stops_it(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_data_file_stops_it(lake: LakePaths, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = manifests(lake)[f"recommendations/dt={SECOND}"]
     damaged = Path(lake.root, f"recommendations/dt={SECOND}", manifest.files[0].path)
     damaged.write_bytes(damaged.read_bytes()[:-1])

@@ -15,7 +15,7 @@ from conf.load import load_config
 from jobs.chain.steps import RunPlan
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
 from tests.upgrade.old_lake import (
     CHAMPION,
@@ -30,7 +30,7 @@ from training.registry.model_json import read_description
 from training.registry.versions import challenger_of, model_path
 
 
-def run_stages(spark: SparkSession, lake: Lake, *, retrain: bool) -> None:
+def run_stages(spark: SparkSession, lake: LakePaths, *, retrain: bool) -> None:
     """The stages of the next run date, as nightly would run them, in the session of this process."""
     overrides = [
         f"lake={lake.root}",
@@ -49,17 +49,17 @@ def rows(partition: Partition) -> pd.DataFrame:
     return pd.concat([pq.ParquetFile(path).read().to_pandas() for path in files], ignore_index=True)
 
 
-def vocabulary(lake: Lake, version: str) -> Mapping[tuple[str, str], int]:
+def vocabulary(lake: LakePaths, version: str) -> Mapping[tuple[str, str], int]:
     table = rows(Partition("workflow", "", f"{lake.workflow(version)}/vocabulary"))
     return dict(zip(zip(table["column"], table["value"], strict=True), table["id"], strict=True))
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> LakePaths:
     return unpack(tmp_path_factory.mktemp("upgrade"))
 
 
-def test_daily_lists_come_from_the_old_champion(spark: SparkSession, lake: Lake) -> None:
+def test_daily_lists_come_from_the_old_champion(spark: SparkSession, lake: LakePaths) -> None:
     before = rows(lake.recommendations.partition(SECOND))
     run_stages(spark, lake, retrain=False)
     published = rows(lake.recommendations.partition(NEXT))
@@ -72,7 +72,7 @@ def test_daily_lists_come_from_the_old_champion(spark: SparkSession, lake: Lake)
     assert measured.facts["users"] > 0, "the old release's lists are measured against the next day's clicks"
 
 
-def test_a_training_starts_from_the_old_champion(spark: SparkSession, lake: Lake) -> None:
+def test_a_training_starts_from_the_old_champion(spark: SparkSession, lake: LakePaths) -> None:
     run_stages(spark, lake, retrain=True)
     dataset = read_dataset(lake, NEXT)
     description = read_description(model_path(lake, NAME, challenger_of(lake, NAME, NEXT)))

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from training import kernels
 from training.architecture_settings.dlrm import Settings, require_bottom
-from training.device.precision import vector_dtype
+from training.device import vector_dtype
 from training.models.click_model import ClickModel
 from training.models.factorization import (
     FactorizedMLP,

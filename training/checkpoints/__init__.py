@@ -5,8 +5,7 @@ checkpoint.
 """
 
 from training.checkpoints.checkpoints import Checkpoints, Position
-from training.checkpoints.model import LoadedModel, load_model, open_trained
-from training.checkpoints.model_writer import save_model, save_trained
+from training.checkpoints.model import LoadedModel, load_model, open_trained, save_model, save_trained
 
 __all__ = [
     "Checkpoints",

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from training.embeddings.rows import RowBlock
-from training.embeddings.tiered_rows import RowTensor, rows_of_block
+from training.embeddings.rows import RowBlock, RowTensor, rows_of_block
+from training.embeddings.table import tables_of, weights_of
 
 
 @dataclass(frozen=True)
@@ -173,3 +173,35 @@ def _merged(blocks: Sequence[RowBlock]) -> list[RowBlock]:
             merged.append(RowBlock(block.feature, block.first, block.step, block.rows, place))
         place += block.rows
     return merged
+
+
+# Interface for objects whose state can be saved. The state is a set of named tensors.
+
+WEIGHTS = "model."  # prefix of the names of weights in a trainer's state
+
+
+class Stateful(Protocol):
+    """An object whose training state can be saved, such as a `Trainer`."""
+
+    def state(self) -> dict[str, RowTensor]:
+        """Returns all tensors of the state by name."""
+        ...
+
+    def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
+        """Maps the name of each tensor with one entry per table row to the blocks of rows on this rank."""
+        ...
+
+
+@dataclass(frozen=True)
+class WeightsOnly:
+    """The state of a model without optimizers. All table rows of the model are in this process."""
+
+    model: nn.Module
+
+    def state(self) -> dict[str, RowTensor]:
+        """See `Stateful`."""
+        return {f"{WEIGHTS}{name}": value for name, value in weights_of(self.model).items()}
+
+    def row_state(self) -> dict[str, tuple[RowBlock, ...]]:
+        """See `Stateful`."""
+        return {f"{WEIGHTS}{name}": table.blocks for name, table in tables_of(self.model).items()}

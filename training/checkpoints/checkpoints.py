@@ -19,28 +19,31 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shutil
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
+from pyarrow import fs
+from torch import Tensor
+
 from conf.errors import DataError, InfrastructureError, NightrankError
-from conf.host_memory import available_memory
-from storage import format_versions
-from training.checkpoints.blocks import StoredBlock, owned_state
-from training.checkpoints.checkpoint_folder import CheckpointFolder
-from training.checkpoints.checkpoint_writer import (
-    CheckpointContents,
-    CheckpointWriter,
-    HostCopy,
-)
-from training.checkpoints.rank_agreement import gather_json, raise_on_all_ranks
-from training.checkpoints.stateful import Stateful
+from conf.process import available_memory
+from storage import file_io, format_versions
+from training.checkpoints.blocks import OwnedState, Stateful, StoredBlock, owned_state
 from training.checkpoints.stored import StateMismatchError, StoredState
-from training.distributed.collectives import Collectives
-from training.registry.written_file import FileEntry, damage
+from training.checkpoints.tensor_file import require_finite, write_tensors
+from training.collectives import Collectives, gather_json, raise_on_all_ranks
+from training.registry.model_json import ModelFile, damage
+from training.registry.training_leftovers import is_older
 
 log = logging.getLogger("nightrank.training")
 
@@ -286,7 +289,7 @@ class Checkpoints:
         """
         try:
             index = json.loads(text)
-            entries = [FileEntry(**entry) for entry in index["files"]]
+            entries = [ModelFile(**entry) for entry in index["files"]]
             Position(**index["position"])
             self._stored_state(index)
         except (KeyError, TypeError, ValueError) as error:
@@ -324,3 +327,337 @@ class Checkpoints:
             return None
         raise_on_all_ranks(self._collectives, failure)
         return Position(**index["position"])
+
+
+# Writes one checkpoint: copies the state to host memory, and writes the copy in a thread during training.
+#
+# On every rank, the thread writes the rank's tensors, and then a small JSON file that lists them. This JSON
+# file is called the rank's part. The thread of rank 0 waits until the parts of all ranks exist. Then it
+# publishes the checkpoint: it writes the index, a JSON file that lists the files of all ranks. Threads call
+# no collectives, because all ranks must call collectives in the same order. At the next save, ranks exchange
+# the errors of their threads (`Checkpoints.wait`).
+
+# The first pause between two checks for the parts of other ranks. It doubles each time, because every check
+# is a request to the object store.
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+
+class HostCopy:
+    """Host memory for the tensors that one rank writes to a checkpoint. All checkpoints reuse this memory.
+
+    The memory is pinned if the state is on a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+
+    def take(self, owned: OwnedState) -> dict[str, list[Tensor]]:
+        """Copies the state that this rank writes, and returns when the copy is complete."""
+        tensors: dict[str, Sequence[Tensor]] = {name: [value] for name, value in owned.equal.items()}
+        tensors |= owned.rows
+        copies = {
+            name: [self._copy((name, index), piece) for index, piece in enumerate(pieces)]
+            for name, pieces in tensors.items()
+        }
+        for device in {piece.device for pieces in tensors.values() for piece in pieces if piece.is_cuda}:
+            torch.cuda.synchronize(device)
+        return copies
+
+    @property
+    def bytes(self) -> int:
+        """Returns the size of the memory that is already allocated."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def _copy(self, key: tuple[str, int], value: Tensor) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+            buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            self._buffers[key] = buffer
+        return buffer.copy_(value, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class CheckpointContents:
+    """The tensors and values that one rank writes for a checkpoint.
+
+    Attributes:
+        step: number of steps done.
+        tensors: this rank's tensors, in host memory.
+        owned: says which of the tensors are equal on all ranks, and lists the row blocks of the other
+            tensors.
+        index: values to store in the checkpoint's index, the JSON file that also lists the checkpoint's
+            files.
+        copy_s: duration of the copy to host memory, in seconds.
+    """
+
+    step: int
+    tensors: Mapping[str, Sequence[Tensor]]
+    owned: OwnedState
+    index: Mapping[str, Any]
+    copy_s: float
+
+
+class CheckpointWriter:
+    """Writes one checkpoint in a thread. The constructor starts the thread.
+
+    Args:
+        folder: path or URI.
+        stem: the start of this checkpoint's file names. No other attempt at this training uses the same stem.
+        index: the name of the checkpoint's index file.
+        collectives: the collectives of the ranks. Only the properties `rank` and `size` are used.
+        contents: the tensors of this rank.
+        on_published: called on rank 0 when the checkpoint is complete.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        stem: str,
+        index: str,
+        collectives: Collectives,
+        contents: CheckpointContents,
+        on_published: Callable[[], None],
+    ) -> None:
+        self._folder = folder
+        self._stem = stem
+        self._index = index
+        self._rank = collectives.rank
+        self._num_ranks = collectives.size
+        self._contents = contents
+        self._on_published = on_published
+        self._error: NightrankError | None = None
+        self._written = threading.Event()
+        self._cancelled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait_written(self) -> NightrankError | None:
+        """Waits until this rank's files are on disk.
+
+        Returns the error if a file could not be written, and None otherwise.
+        """
+        self._written.wait()
+        return self._error
+
+    def wait_published(self, timeout_s: float) -> NightrankError | None:
+        """Waits until the thread has ended. Returns the thread's error, or None.
+
+        If the thread of rank 0 has ended without an error, the checkpoint is published.
+
+        If the thread has not ended after `timeout_s` seconds, the checkpoint is cancelled, and an error is
+        returned.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() and self._error is None:
+            self.cancel()
+            return self._error or InfrastructureError(
+                f"rank 0 does not find the files that ranks {self._missing(range(self._num_ranks))} wrote to "
+                f"{self._folder}",
+                "put the lake on storage that all ranks share",
+            )
+        return self._error
+
+    def cancel(self) -> None:
+        """Stops the thread.
+
+        If the thread is still waiting for the files of other ranks, the checkpoint is not published.
+        """
+        self._cancelled.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._write()
+            self._written.set()
+            if self._rank == 0:
+                self._publish()
+        except NightrankError as error:
+            self._error = error
+        except Exception as error:  # an error that ends a thread would not be reported
+            self._error = InfrastructureError(
+                f"checkpoint of step {self._contents.step} failed: {type(error).__name__}: {error}",
+                "check disk space and permissions, then rerun to resume from the previous checkpoint",
+            )
+        finally:
+            self._written.set()
+
+    def _part(self, rank: int) -> str:
+        return f"{self._folder}/{self._stem}.part-{rank:05d}.json"
+
+    def _write(self) -> None:
+        began = time.perf_counter()
+        contents = self._contents
+        require_finite(contents.tensors, f"after step {contents.step}")
+        equal = {name: contents.tensors[name] for name in contents.owned.equal}
+        rows = {name: contents.tensors[name] for name in contents.owned.rows}
+        files, blocks = [], {}
+        if equal:
+            files.append(asdict(write_tensors(self._folder, f"{self._stem}.dense.safetensors", equal)))
+        if rows:
+            file = f"{self._stem}.rows-{self._rank:05d}.safetensors"
+            files.append(asdict(write_tensors(self._folder, file, rows)))
+            blocks = {
+                name: [StoredBlock(file, block).to_json() for block in contents.owned.blocks[name]]
+                for name in rows
+            }
+        seconds = {"copy_s": contents.copy_s, "write_s": time.perf_counter() - began}
+        file_io.replace_json(self._part(self._rank), {"files": files, "rows": blocks, **seconds})
+
+    def _missing(self, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if not file_io.exists(self._part(rank))]
+
+    def _publish(self) -> None:
+        missing, pause_s = self._missing(range(self._num_ranks)), _FIRST_PAUSE_S
+        while missing:
+            if self._cancelled.wait(pause_s):
+                return
+            missing, pause_s = self._missing(missing), min(2 * pause_s, _LONGEST_PAUSE_S)
+        parts = [file_io.read_json(self._part(rank)) for rank in range(self._num_ranks)]
+        rows: dict[str, list[Any]] = {}
+        for part in parts:
+            for name, blocks in part["rows"].items():
+                rows.setdefault(name, []).extend(blocks)
+        files = [entry for part in parts for entry in part["files"]]
+        index = {**self._contents.index, "num_ranks": self._num_ranks, "files": files, "rows": rows}
+        created = file_io.create_json(
+            f"{self._folder}/{self._index}", format_versions.CHECKPOINT.stamp(index)
+        )
+        for rank in range(self._num_ranks):
+            file_io.delete_file(self._part(rank))
+        if not created:
+            self._delete_duplicate([entry["name"] for entry in files])
+            return
+        log.info(
+            "checkpoint of step %d: %d bytes, copied in %.2f s, written in %.2f s during the training",
+            self._contents.step,
+            sum(entry["bytes"] for entry in files),
+            max(part["copy_s"] for part in parts),
+            max(part["write_s"] for part in parts),
+        )
+        self._on_published()
+
+    def _delete_duplicate(self, names: Sequence[str]) -> None:
+        """Deletes this checkpoint's files because another attempt has published a checkpoint of this step."""
+        log.info(
+            "checkpoint of step %d: another attempt at this training has written it", self._contents.step
+        )
+        if file_io.is_local(self._folder):  # an object store's index may have listed them for a moment
+            for name in names:
+                file_io.delete_file(f"{self._folder}/{name}")
+
+
+# Lists the checkpoints in the folder of a training, and deletes checkpoints and old files.
+
+_INDEX = re.compile(r"step-(\d+)\.json")
+_CHECKPOINT_FILE = re.compile(r"\.?step-\d+\.")
+
+# Files that no index lists and that are older than this do not belong to a running attempt, because writing a
+# checkpoint takes less time. If it ever takes longer, its files may be deleted too early. Then the previous
+# checkpoint is used.
+_GRACE_S = 3600.0
+
+
+class CheckpointFolder:
+    """A folder of checkpoints, which several attempts at the same training may use at the same time.
+
+    Each complete checkpoint has an index, a JSON file that lists the checkpoint's other files.
+
+    Args:
+        path: path or URI of the folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def steps(self) -> list[int]:
+        """Returns the step numbers of the checkpoints that have an index, newest first."""
+        names = [info.base_name for info in file_io.list_files(self.path)]
+        return sorted((int(match[1]) for name in names if (match := _INDEX.fullmatch(name))), reverse=True)
+
+    def index_path(self, step: int) -> str:
+        """Returns the path of a checkpoint's index."""
+        return f"{self.path}/step-{step:012d}.json"
+
+    def index_text(self, step: int) -> str | None:
+        """Returns the text of a checkpoint's index; None if the index does not exist."""
+        try:
+            return file_io.read_text(self.index_path(step))
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            return "not UTF-8"
+
+    def delete_all_but(self, keep: int, best_step: int | None = None) -> None:
+        """Deletes all checkpoints except the `keep` newest checkpoints, and that of the step `best_step`."""
+        for step in self.steps()[keep:]:
+            if step != best_step:
+                self._delete_checkpoint(step, self.index_text(step))
+
+    def free_bytes(self) -> int | None:
+        """Returns the free space of the disk that has this folder; None for an object store."""
+        if not file_io.is_local(self.path):
+            return None
+        folder = Path(file_io.filesystem(self.path)[1])
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        return shutil.disk_usage(existing).free
+
+    def delete_damaged(self, damaged: Mapping[int, str]) -> None:
+        """Deletes damaged checkpoints, unless another attempt has replaced them.
+
+        Args:
+            damaged: maps the step of each damaged checkpoint to the text that the checkpoint's index had when
+                the damage was found.
+        """
+        for step, text in damaged.items():
+            if self.index_text(step) == text:
+                self._delete_checkpoint(step, text)
+
+    def delete_old_leftovers(self) -> None:
+        """Deletes old checkpoint files that no index lists."""
+        listed = self._listed_files()
+        for info in file_io.list_files(self.path):
+            if _CHECKPOINT_FILE.match(info.base_name) and info.base_name not in listed and _is_old(info):
+                self._delete(info.base_name)
+
+    def delete_all(self, attempt: str) -> None:
+        """Deletes all checkpoints and the folder, but keeps files that another attempt is writing now.
+
+        Args:
+            attempt: the name of this attempt, which is part of the names of the attempt's files.
+        """
+        listed = self._listed_files()
+        for info in file_io.list_files(self.path):
+            name = info.base_name
+            of_other_attempt = _CHECKPOINT_FILE.match(name) and f".{attempt}." not in name
+            if name in listed or not of_other_attempt or _is_old(info):
+                self._delete(name)
+        if file_io.is_local(self.path):
+            with suppress(OSError):  # the folder still has another attempt's files
+                Path(file_io.filesystem(self.path)[1]).rmdir()
+
+    def _listed_files(self) -> set[str]:
+        return {name for step in self.steps() for name in self._file_names(step, self.index_text(step))}
+
+    def _file_names(self, step: int, text: str | None) -> list[str]:
+        """Returns the names of a checkpoint's files, in the order in which they must be deleted.
+
+        The index comes first, because readers ignore the other files once the index is deleted.
+        """
+        index = self.index_path(step).rsplit("/", 1)[1]
+        try:
+            return [index, *(entry["name"] for entry in json.loads(text or "")["files"])]
+        except (KeyError, TypeError, ValueError):  # damaged, or deleted by another attempt
+            return [index]
+
+    def _delete_checkpoint(self, step: int, text: str | None) -> None:
+        for name in self._file_names(step, text):
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            file_io.delete_file(f"{self.path}/{name}")
+
+
+def _is_old(info: fs.FileInfo) -> bool:
+    return is_older(info, time.time() - _GRACE_S)

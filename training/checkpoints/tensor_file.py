@@ -27,11 +27,10 @@ from torch import Tensor
 
 from conf.errors import DataError, InfrastructureError
 from storage import file_io
-from training.registry.written_file import FileEntry
+from training.registry.model_json import ModelFile
 
 # Bytes of a file that are in memory at a time, in addition to the tensors themselves.
 CHUNK_BYTES = 1 << 26
-
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -47,7 +46,7 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> FileEntry:
+def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> ModelFile:
     """Writes a safetensors file.
 
     After the function has returned, a file on a local disk survives a power failure.
@@ -88,7 +87,7 @@ def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]
         raise InfrastructureError(
             f"cannot write {path}: {error}", "check disk space and permissions, then rerun"
         ) from error
-    return FileEntry(name, written, crc)
+    return ModelFile(name, written, crc)
 
 
 def _shape(pieces: Sequence[Tensor]) -> list[int]:
@@ -247,3 +246,30 @@ class TensorFile:
                     f"{self.path} ends too early", "delete the folder of this file and run train_model again"
                 )
             offset += chunk.nbytes
+
+
+# Checks that all numbers are finite (not NaN or infinite) before a model or checkpoint is saved.
+
+
+def require_finite(tensors: Mapping[str, Sequence[Tensor]], when: str) -> None:
+    """Checks that all numbers in some tensors are finite.
+
+    Args:
+        tensors: maps the name of each tensor to the tensor's pieces. A piece is a tensor with some of the
+            rows.
+        when: the time of the check, for the error message, such as "after step 100".
+
+    Raises:
+        DataError: a tensor contains a number that is not finite.
+    """
+    for name, pieces in tensors.items():
+        for piece in pieces:
+            if not piece.is_floating_point():
+                continue
+            for chunk in piece.reshape(-1).split(CHUNK_BYTES // piece.element_size()):
+                if not bool(torch.isfinite(chunk).all()):
+                    raise DataError(
+                        f"{when}, {name} contains numbers that are not finite; nothing was saved",
+                        "lower train.learning_rate and train.embedding_learning_rate, and look for extreme "
+                        "feature values",
+                    )

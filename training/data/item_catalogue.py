@@ -17,18 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conf.dates import days_since_epoch
 from conf.errors import DataError
+from conf.names import days_since_epoch
 from conf.types import MultiHot, Reading
 from storage import file_io
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY, Feature, FeatureSpec
+from training.collectives import Collectives
 from training.data.batch import Batch
 from training.data.columns import read_columns
-from training.data.hashing import mix
 from training.data.loader import read_groups
-from training.data.row_keys import hash_keys, read_columns_of_group
+from training.data.row_keys import hash_keys, mix, read_columns_of_group
 from training.data.sharding import DataFile, RowGroup, row_groups
-from training.distributed.collectives import Collectives
 
 
 @dataclass(frozen=True)
@@ -308,3 +307,49 @@ def columns_of_items(
         for column in range(where.start, where.stop)
     ]
     return dense, ids
+
+
+# The positive rows of a batch, and where their items are in the catalogue.
+
+
+@dataclass(frozen=True)
+class PositiveRows:
+    """The P positive rows of a rank's batch. A batch without any has one row of weight zero.
+
+    Attributes:
+        rows: (P,) int64 ascending, the indices of the rows.
+        weight: the factor of the weights of these rows: 1, or 0 if there is no positive row.
+        of_shard: for each shard of the rank, its number of rows.
+    """
+
+    rows: Tensor
+    weight: float
+    of_shard: Sequence[int]
+
+
+def find_positive_rows(batch: Batch, num_shards: int) -> PositiveRows:
+    """Returns the positive rows of a batch that consists of the rows of `num_shards` shards, in order."""
+    rows = ((batch.labels == 1) & (batch.weights > 0)).nonzero().flatten()
+    weight = 1.0 if len(rows) else 0.0
+    if not len(rows):
+        rows = torch.zeros(1, dtype=torch.int64, device=batch.labels.device)
+    of_shard = torch.bincount(rows // (len(batch.labels) // num_shards), minlength=num_shards)
+    return PositiveRows(rows, weight, of_shard.tolist())
+
+
+class ItemPositions:
+    """Finds the positions of items in a catalogue."""
+
+    def __init__(self, catalogue: ItemCatalogue) -> None:
+        day_of_item = catalogue.days.repeat_interleave(catalogue.starts.diff())
+        self._sorted, self._order = mix(catalogue.items + mix(day_of_item)).sort()
+
+    def find(self, items: Tensor, days: Tensor) -> Tensor:
+        """Returns the position of each item on the day of its row, (P,) int64.
+
+        Args:
+            items: (P,) int64, hashes of item keys. Each item must have a train row on its day.
+            days: (P,) int64, days since 1970-01-01.
+        """
+        place = torch.searchsorted(self._sorted, mix(items + mix(days)))
+        return self._order[place.clamp(max=len(self._order) - 1)]

@@ -16,10 +16,8 @@ from torch import Tensor
 from conf.errors import ConfigError
 from conf.types import MultiHot, Train
 from storage.feature_spec import FeatureSpec
-from training.data.batch import Batch
-from training.data.compared_items import BatchItems, CatalogueItems
-from training.data.item_catalogue import ItemCatalogue, columns_of_items
-from training.data.positive_rows import ItemPositions, find_positive_rows
+from training.data.batch import Batch, BatchItems, CatalogueItems
+from training.data.item_catalogue import ItemCatalogue, ItemPositions, columns_of_items, find_positive_rows
 from training.data.row_keys import split_row_keys
 from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns

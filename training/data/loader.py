@@ -1,7 +1,7 @@
 """Reads the batches of one rank through Petastorm or from memory: every row of its shards once per epoch.
 
 A thread reads row groups ahead. The rows of the rank's shards are written to a buffer pool in the order of
-the batches (row_order.py), and a batch is a slice of the pool. The order depends only on the shard plan, the
+the batches (sharding.py), and a batch is a slice of the pool. The order depends only on the shard plan, the
 seed and the epoch. So an epoch can begin at any step without reading the earlier files, and two runs get the
 same batches.
 
@@ -29,14 +29,12 @@ from numpy.typing import NDArray
 from conf.types import MultiHot, Reading
 from storage import file_io
 from storage.feature_spec import FeatureSpec
-from training.data.batch import Batch, Transfer
-from training.data.buffer_pool import Pool, Pools
+from training.data.batch import Batch, Pool, Pools, Transfer
 from training.data.columns import Columns, read_columns, scalar_columns
 from training.data.pool_writer import PoolContents, PoolWriter
 from training.data.prefetch import Prefetch
 from training.data.row_keys import ROW_KEY_COLUMNS, read_row_keys
-from training.data.row_order import RowOrder, ShardStream
-from training.data.sharding import DataFile, RowGroup, ShardPlan, row_groups
+from training.data.sharding import DataFile, RowGroup, RowOrder, ShardPlan, ShardStream, row_groups
 from training.data.staging import stage, staging_folder
 
 log = logging.getLogger("nightrank.training")

@@ -16,10 +16,14 @@ from torch import Tensor
 from conf.types import MultiHot, TrainNegatives
 from storage.feature_spec import FeatureSpec
 from training.data.batch import Batch
-from training.data.hashing import mix, uniform
-from training.data.item_catalogue import ItemCatalogue, columns_of_items, pair_hash
-from training.data.positive_rows import ItemPositions, find_positive_rows
-from training.data.row_keys import split_row_keys
+from training.data.item_catalogue import (
+    ItemCatalogue,
+    ItemPositions,
+    columns_of_items,
+    find_positive_rows,
+    pair_hash,
+)
+from training.data.row_keys import mix, split_row_keys, uniform
 from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data import transpose
-from training.data.buffer_pool import Pool, Pools
+from training.data.batch import Pool, Pools
 from training.data.columns import Columns
-from training.data.row_order import RowOrder, RowRange
-from training.data.sharding import Piece
-from training.data.transpose import Transposer
-from training.native.shard_rows import PoolMemory, RangeRows, ShardRows
+from training.data.sharding import BLOCK_ROWS, Piece, RowOrder, RowRange
+from training.native import transposer
+from training.native.library import library
+from training.native.transposer import PoolMemory, RangeRows, ShardRows
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class PoolWriter:
             self._pools.rows,
         )
         shards = [self._shard(contents, index, memory.shard_rows) for index in range(self._num_shards)]
-        transpose.write_pool(shards, memory, self._threads)
+        write_pool(shards, memory, self._threads)
         return pool
 
     def _shard(self, contents: PoolContents, index: int, shard_rows: int) -> ShardRows[Transposer]:
@@ -98,7 +98,7 @@ class PoolWriter:
             if group not in self._transposers:
                 columns = next(self._arriving)
                 kinds = ([columns.label], columns.dense, columns.categorical)
-                self._transposers[group] = tuple(transpose.transposer_of(kind) for kind in kinds)
+                self._transposers[group] = tuple(transposer_of(kind) for kind in kinds)
         epoch = contents.order.epoch
         pieces = {rows.piece for of_shard in contents.ranges for rows in of_shard}
         self._blocks = {
@@ -107,3 +107,172 @@ class PoolWriter:
             else contents.order.blocks(piece)
             for piece in pieces
         }
+
+
+# Writes the columns of row groups as shuffled rows to a buffer pool.
+#
+# This module uses NumPy. If the compiled library was built, training/native/transposer.py does the same.
+
+# Number of rows that are transposed at a time: 4096 rows of 40 columns fit into the cache of a core.
+_CHUNK_ROWS = 4096
+
+
+class Transposer(Protocol):
+    """The columns of a row group that have the same dtype, and a method that writes their rows to a pool."""
+
+    def transpose(
+        self,
+        first: int,
+        blocks: NDArray[np.int64] | None,
+        rows: range,
+        target_rows: NDArray[np.int64],
+        into: NDArray[Any],
+    ) -> None:
+        """Writes rows of a piece (a range of rows of the row group) to `into`.
+
+        Args:
+            first: the row of the row group where the piece begins.
+            blocks: the order in which the piece's blocks of BLOCK_ROWS rows are read; None keeps their order.
+            rows: the rows to write, as positions in the order that results from `blocks`.
+            target_rows: (len(rows),), for each of `rows`, the row of `into` to which it is written.
+            into: a contiguous matrix with the dtype of the columns and any number of rows.
+        """
+
+
+def transposer_of(columns: Sequence[NDArray[Any]]) -> Transposer:
+    """Returns a transposer for columns of the same 4-byte dtype. The transposer is compiled if possible.
+
+    Args:
+        columns: first the columns with one number per row, shape (rows,); then the columns with lists, shape
+            (rows, length).
+    """
+    if library():
+        return transposer.CompiledTransposer(columns, BLOCK_ROWS)
+    return NumpyTransposer(columns)
+
+
+def write_pool(shards: Sequence[ShardRows[Transposer]], memory: PoolMemory, threads: int) -> None:
+    """Writes the rows of all shards to a pool. Rows that a shard lacks become zero, and so do their weights.
+
+    Args:
+        shards: the rank's shards. Their columns are results of `transposer_of`.
+        memory: the memory of the pool.
+        threads: the largest number of threads that compiled code may use.
+    """
+    compiled = [shard for shard in shards if _is_compiled(shard)]
+    if library() and len(compiled) == len(shards):
+        transposer.write_pool(compiled, memory, threads, BLOCK_ROWS)
+        return
+    for shard in shards:
+        _write_shard(shard, memory)
+
+
+def _is_compiled(shard: ShardRows[Any]) -> TypeGuard[ShardRows[transposer.CompiledTransposer]]:
+    kinds = (of_kind for rows in shard.ranges for of_kind in rows.columns)
+    return all(isinstance(of_kind, transposer.CompiledTransposer) for of_kind in kinds)
+
+
+def _write_shard(shard: ShardRows[Transposer], memory: PoolMemory) -> None:
+    places = (memory.shard_rows, memory.batch_rows, shard.first)
+    targets_of_rows = target_rows(shard.num_rows, shard.order, *places)
+    start = 0
+    for rows in shard.ranges:
+        part = targets_of_rows[start : start + len(rows.rows)]
+        for of_kind, target in zip(rows.columns, memory.targets, strict=True):
+            of_kind.transpose(rows.first, rows.blocks, rows.rows, part, target)
+        start += len(rows.rows)
+    memory.weights[targets_of_rows] = 1
+    empty = target_rows(memory.steps * memory.shard_rows, None, *places)[shard.num_rows :]
+    for target in (*memory.targets, memory.weights):
+        target[empty] = 0
+
+
+def target_rows(
+    rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
+) -> NDArray[np.int64]:
+    """Returns, for each row of a shard's window, the row of the pool to which it is written: (rows,).
+
+    The window of a shard is the rows of the shard that one pool contains.
+
+    Args:
+        rows: number of rows of the window.
+        order: (rows,), a permutation of the window's rows: `order[n]` is the row that is written as the
+            shard's n-th row of the pool. None keeps the order of the rows.
+        shard_rows: number of rows of the shard in a batch.
+        batch_rows: number of rows of a batch.
+        first: the row of a batch where the shard's rows begin.
+    """
+    if library():
+        return transposer.target_rows(rows, order, shard_rows, batch_rows, first)
+    return numpy_target_rows(rows, order, shard_rows, batch_rows, first)
+
+
+def numpy_target_rows(
+    rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
+) -> NDArray[np.int64]:
+    """Does the same as `target_rows`, with NumPy."""
+    step, within = np.divmod(np.arange(rows, dtype=np.int64), shard_rows)
+    in_order = step * batch_rows + first + within
+    if order is None:
+        return in_order
+    targets = np.empty_like(in_order)
+    targets[order] = in_order
+    return targets
+
+
+class NumpyTransposer:
+    """A `Transposer` that uses NumPy."""
+
+    def __init__(self, columns: Sequence[NDArray[Any]]) -> None:
+        self._columns = columns
+
+    def transpose(
+        self,
+        first: int,
+        blocks: NDArray[np.int64] | None,
+        rows: range,
+        target_rows: NDArray[np.int64],
+        into: NDArray[Any],
+    ) -> None:
+        """See `Transposer.transpose`."""
+        start = rows.start
+        for source_rows, skipped, count in _chunks(blocks, rows):
+            chunk = np.empty((count, into.shape[1]), dtype=into.dtype)
+            offset = 0
+            for column in self._columns:
+                values = _take(column[first:], source_rows)[skipped : skipped + count]
+                width = 1 if column.ndim == 1 else column.shape[1]
+                chunk[:, offset : offset + width] = values.reshape(count, width)
+                offset += width
+            into[target_rows[start - rows.start : start - rows.start + count]] = chunk
+            start += count
+
+
+def _chunks(
+    blocks: NDArray[np.int64] | None, rows: range
+) -> Iterator[tuple[NDArray[np.int64] | slice, int, int]]:
+    """Divides `rows` into chunks.
+
+    Yields three values for each chunk. The first selects rows of the piece that contain the chunk: an array
+    of blocks, or a slice of rows. The second is the position of the chunk's first row among the selected
+    rows. The third is the number of rows of the chunk.
+    """
+    ordered = 0 if blocks is None else min(max(len(blocks) * BLOCK_ROWS, rows.start), rows.stop)
+    start = rows.start
+    while start < rows.stop:
+        stop = min(start + _CHUNK_ROWS, ordered if start < ordered else rows.stop)
+        if blocks is not None and start < ordered:
+            source_blocks = blocks[start // BLOCK_ROWS : -(-stop // BLOCK_ROWS)]
+            yield source_blocks, start % BLOCK_ROWS, stop - start
+        else:
+            yield slice(start, stop), 0, stop - start
+        start = stop
+
+
+def _take(column: NDArray[Any], source_rows: NDArray[np.int64] | slice) -> NDArray[Any]:
+    """Returns a column's values in a slice of rows, or in blocks of rows, one block after the other."""
+    if isinstance(source_rows, slice):
+        return column[source_rows]
+    whole = len(column) // BLOCK_ROWS * BLOCK_ROWS
+    blocks = column[:whole].reshape(-1, BLOCK_ROWS, *column.shape[1:])  # (blocks, BLOCK_ROWS, …)
+    return blocks.take(source_rows, axis=0).reshape(-1, *column.shape[1:])

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conf.dates import days_since_epoch
 from conf.errors import DataError
+from conf.names import days_since_epoch
 from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
 from training.data.sharding import RowGroup
 
@@ -88,3 +88,31 @@ def split_row_keys(row_keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # A new tensor, because a slice of a wider matrix cannot be viewed as int64.
     wide = row_keys[:, :6].clone(memory_format=torch.contiguous_format).view(torch.int64)
     return wide[:, 0], wide[:, 1], wide[:, 2], row_keys[:, 6].long()
+
+
+# A 64-bit hash of numbers, as tensors: the same on every device and for every number of ranks.
+
+_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
+_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND = 0x94D049BB133111EB - 2**64
+
+
+def mix(values: Tensor) -> Tensor:
+    """Returns SplitMix64 of each int64 number (Steele et al. 2014, OOPSLA, section 5), as int64.
+
+    Sums and products of int64 tensors drop the bits above 64, as the method requires.
+    """
+    state = values + _INCREMENT
+    state = (state ^ _shift_right(state, 30)) * _FIRST
+    state = (state ^ _shift_right(state, 27)) * _SECOND
+    return state ^ _shift_right(state, 31)
+
+
+def uniform(values: Tensor) -> Tensor:
+    """Returns the upper 53 bits of each int64 hash as a float64 number in [0, 1)."""
+    return _shift_right(values, 11).double() * 2.0**-53
+
+
+def _shift_right(values: Tensor, bits: int) -> Tensor:
+    """Shifts int64 numbers to the right and fills the upper bits with zeros."""
+    return (values >> bits) & (2 ** (64 - bits) - 1)

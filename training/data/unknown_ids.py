@@ -18,8 +18,7 @@ from torch import Tensor
 
 from storage.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature
 from training.data.batch import Batch, RowsOfStep
-from training.data.hashing import mix, uniform
-from training.data.row_keys import split_row_keys
+from training.data.row_keys import mix, split_row_keys, uniform
 
 # Added to the seed, so that these draws and the draws of negatives are independent.
 _STREAM = 0x756E6B6E6F776E

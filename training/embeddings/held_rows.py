@@ -9,19 +9,20 @@ Notation: C features that are ids, E numbers per row, N rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from conf.train_types import EmbeddingStorage
+from storage.feature_spec import PAD_ID
 from training import kernels
 from training.embeddings import counter_rng
-from training.embeddings.initial_rows import fill_rows
-from training.embeddings.placed_rows import Placement
+from training.embeddings.counter_rng import random_bits
+from training.embeddings.placement import Placement
 from training.embeddings.router import Router
-from training.embeddings.row_gradients import LookupGradient
-from training.embeddings.row_storage import round_stochastically
-from training.embeddings.rows import RowBlock
-from training.embeddings.tiered_rows import RowTensor, TieredRows, rows_of_block
+from training.embeddings.rows import LookupGradient, RowBlock, RowTensor, TieredRows, rows_of_block
 
 
 class HeldRows(nn.Module):
@@ -182,3 +183,96 @@ class HeldRows(nn.Module):
             tail=tail,
             order_by=order_by,
         )
+
+
+# Storage of a table's numbers in 32 bits, or in 16 bits with stochastic rounding of updates.
+#
+# Rounding to the nearest 16-bit number would lose every update that is smaller than half the distance between
+# two neighbouring 16-bit numbers. Stochastic rounding rounds up with a probability proportional to the
+# remainder (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision", ICML, section 3.1), so the
+# expected value of the rounded number is the number itself.
+
+DTYPES: dict[EmbeddingStorage, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+_FP16_SMALLEST_NORMAL = 2.0**-14
+_FP16_SMALLEST = 2.0**-24
+_FP16_LARGEST = 65504.0
+
+
+def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, rows: Tensor) -> Tensor:
+    """Rounds values (N, E) to 16-bit numbers.
+
+    Each value becomes one of its two neighbours, with probabilities that keep the expected value.
+
+    NaN stays NaN. float16 values are clipped to ±65504.
+
+    Args:
+        values: (N, E) float32.
+        dtype: torch.bfloat16 or torch.float16.
+        seed: seed of the random bits.
+        rows: (N,), the indices of the rows in the unsharded table. Only seed, row and column determine the
+            random bits.
+    """
+    random = random_bits(seed, rows, range(values.shape[1]))
+    if dtype == torch.bfloat16:
+        return torch.where(values.isfinite(), _add_and_cut(values, random, 16), values).to(dtype)
+    clipped = values.clamp(-_FP16_LARGEST, _FP16_LARGEST)  # keeps NaN
+    share = (random & 0xFFFFFF).float().mul_(2.0**-24)
+    subnormal = (clipped / _FP16_SMALLEST + share).floor_() * _FP16_SMALLEST
+    rounded = torch.where(clipped.abs() < _FP16_SMALLEST_NORMAL, subnormal, _add_and_cut(clipped, random, 13))
+    return torch.where(clipped.isnan(), clipped, rounded).to(dtype)
+
+
+def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
+    """Adds random bits to the lowest `bits` bits of each value, and then sets these bits to zero.
+
+    If the addition carries into the higher bits, the value is rounded away from zero.
+    """
+    below = (1 << bits) - 1
+    return ((values.view(torch.int32) + (random & below)) & ~below).view(torch.float32)
+
+
+# Sets the rows of an embedding table to random numbers that do not depend on the ranks.
+
+# Count of random numbers that are drawn at a time, whatever the table's size. On a CPU they fit into a core's
+# cache. A GPU needs many, because starting an operation takes as long as computing a million numbers.
+_DRAWN_NUMBERS = 2**18
+_DRAWN_ON_A_GPU = 2**25
+
+
+class FilledTable(Protocol):
+    """What `fill_rows` needs of a StackedEmbedding."""
+
+    blocks: tuple[RowBlock, ...]
+    router: Router
+    cardinalities: tuple[int, ...]
+    list_lengths: tuple[int, ...]
+
+    @property
+    def dim(self) -> int:
+        """Returns the number of numbers per row."""
+
+    def block_rows(self) -> Sequence[Tensor]:
+        """Returns a view of the rows of each block."""
+
+
+@torch.no_grad()
+def fill_rows(table: FilledTable, draw: Callable[[int, Tensor, int], Tensor]) -> None:
+    """Sets all rows of a table to the result of `draw(seed, rows of the unsharded table, feature)`.
+
+    The padding row of a list feature becomes zero.
+    """
+    seed = int(torch.randint(2**62, ()))
+    first_list = len(table.cardinalities) - len(table.list_lengths)
+    device = table.router.block_ends.device  # also of rows in host memory, so that a GPU draws them
+    count = max((_DRAWN_NUMBERS if device.type == "cpu" else _DRAWN_ON_A_GPU) // table.dim, 1)
+    for block, rows in zip(table.blocks, table.block_rows(), strict=True):
+        places = range(block.place, block.place + block.rows, count)
+        for part, place in zip(rows.split(count), places, strict=True):
+            local = torch.arange(place, place + len(part), device=device)
+            part.copy_(draw(seed, table.router.unsharded_rows(local), block.feature))
+        if block.feature >= first_list and block.first == PAD_ID and block.rows:
+            rows[PAD_ID] = 0

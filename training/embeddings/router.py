@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from training.embeddings.placed_rows import Placement
+from training.embeddings.placement import Placement
 from training.embeddings.rows import Groups, group_and_count
 
 

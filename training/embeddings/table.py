@@ -13,24 +13,41 @@ Notation: B rows of a batch, C features that are ids, W columns of ids, E number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
+from storage.feature_spec import PAD_ID
 from training import kernels
-from training.distributed.collectives import ALONE, Collectives
-from training.embeddings.batch_rows import BatchRows, RowsOfBatch
-from training.embeddings.exchange import ExchangedRows
+from training.collectives import ALONE, Collectives
 from training.embeddings.held_rows import HeldRows
-from training.embeddings.hot_share import HotShare
-from training.embeddings.lookup import BatchLookup, ListElements, PaddedLists, Pooling
-from training.embeddings.pending_lookups import PendingLookups
-from training.embeddings.placed_rows import Placement, replicate_all
-from training.embeddings.plain_lookup import plain_rows, plain_vectors
-from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
-from training.embeddings.tiered_rows import RowTensor, TieredRows
+from training.embeddings.lookup import (
+    BatchLookup,
+    BatchRows,
+    ExchangedRows,
+    ListElements,
+    PaddedLists,
+    Pooling,
+    RowsOfBatch,
+    start_return,
+    sum_over_ranks,
+)
+from training.embeddings.placement import Placement, replicate_all
+from training.embeddings.router import Router
+from training.embeddings.rows import (
+    Groups,
+    LookupGradient,
+    RowTensor,
+    SummedRowGradient,
+    TieredRows,
+    group,
+    sum_rows,
+)
 
 
 class StackedEmbedding(HeldRows):
@@ -49,7 +66,7 @@ class StackedEmbedding(HeldRows):
         pinned: whether host memory of rows is pinned, which kernels on a GPU need.
 
     Attributes:
-        batch_rows: which rows batches read; a training requests them early (early_requests.py).
+        batch_rows: which rows batches read; a training requests them early (train_step.py).
         reuses_memory: whether the vectors of all training batches have the same memory, if kernels are used.
             A CUDA graph that reads them there needs no copy of them.
         hot_share: counts the lookups of a training; None without a tail.
@@ -210,3 +227,282 @@ class StackedEmbedding(HeldRows):
     def take_lookup_gradient(self, collectives: Collectives = ALONE) -> LookupGradient | None:
         """Returns and clears the gradient of one batch; see `PendingLookups.take_lookup_gradient`."""
         return self._pending.take_lookup_gradient(collectives)
+
+
+# The lookups of a table since the last step, and the gradient of the rows that they read.
+#
+# Notation: E numbers per row, N entries.
+
+# A gradient of replicated rows, and a function that waits for the gradients of this rank's other rows.
+Return = tuple[SummedRowGradient, Callable[[], Tensor]]
+
+
+class PendingLookups:
+    """The lookups of one table whose gradients nobody has read yet.
+
+    Args:
+        placement, router, pooling: those of the table.
+        collectives: the collectives over which the table exchanges rows.
+
+    Attributes:
+        name: name of the table, the same on all ranks. If it is not empty, gradients are sent to other ranks
+            as soon as the backward pass has computed them.
+    """
+
+    def __init__(
+        self, placement: Placement, router: Router, pooling: Pooling, collectives: Collectives
+    ) -> None:
+        self._placement, self._router, self._pooling = placement, router, pooling
+        self._collectives = collectives
+        self.name = ""
+        self._lookups: list[BatchLookup] = []
+        self._names: dict[int, str] = {}
+        self._hooks: dict[int, RemovableHandle] = {}
+        self._returns: dict[int, Return] = {}
+
+    def add(self, lookup: BatchLookup) -> None:
+        """Adds the lookup of a batch."""
+        if lookup.exchanged is not None and self.name:
+            self._names[id(lookup)] = f"{self.name}.gradient.{len(self._lookups)}"
+            self._hooks[id(lookup)] = lookup.vectors.register_post_accumulate_grad_hook(
+                lambda _: self._start_return(lookup)
+            )
+        self._lookups.append(lookup)
+
+    def any(self) -> bool:
+        """Returns whether there is a lookup."""
+        return bool(self._lookups)
+
+    def only(self, ids: Tensor) -> bool:
+        """Returns whether these ids were looked up, and nothing else."""
+        return len(self._lookups) == 1 and self._lookups[0].ids is ids
+
+    @torch.no_grad()
+    def take_gradient(self, weight: Tensor, collectives: Collectives) -> SummedRowGradient:
+        """Returns and clears the gradient since the last call, summed over ranks and sorted by row.
+
+        The result has no rows if no gradient was computed. For rows that all ranks hold, all ranks get the
+        same gradient.
+
+        Args:
+            weight: the table's matrix (rows, E).
+            collectives: the collectives of the ranks that train on parts of one batch.
+        """
+        parts = [self._gradient(lookup) for lookup in self._lookups if lookup.vectors.grad is not None]
+        self._clear()
+        of_replicated = [(part.rows, part.values) for part, _ in parts]
+        replicated = self._sum(weight, of_replicated, distinct=len(parts) == 1)
+        if self._placement.replicated_rows:
+            replicated = sum_over_ranks(replicated, collectives, self._router.span)
+        if not self._placement.exchanges:
+            return replicated
+        owned = self._sum(weight, [part for _, part in parts if part is not None], distinct=False)
+        return SummedRowGradient(
+            torch.cat([replicated.rows, owned.rows]), torch.cat([replicated.values, owned.values])
+        )
+
+    @torch.no_grad()
+    def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
+        """Returns and clears the gradient of the only batch since the last call, with repeated rows.
+
+        One rank has an entry for each lookup. If there are several ranks, each of them sums the gradient of a
+        row over its own lookups, and there is an entry for each rank that looked up the row. The update
+        kernel sums them.
+
+        Returns:
+            None if there was not exactly one batch. In this case nothing is cleared; use `take_gradient`
+            instead.
+        """
+        if len(self._lookups) != 1:
+            return None
+        (lookup,) = self._lookups
+        if collectives.size == 1 and not self._placement.exchanges:
+            self._clear()
+            return LookupGradient(lookup.keys, *lookup.gradients(self._pooling))
+        part, owned = self._gradient(lookup)
+        self._clear()
+        rows, values = part.rows, part.values
+        if self._placement.replicated_rows:
+            rows, values = collectives.allgather(rows, values)
+        if owned is not None:
+            rows, values = torch.cat([rows, owned[0]]), torch.cat([values, owned[1]])
+        return LookupGradient(rows, values)
+
+    def _clear(self) -> None:
+        for hook in self._hooks.values():
+            hook.remove()  # it refers to the lookup, which refers to it
+        self._lookups, self._names, self._hooks, self._returns = [], {}, {}, {}
+
+    def _gradient(self, lookup: BatchLookup) -> tuple[SummedRowGradient, tuple[Tensor, Tensor] | None]:
+        """Returns the gradient of one lookup.
+
+        Returns:
+            First, the gradient of replicated rows, from this rank. Second, for the rows that only this rank
+            holds, the row indices (A,), with repeats, and the gradients (A, E) from all ranks; None if no
+            rows are exchanged.
+        """
+        if lookup.exchanged is None:
+            return self._summed(lookup, group(lookup.keys, self._router.span)), None
+        if id(lookup) not in self._returns:
+            self._start_return(lookup)
+        replicated, receive = self._returns.pop(id(lookup))
+        return replicated, (lookup.exchanged.requested, receive())
+
+    @torch.no_grad()
+    def _start_return(self, lookup: BatchLookup) -> None:
+        """Sends the gradients of the rows of other ranks. In a training step, the backward pass calls it."""
+        assert lookup.groups is not None
+        assert lookup.exchanged is not None
+        summed = self._summed(lookup, lookup.groups)
+        name = self._names.get(id(lookup), "exchange")
+        self._returns[id(lookup)] = start_return(
+            summed.values, lookup.exchanged, self._collectives, lookup.vectors.dtype, name
+        )
+
+    def _summed(self, lookup: BatchLookup, groups: Groups) -> SummedRowGradient:
+        """Returns the gradients of one lookup, summed by the keys of `groups`."""
+        flat, sources, weights = lookup.gradients(self._pooling)
+        return SummedRowGradient(groups.keys, groups.sum(flat.float(), sources, weights))
+
+    def _sum(
+        self, weight: Tensor, parts: Sequence[tuple[Tensor, Tensor]], *, distinct: bool
+    ) -> SummedRowGradient:
+        """Sums the values of the same row over all pairs (rows, values) in `parts`.
+
+        Pass `distinct=True` if no row occurs twice.
+        """
+        no_rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
+        no_values = torch.zeros(0, weight.shape[1], device=weight.device)
+        rows = torch.cat([no_rows, *(rows for rows, _ in parts)])
+        values = torch.cat([no_values, *(values for _, values in parts)])
+        return SummedRowGradient(rows, values) if distinct else sum_rows(rows, values, self._router.span)
+
+
+# Lookups by plain torch operators whose shapes depend on no id, for exported models (training/export).
+#
+# Notation: B rows, C features that are ids, of which the last G are lists, W columns of ids, E numbers per
+# row.
+
+
+def plain_vectors(
+    weight: Tensor,
+    scales: Tensor | None,
+    ids: Tensor,
+    first_rows: Tensor,
+    lengths: Sequence[int],
+    *,
+    mean: bool,
+) -> Tensor:
+    """Returns the vectors (B, C, E) float32 of ids (B, W), equal to those of `StackedEmbedding.forward`.
+
+    Args:
+        weight: (rows, E), the matrix of the table.
+        scales: (rows,), the factor of each row; None if all factors are 1.
+        ids: the ids, in [0, cardinality of the feature).
+        first_rows: (C,) int64, the row of the id 0 of each feature.
+        lengths: number of columns of each list feature.
+        mean: whether the vectors of a list are averaged; otherwise they are summed.
+    """
+    num_single = len(first_rows) - len(lengths)
+    vectors = [plain_rows(weight, scales, ids[:, :num_single] + first_rows[:num_single])]
+    ends = [num_single]
+    for length in lengths:
+        ends.append(ends[-1] + length)
+    for index, (start, end) in enumerate(pairwise(ends)):
+        columns = ids[:, start:end]
+        filled = (columns != PAD_ID).unsqueeze(2).float()  # (B, length, 1)
+        rows = plain_rows(weight, scales, columns + first_rows[num_single + index])
+        pooled = (rows * filled).sum(dim=1, keepdim=True)
+        if mean:
+            pooled = pooled / filled.sum(dim=1, keepdim=True).clamp(min=1)
+        vectors.append(pooled)
+    return torch.cat(vectors, dim=1)
+
+
+def plain_rows(weight: Tensor, scales: Tensor | None, places: Tensor) -> Tensor:
+    """Returns the rows of a matrix, (…, E) float32, with the indices `places` (…) int64."""
+    rows = functional.embedding(places, weight).float()
+    return rows if scales is None else rows * functional.embedding(places, scales.unsqueeze(1))
+
+
+# Counts how many lookups of a training read rows in the device's memory.
+#
+# Notation: B rows of a batch, W columns of ids.
+
+
+class HotShare:
+    """The number of lookups since the last call of `take`, and how many of them were hot. No call waits.
+
+    Args:
+        num_single: number of columns that have one id. In all other columns, PAD_ID is no lookup.
+    """
+
+    def __init__(self, num_single: int) -> None:
+        self._num_single = num_single
+        self._counts: Tensor | None = None
+
+    @torch.no_grad()
+    def add(self, ids: Tensor, hot: Tensor) -> None:
+        """Counts the lookups of `ids` (B, W).
+
+        Ids of a column are hot if they are smaller than the column's number in `hot` (W,).
+        """
+        looked_up = ids != PAD_ID
+        looked_up[:, : self._num_single] = True
+        self._count((looked_up & (ids < hot)).sum(), looked_up.sum())
+
+    @torch.no_grad()
+    def add_ids(self, ids: Tensor, hot: Tensor) -> None:
+        """Counts the lookups of `ids` (N,), of which those below the scalar `hot` are hot."""
+        is_hot = ids < hot
+        self._count(is_hot.sum(), torch.ones_like(is_hot).sum())
+
+    def _count(self, hot: Tensor, lookups: Tensor) -> None:
+        counts = torch.stack([hot, lookups])
+        self._counts = counts if self._counts is None else self._counts + counts
+
+    def take(self, device: torch.device) -> Tensor:
+        """Returns and clears the counts: (2,) int64, hot lookups and all lookups."""
+        counts, self._counts = self._counts, None
+        return torch.zeros(2, dtype=torch.int64, device=device) if counts is None else counts
+
+
+# Finds the embedding tables of a model.
+
+
+def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:
+    """Returns the embedding tables of a model, by the name of their weight in the model's state."""
+    return {
+        f"{name}.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, StackedEmbedding)
+    }
+
+
+def set_kernels(model: nn.Module, use: bool) -> None:
+    """Sets whether a model's tables may use Triton kernels. Call it before you create the optimizers."""
+    for table in tables_of(model).values():
+        table.may_use_kernels = use
+
+
+def weights_of(model: nn.Module) -> dict[str, RowTensor]:
+    """Returns the weights and buffers of a model by name, with all rows of its tables on this rank."""
+    tables = {name: table for name, table in tables_of(model).items() if table.tail is not None}
+    return {**model.state_dict(), **{name: table.matrix for name, table in tables.items()}}
+
+
+def take_hot_share(model: nn.Module, collectives: Collectives) -> float | None:
+    """Returns the share of lookups since the last call that read rows on a device, on all ranks.
+
+    It is None if all rows of the model are on devices, or if nothing was looked up in a training. All ranks
+    must call this function.
+    """
+    counts = [
+        table.hot_share.take(table.weight.device)
+        for table in tables_of(model).values()
+        if table.hot_share is not None
+    ]
+    if not counts:
+        return None
+    hot, lookups = collectives.allreduce_sum(sum(counts[1:], start=counts[0])).tolist()
+    return round(hot / lookups, 6) if lookups else None

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from conf.embedding_types import Embeddings
-from conf.model_types import EmbeddingStorage
-from training.distributed.collectives import ALONE, Collectives
+from conf.train_types import Embeddings, EmbeddingStorage
+from training.collectives import ALONE, Collectives
+from training.embeddings.held_rows import DTYPES
 from training.embeddings.lookup import Pooling
-from training.embeddings.placement import TableShape, describe, plan_placement
-from training.embeddings.row_storage import DTYPES
-from training.embeddings.rows_on_demand import RowsOnDemand
+from training.embeddings.placement import PlannedTable, TableShape, Tiers, describe, plan_placement
+from training.embeddings.scoring_tables import RowsOnDemand
 from training.embeddings.table import StackedEmbedding
-from training.embeddings.tiers import PlannedTable, Tiers
 
 log = logging.getLogger("nightrank.training")
 

@@ -4,7 +4,7 @@
   Probabilities are computed in float32 from float16 logits.
 * `int8`: weights of products are int8 with a scale per column, and inputs of products are quantised while the
   program runs (`onnxruntime.quantization.quantize_dynamic`). Embedding tables are int8 with a scale per row
-  (training/embeddings/int8.py).
+  (training/embeddings/scoring_tables.py).
 
 benchmarks/export_formats.py measures how much each changes the AUC and lists.
 """

@@ -8,12 +8,13 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,16 +22,15 @@ from conf.errors import ConfigError, InfrastructureError
 from conf.types import MultiHot
 from storage.feature_spec import PAD_ID, FeatureSpec
 from storage.file_io import local_folder
-from training.embeddings.int8 import to_int8
-from training.export.compare_programs import Sample
-from training.export.compiled_programs import COMPILED, instruction_set, write_compiled
-from training.export.exported_forms import CATEGORICAL, DENSE, Ranker, forms_of
-from training.export.smaller_programs import Format, write_smaller
+from training.embeddings.scoring_tables import to_int8
+from training.export.smaller_programs import LARGEST_MEAN_DIFFERENCE, Format, write_smaller
 from training.models.inputs import id_columns
 
 DESCRIPTION = "export.json"
+
 # Numbers of rows with which the programs are compared. A program is traced with _TRACED rows.
 _COMPARED, _TRACED = (1, 7, 300), 3
+
 # ONNX files cannot be larger than 2 GB; weights of larger models stand in a file beside the model.
 _MOST_BYTES_INSIDE = 1_500_000_000
 
@@ -238,3 +238,227 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+
+
+# The forms in which a model is exported: modules of tensors to tensors, without lookups that depend on ids.
+#
+# While torch exports a model (`torch.compiler.is_exporting()`), lookups, histories and interactions use plain
+# operators. So the exported program has a dynamic number of rows, and no operators of this project.
+#
+# Notation: B rows, D dense features, W columns of ids, E numbers per vector.
+
+DENSE, CATEGORICAL = "dense", "categorical"
+
+
+class Ranker(nn.Module):
+    """Computes click probabilities.
+
+    Args:
+        model: a model in evaluation mode.
+        inputs: those of the two inputs that have columns.
+    """
+
+    output = "probability"
+
+    def __init__(self, model: nn.Module, inputs: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = tuple(inputs)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Returns probabilities (B,) float32 from `dense` (B, D) float32 and `categorical` (B, W) int64."""
+        return torch.sigmoid(self.model(*self.dense_and_categorical(inputs)).float())
+
+    def dense_and_categorical(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns `dense` and `categorical`; an input without columns is (B, 0)."""
+        by_name = dict(zip(self.inputs, inputs, strict=True))
+        rows = inputs[0].shape[0]
+        dense = by_name.get(DENSE)
+        categorical = by_name.get(CATEGORICAL)
+        return (
+            inputs[0].new_zeros(rows, 0, dtype=torch.float32) if dense is None else dense,
+            inputs[0].new_zeros(rows, 0, dtype=torch.int64) if categorical is None else categorical,
+        )
+
+
+class SideVectors(Ranker):
+    """Computes the vectors of users or of items. Their dot product orders items as the model's logits do.
+
+    Args:
+        model: a model with the methods `user_vectors` and `item_vectors`.
+        inputs: those of the two inputs that have columns.
+        side: `user` or `item`.
+    """
+
+    output = "vector"
+
+    def __init__(self, model: nn.Module, inputs: Sequence[str], side: str) -> None:
+        super().__init__(model, inputs)
+        self._side = side
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Returns vectors (B, E) float32. Columns of features of the other side have no effect."""
+        model: Any = self.model
+        vectors: Tensor = getattr(model, f"{self._side}_vectors")(*self.dense_and_categorical(inputs))
+        return vectors.float()
+
+
+def forms_of(model: nn.Module, widths: Mapping[str, int]) -> dict[str, Ranker]:
+    """Maps the name of each form that a model has to the form: `ranker`, and `user` and `item`.
+
+    Args:
+        model: a model in evaluation mode.
+        widths: number of columns of `dense` and of `categorical`.
+    """
+    inputs = [name for name in (DENSE, CATEGORICAL) if widths[name]]
+    forms: dict[str, Ranker] = {"ranker": Ranker(model, inputs)}
+    if hasattr(model, "user_vectors") and hasattr(model, "item_vectors"):
+        forms |= {side: SideVectors(model, inputs, side) for side in ("user", "item")}
+    return forms
+
+
+# Compares exported programs with the model that they were made from.
+
+# Largest difference between an exported program and the model: of probabilities, and of numbers of a vector
+# relative to the largest one.
+TOLERANCE = 1e-5
+_ERRORS_ONLY = 3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs of a form, and what the model computes for them.
+
+    Attributes:
+        form: the form.
+        version: the model's version.
+        inputs: inputs of several calls.
+        expected: the results of the calls: (B,) or (B, E) float32.
+    """
+
+    form: Ranker
+    version: str
+    inputs: Sequence[tuple[Tensor, ...]]
+    expected: Sequence[np.ndarray[Any, Any]]
+
+    @classmethod
+    def of(cls, form: Ranker, version: str, inputs: Sequence[tuple[Tensor, ...]]) -> Sample:
+        """Runs a form. Later changes of its model do not change the sample."""
+        with torch.inference_mode():
+            return cls(form, version, inputs, [form(*of_call).numpy() for of_call in inputs])
+
+    def greatest_differences(self, path: Path) -> dict[str, float]:
+        """Returns the greatest differences of the programs of a form: ONNX, torch.export, and compiled.
+
+        The last one exists only if the export has compiled programs. `path` is the path without endings.
+
+        Raises:
+            InfrastructureError: a difference is larger than TOLERANCE.
+        """
+        program = torch.export.load(path.with_suffix(".pt2")).module()
+        with torch.inference_mode():
+            results = {
+                "onnx": self._run_onnx(path.with_suffix(".onnx")),
+                "pt2": [program(*of_call).numpy() for of_call in self.inputs],
+            }
+            compiled = path.with_name(f"{path.name}.{COMPILED}")
+            if compiled.exists():
+                package = load_compiled(compiled)
+                results[COMPILED] = [package(*of_call).numpy() for of_call in self.inputs]
+        greatest = {}
+        for kind, of_calls in results.items():
+            greatest[kind] = max(float(differences.max()) for differences in self._differences(of_calls))
+            self._require(greatest[kind], TOLERANCE, f"{path.name}.{kind}", "by up to")
+        return greatest
+
+    def mean_difference(self, path: Path, number_format: Format) -> float:
+        """Returns the mean difference of the program `path`, which has numbers with fewer bits.
+
+        Raises:
+            InfrastructureError: it is larger than LARGEST_MEAN_DIFFERENCE.
+        """
+        differences = [of_call.ravel() for of_call in self._differences(self._run_onnx(path))]
+        mean = float(np.concatenate(differences).mean())
+        self._require(mean, LARGEST_MEAN_DIFFERENCE[number_format], path.name, "on average by")
+        return mean
+
+    def _run_onnx(self, path: Path) -> list[np.ndarray[Any, Any]]:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY  # it warns of constants that it computes at each call
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return [
+            session.run(
+                [self.form.output],
+                {name: values.numpy() for name, values in zip(self.form.inputs, of_call, strict=True)},
+            )[0]
+            for of_call in self.inputs
+        ]
+
+    def _differences(self, results: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        """Returns absolute differences, relative to the largest number of a call if that is above 1."""
+        return [
+            np.abs(result - expected) / max(1.0, float(np.abs(expected).max()))
+            for result, expected in zip(results, self.expected, strict=True)
+        ]
+
+    def _require(self, difference: float, limit: float, program: str, how: str) -> None:
+        if not difference <= limit:  # also if it is NaN
+            raise InfrastructureError(
+                f"{program} differs from model {self.version} {how} {difference:.2g} (at most {limit} is "
+                "allowed)",
+                "please report this; nothing was exported",
+            )
+
+
+# Compiles programs of torch.export for CPUs with AOTInductor (docs.pytorch.org, "AOTInductor").
+
+COMPILED = "aotinductor.pt2"  # the end of the names of compiled programs
+_OPTIONS = {"freezing": True}  # weights are stored in the order in which products read them
+_LONGEST_OUTPUT = 1_000  # characters of the compiler's output in an error
+
+
+def write_compiled(source: Path, target: Path) -> None:
+    """Compiles a program with any number of rows, for the processor of this machine.
+
+    Args:
+        source: the program, a file of `torch.export.save`.
+        target: the file to write, which `torch._inductor.aoti_load_package` loads.
+
+    Raises:
+        ConfigError: there is no C++ compiler, or it fails.
+    """
+    from torch._inductor import aoti_compile_and_package
+    from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
+
+    try:
+        with torch.no_grad():
+            aoti_compile_and_package(
+                torch.export.load(source), package_path=str(target), inductor_configs=_OPTIONS
+            )
+    except (InductorError, InvalidCxxCompiler, CppCompileError) as error:
+        cause = error.inner_exception if isinstance(error, InductorError) else error
+        if not isinstance(cause, InvalidCxxCompiler | CppCompileError):
+            raise
+        text = cause.output.strip()[-_LONGEST_OUTPUT:] if isinstance(cause, CppCompileError) else str(cause)
+        raise ConfigError(
+            f"{source.stem} cannot be compiled: {text}",
+            "install a C++ compiler (g++, or set CXX), or export without compiled programs",
+        ) from error
+
+
+def load_compiled(path: Path) -> Callable[..., Tensor]:
+    """Returns a compiled program as a function of its inputs."""
+    from torch._inductor import aoti_load_package
+
+    program: Callable[..., Tensor] = aoti_load_package(str(path))
+    return program
+
+
+def instruction_set() -> str:
+    """Returns the vector instructions that compiled programs use, such as avx512; empty if none."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    chosen = pick_vec_isa()
+    return str(chosen) if chosen else ""

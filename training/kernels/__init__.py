@@ -66,9 +66,9 @@ def look_up(
         out: memory for the result. It is used if it has the result's shape and dtype.
         tail: the rows of the table that are not in `weight`; None if there are none.
     """
-    from training.kernels.lookup import Features, gather
+    from training.kernels.lookup import FeaturePositions, gather
 
-    features = Features.of(first_rows, list_lengths, mean)
+    features = FeaturePositions.of(first_rows, list_lengths, mean)
     return gather(weight, ids, features, dtype, scales=scales, out=out, tail=tail)
 
 

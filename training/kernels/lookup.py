@@ -30,7 +30,7 @@ _TILE = 1024
 
 
 @dataclass(frozen=True)
-class Features:
+class FeaturePositions:
     """The position of C features: their columns in a batch, and their rows in the table.
 
     Attributes:
@@ -49,7 +49,7 @@ class Features:
     mean: bool
 
     @classmethod
-    def of(cls, first_row: Tensor, list_lengths: Sequence[int], mean: bool) -> Features:
+    def of(cls, first_row: Tensor, list_lengths: Sequence[int], mean: bool) -> FeaturePositions:
         """Returns the features of a table. The last features are lists, with `list_lengths` columns each."""
         single = len(first_row) - len(list_lengths)
         widths = (*[1] * single, *list_lengths)
@@ -71,7 +71,7 @@ def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
 def gather(
     weight: Tensor,
     ids: Tensor,
-    features: Features,
+    features: FeaturePositions,
     dtype: torch.dtype,
     *,
     scales: Tensor | None = None,

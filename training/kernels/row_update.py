@@ -10,7 +10,7 @@ into chunks of 32. A program (an instance of the kernel) of `_add_up` sums one c
 within the chunk, the program updates the run's row. If a run continues over several chunks, the program
 stores the sum over its own chunk. `_finish` then adds these partial sums in their order, and updates the row.
 
-The formula of row-wise Adagrad is in training/optimizers/row_wise_adagrad.py. Without an accumulator, the
+The formula of row-wise Adagrad is in training/optimizers/row_optimizers.py. Without an accumulator, the
 optimizer is SGD.
 """
 
@@ -26,8 +26,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from training.kernels.rounding import grid_of
-from training.kernels.row_step import apply
 from training.kernels.tail import Tail
 
 _CHUNK = 32
@@ -274,3 +272,117 @@ def _finish(
             LOWEST,
             BLOCK,
         )
+
+
+# The optimizer step of one row, for use in Triton kernels.
+#
+# The formula of row-wise Adagrad is in training/optimizers/row_optimizers.py. Without an accumulator, the
+# optimizer is SGD. A row is in the device's memory, or in pinned host memory (tail.py).
+
+
+@triton.jit
+def apply(
+    total,
+    row,
+    name,
+    weight,
+    accumulator,
+    tail,
+    tail_accumulator,
+    first_tail,
+    rate,
+    epsilon,
+    seed,
+    step,
+    DIM: tl.constexpr,
+    ADAGRAD: tl.constexpr,
+    TIERED: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    LOWEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Updates one row by its summed gradient `total` (BLOCK,), which is zero from column DIM on.
+
+    `name` stands for the row in the random bits of the rounding.
+    """
+    column = tl.arange(0, BLOCK)
+    row = row.to(tl.int64)
+    numbers = weight + row * DIM
+    state = accumulator + row
+    if TIERED:  # noqa: SIM102 (Triton compiles the inner condition only if TIERED is true)
+        if row >= first_tail:
+            numbers = tail + (row - first_tail) * DIM
+            state = tail_accumulator + (row - first_tail)
+    scale = rate
+    if ADAGRAD:
+        square = tl.reduce(total * total, 0, tl.standard._sum_combine) / DIM
+        square += tl.load(state)
+        tl.store(state, square)
+        scale = rate / (tl.sqrt(square) + epsilon)
+    values = tl.load(numbers + column, mask=column < DIM, other=0.0).to(tl.float32) - total * scale
+    if MANTISSA:
+        values = round_stochastic(values, philox(seed, step, name.to(tl.int64), column), MANTISSA, LOWEST)
+    tl.store(numbers + column, values.to(weight.dtype.element_ty), mask=column < DIM)
+
+
+# Stochastic rounding of float32 numbers to a 16-bit format, for use in Triton kernels.
+#
+# A number becomes one of its two neighbours in the 16-bit format, at random, so that the expected value of
+# the result is the number itself. Rounding to the nearest neighbour would lose every update that is smaller
+# than half the distance between two neighbours.
+#
+# The random bits come from Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
+# SC). The random bits are a function of seed, step, row and column, so the order in which the programs
+# (instances of a kernel) run does not change them.
+
+# Number of mantissa bits, and the biased float32 exponent below which the spacing of numbers is constant.
+_GRIDS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
+
+
+def grid_of(dtype: torch.dtype) -> tuple[int, int]:
+    """Returns the number of mantissa bits and the lowest exponent of a dtype.
+
+    The result is (0, 0) for float32, which needs no rounding.
+
+    The lowest exponent is a biased float32 exponent. Below it, the distance between neighbouring numbers of
+    the dtype is constant.
+    """
+    return _GRIDS.get(dtype, (0, 0))
+
+
+@triton.jit
+def philox(seed, step, row, column):
+    """Returns 32 random bits for a step, a row and a column, computed by Philox with the key `seed`.
+
+    `seed` and `row` are int64.
+    """
+    c0 = column.to(tl.uint32)
+    c1 = row.to(tl.uint32) + c0 * 0
+    c2 = (row >> 32).to(tl.uint32) + c0 * 0
+    c3 = step.to(tl.uint32) + c0 * 0
+    key = seed.to(tl.uint64)
+    k0 = key.to(tl.uint32) + c0 * 0
+    k1 = (key >> 32).to(tl.uint32) + c0 * 0
+    for _ in tl.static_range(10):
+        product0 = c0.to(tl.uint64) * 0xD2511F53
+        product2 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (product2 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = product2.to(tl.uint32)
+        c3 = product0.to(tl.uint32)
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
+    return c0
+
+
+@triton.jit
+def round_stochastic(values, bits, MANTISSA: tl.constexpr, LOWEST: tl.constexpr):
+    """Rounds each float32 value v at random to one of its two neighbours in a 16-bit format.
+
+    The result is ⌊v / s + u⌋ · s. Here s is the distance between neighbouring 16-bit numbers near v, and u is
+    a uniform random number in [0, 1), made from `bits`. MANTISSA and LOWEST are the results of `grid_of`.
+    """
+    exponent = (values.to(tl.int32, bitcast=True) >> 23) & 0xFF
+    spacing = ((tl.maximum(exponent, LOWEST) - MANTISSA) << 23).to(tl.float32, bitcast=True)
+    uniform = (bits >> 8).to(tl.float32) * (1.0 / 16777216.0)
+    return tl.floor(values / spacing + uniform) * spacing

@@ -12,9 +12,9 @@ from typing import Any
 
 from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
 from conf.load import load_config, parse_date
-from conf.printable import json_line
+from conf.messages import json_line
 from storage.dataset import read_dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 from training.registry.model_json import is_complete, read_description
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     run_date = parse_date(arguments.run_date, future=arguments.future)
     config = load_config(arguments.config, arguments.overrides)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     plan = make_plan(config, lake, read_dataset(lake, run_date))
     if is_complete(plan.model_path, checksums=True):
         log.info("version %s has already been trained", plan.description["version"])

@@ -12,12 +12,11 @@ from types import FrameType
 from typing import Any
 
 from conf.errors import InfrastructureError, NightrankError
-from training.device.choose_device import choose_device
-from training.device.threads import torch_threads
-from training.distributed.collectives import LocalCollectives
-from training.distributed.progress import Report
+from training.collectives import LocalCollectives
+from training.device import choose_device, torch_threads
 from training.loop.run import run_plan
 from training.loop.training_plan import TrainPlan
+from training.progress import Report
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STEPS = logging.getLogger("nightrank.training.steps")

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import platform
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
 import horovod.torch as hvd
 import torch
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common.elastic import State
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.spark.task import get_available_devices
+from torch import Tensor
 
-from conf.errors import NightrankError
-from training.distributed.progress import Channel, Reporter
-from training.launch.elastic import run_elastic_rank
-from training.launch.horovod_collectives import HorovodCollectives
-from training.launch.outcome import Outcome
-from training.launch.rank_device import device_of_rank
+from conf.errors import ConfigError, NightrankError
+from conf.types import Train
+from training.collectives import ReceivedRows
+from training.device import choose_device
 from training.loop.run import run_plan
 from training.loop.training_plan import TrainPlan
+from training.progress import Channel, RankOutcome, Reporter
 
 log = logging.getLogger("nightrank.rank")
 
 
-def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: bool) -> Outcome:
+def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: bool) -> RankOutcome:
     """Runs one rank of a training. Errors are returned, so that the driver can find the root cause.
 
     In an elastic training, the ranks exchange their outcomes, so that all ranks return the same outcome. If a
@@ -50,7 +53,7 @@ def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: b
             return run_elastic_rank(partial(_train, plan, channel), _outcome_of)
         try:
             hvd.init()
-            return Outcome(description=_train(plan, channel))
+            return RankOutcome(description=_train(plan, channel))
         except Exception as error:
             return _outcome_of(error)
     finally:
@@ -68,11 +71,11 @@ def _train(
         return run_plan(plan, HorovodCollectives(), device, report=report, at_checkpoint=at_checkpoint)
 
 
-def _outcome_of(error: Exception) -> Outcome:
+def _outcome_of(error: Exception) -> RankOutcome:
     if isinstance(error, NightrankError):
-        return Outcome(error=error)
+        return RankOutcome(error=error)
     problem = "".join(traceback.format_exception(error))
-    return Outcome(problem=problem, lost_peer=isinstance(error, HorovodInternalError))
+    return RankOutcome(problem=problem, lost_peer=isinstance(error, HorovodInternalError))
 
 
 def _log_to_stderr(quiet: bool) -> None:
@@ -91,3 +94,163 @@ def _log_to_stderr(quiet: bool) -> None:
 def _gpu_text() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "all GPUs visible" if visible is None else f"visible GPUs: {visible}"
+
+
+# Elastic training in one rank. When a rank is lost or joins, the ranks form a new ring and continue.
+#
+# A ring is a group of ranks that train together. Each ring builds the model anew and continues from the last
+# checkpoint (training/checkpoints/checkpoints.py), which may have been written by another number of ranks.
+# ranks.py starts the ranks; Horovod's driver starts a rank in place of a lost one.
+
+# Trains one ring to the end. It calls its argument at each checkpoint, which raises if ranks joined or left.
+TrainRing = Callable[[Callable[[], None]], dict[str, object]]
+
+
+def run_elastic_rank(train: TrainRing, outcome_of: Callable[[Exception], RankOutcome]) -> RankOutcome:
+    """Trains in one ring after another until the training ends or a rank fails.
+
+    The ranks exchange their outcomes, so that all ranks return the same outcome. If a rank cannot take part
+    in this exchange, it ends with its error, and Spark starts another rank.
+
+    Args:
+        train: trains in the current ring, and returns the model's description, the content of model.json.
+        outcome_of: converts the error of a failed rank to the outcome of this rank.
+    """
+    return hvd.elastic.run(_train_in_ring)(_Ring(), train, outcome_of)
+
+
+class _Ring(State):
+    """The state that an elastic rank keeps when ranks join or leave: the outcome of a rank that has failed.
+
+    Horovod can save and restore such a state and broadcast it from rank 0. This class does not use these
+    functions: every rank loads its state from the last checkpoint instead, because no other rank has the
+    table rows of a lost rank.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank)
+        self.failed: RankOutcome | None = None
+
+    def save(self) -> None:
+        """Does nothing, because checkpoints contain the state."""
+
+    def restore(self) -> None:
+        """Does nothing, because checkpoints contain the state."""
+
+    def sync(self) -> None:
+        """Does nothing, because checkpoints contain the state."""
+
+    def reset(self) -> None:
+        """Frees the model of the broken ring before the next model is built."""
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _train_in_ring(
+    ring: _Ring, train: TrainRing, outcome_of: Callable[[Exception], RankOutcome]
+) -> RankOutcome:
+    """Trains until the end, or until the ring changes.
+
+    If the ring changes, this function raises an error, and Horovod forms the next ring.
+
+    If a rank fails, the ring breaks. The rank reports its failure in the next ring, and then all ranks return
+    this failure.
+    """
+    outcomes = hvd.allgather_object(ring.failed, name="failed")
+    failures = [outcome for outcome in outcomes if outcome is not None]
+    if failures:
+        return sorted(failures, key=lambda outcome: outcome.error is None)[0]
+    try:
+        return RankOutcome(description=train(ring.check_host_updates))
+    except (HorovodInternalError, HostsUpdatedInterrupt) as change:
+        log.info("%s; a new ring is formed", str(change) or "ranks joined or left")
+        raise
+    except Exception as error:
+        ring.failed = outcome_of(error)
+        raise HorovodInternalError("this rank failed") from error
+
+
+# Which GPU a rank trains on: the GPU of its Spark task, or else the GPU with its local rank.
+
+
+def device_of_rank(train: Train) -> torch.device:
+    """Returns the device of this rank, the CPU or a GPU.
+
+    If Spark manages GPUs, the GPU is that of this rank's Spark task. Otherwise, the index of the GPU is the
+    local rank, the index of this rank among the ranks on its host.
+
+    Raises:
+        ConfigError: an elastic rank needs a GPU, but Spark does not manage GPUs. The local rank cannot select
+            a GPU, because it may change when ranks join or leave.
+    """
+    gpu_of_task = _take_gpu()
+    device = choose_device(
+        train.device, hvd.local_rank() if gpu_of_task is None else gpu_of_task, "train.device"
+    )
+    if device.type == "cuda":
+        if gpu_of_task is None and train.elastic:
+            raise ConfigError(
+                f"train.device={train.device}, train.elastic: Spark gave this rank's task no GPU; in an "
+                "elastic training, the ranks of a host cannot choose GPUs themselves, because ranks come and "
+                "go",
+                "set spark.task.resource.gpu.amount, as conf/spark/train-gpu.conf does, or "
+                "--set train.device=cpu",
+            )
+        torch.cuda.set_device(device)
+    return device
+
+
+def _take_gpu() -> int | None:
+    """Makes the GPU of this Spark task the only one that torch sees, and returns its index, which is 0.
+
+    Returns None if Spark does not manage GPUs.
+    """
+    devices = get_available_devices()
+    if not devices:
+        return None
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(devices[0])
+    return 0
+
+
+# The collectives of a training over Horovod: sums, gathers and exchanges of tensors between ranks.
+
+
+class HorovodCollectives:
+    """`Collectives` over Horovod. Names are reused, because Horovod negotiates a name only once."""
+
+    def __init__(self) -> None:
+        self.rank = hvd.rank()
+        self.size = hvd.size()
+
+    def allreduce_sum(self, values: Tensor) -> Tensor:
+        """See `Collectives`."""
+        summed: Tensor = hvd.allreduce(values, name="sum", op=hvd.Sum)
+        return summed
+
+    def start_allreduce_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        """See `Collectives`."""
+        handle = hvd.allreduce_async_(values, name=name, op=hvd.Sum)
+        return lambda: hvd.synchronize(handle)
+
+    def allgather(self, *tensors: Tensor) -> list[Tensor]:
+        """See `Collectives`."""
+        return list(hvd.grouped_allgather(list(tensors), name="rows"))
+
+    def all_to_all(self, values: Tensor, splits: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """See `Collectives`."""
+        return self.start_all_to_all(values, splits, "exchange")()
+
+    def start_all_to_all(self, values: Tensor, splits: Sequence[int], name: str) -> ReceivedRows:
+        """See `Collectives`."""
+        # Horovod does not support bfloat16. The numbers are not changed on the way, so their bits are sent as
+        # float16.
+        sent = values.view(torch.float16) if values.dtype == torch.bfloat16 else values
+        counts = torch.tensor(list(splits), dtype=torch.int32)
+        handle = hvd.alltoall_async(sent.contiguous(), splits=counts, name=name)
+
+        def wait() -> tuple[Tensor, list[int]]:
+            received, received_counts = hvd.synchronize(handle)
+            return received.view(values.dtype), received_counts.tolist()
+
+        return wait

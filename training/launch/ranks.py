@@ -10,29 +10,32 @@ import os
 import signal
 import threading
 import zipfile
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
+import horovod.runner.gloo_run
+import horovod.runner.launch
 import horovod.spark
+import horovod.spark.gloo_run
+import horovod.spark.runner
 from horovod.runner.util.network import get_local_intfs
 from pyspark.sql import SparkSession
 
 from conf.errors import InfrastructureError
-from training.distributed.progress import Channel, Listener, Report
-from training.launch.horovod_calls import elastic_interpreter, no_fork
-from training.launch.outcome import Outcome
-from training.launch.signals import signals_end_ranks
 from training.launch.slots import cores, cores_of_driver, is_local, largest_number, ranks_to_start
 from training.loop.training_plan import TrainPlan
+from training.progress import Channel, Listener, RankOutcome, Report
 
 log = logging.getLogger("nightrank.launch")
 
 # If two trainings started at once in one application, each could take some of the slots and then wait forever
 # for the others.
 _ONE_AT_A_TIME = threading.Lock()
+
 # How long a rank waits in a collective for another rank. The other rank may have left because a third rank
 # was lost, or it may still be importing torch from a cold disk. Gloo's default of 30 s is too short for this.
 _COLLECTIVE_TIMEOUT_S = 60
@@ -96,7 +99,9 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     return _description([outcome for outcome in outcomes if outcome is not None])
 
 
-def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | None) -> list[Outcome | None]:
+def _run(
+    spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | None
+) -> list[RankOutcome | None]:
     train = plan.train
     threads = int(spark.conf.get("spark.task.cpus", "1") or 1)
     quiet = channel is not None and is_local(spark)
@@ -125,7 +130,7 @@ def _run(spark: SparkSession, plan: TrainPlan, ranks: int, channel: Channel | No
         )
 
 
-def _rank(plan: TrainPlan, threads: int, channel: Channel | None, quiet: bool) -> Outcome:
+def _rank(plan: TrainPlan, threads: int, channel: Channel | None, quiet: bool) -> RankOutcome:
     """Runs one rank. Horovod calls this function in the rank's process, not in the driver."""
     from training.launch.rank_main import run_rank
 
@@ -161,7 +166,7 @@ def _launch_error(
     )
 
 
-def _description(outcomes: list[Outcome]) -> dict[str, Any]:
+def _description(outcomes: list[RankOutcome]) -> dict[str, Any]:
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
@@ -190,3 +195,83 @@ def _python_path() -> str:
         f"./{Path(str(root.root.filename)).name}" if isinstance(root, zipfile.Path) else str(root.parent)
     )
     return os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+# Changes Horovod's behaviour in the driver.
+#
+# Without these changes, Horovod would fork the driver, and start ranks with the wrong Python interpreter.
+
+_CHECK_GLOO = (horovod.runner.launch, horovod.spark.runner)
+
+
+@contextmanager
+def no_fork() -> Iterator[None]:
+    """Prevents Horovod from forking the driver.
+
+    Horovod would fork to import torch and to check for Gloo in the child process. This takes seconds. The
+    child process would also share the driver's sockets to the JVM, and reset them when it ends. The check is
+    not needed: if Gloo is missing, the ranks end at once in hvd.init().
+    """
+    originals = [module.gloo_built for module in _CHECK_GLOO]
+    for module in _CHECK_GLOO:
+        module.gloo_built = lambda verbose=False: True
+    try:
+        yield
+    finally:
+        for module, original in zip(_CHECK_GLOO, originals, strict=True):
+            module.gloo_built = original
+
+
+@contextmanager
+def elastic_interpreter(python: str) -> Iterator[None]:
+    """Makes Horovod start elastic ranks with the interpreter `python`.
+
+    Horovod accepts an interpreter only for ranks that are not elastic. For elastic ranks, Horovod uses the
+    driver's path of the interpreter. This path may not exist on executors, which may have unpacked the
+    environment to another folder.
+    """
+    original = horovod.spark.gloo_run.sys
+    horovod.spark.gloo_run.sys = SimpleNamespace(executable=python)
+    try:
+        yield
+    finally:
+        horovod.spark.gloo_run.sys = original
+
+
+# What SIGINT (Ctrl-C) and SIGTERM do during a training: they end the ranks.
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def signals_end_ranks() -> Iterator[list[int]]:
+    """Lets SIGINT and SIGTERM end the ranks, and restores the former handlers afterwards.
+
+    Horovod's own handlers would stay installed, and would not report which signal arrived. Outside the main
+    thread this function does nothing, because Python allows signal handlers only in the main thread.
+
+    Yields:
+        The signals that have arrived.
+    """
+    received: list[int] = []
+    ended = threading.Event()
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS} if main else {}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        ended.set()
+
+    def register() -> threading.Event:
+        for number in handlers:
+            signal.signal(number, end)
+        return ended
+
+    original = horovod.runner.gloo_run.register_shutdown_event
+    horovod.runner.gloo_run.register_shutdown_event = register
+    try:
+        yield received
+    finally:
+        horovod.runner.gloo_run.register_shutdown_event = original
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 
 from conf.errors import ConfigError
 from conf.types import Train
-from training.data.batch import Batch
-from training.data.compared_items import CatalogueItems, Vectors
-from training.device.precision import mixed_precision
-from training.distributed.collectives import ALONE, Collectives
-from training.embeddings.tables_of_model import tables_of
+from training.collectives import ALONE, Collectives
+from training.data.batch import Batch, CatalogueItems, Vectors
+from training.device import mixed_precision
+from training.embeddings.table import tables_of
 from training.loop.losses import mean_penalty, read_loss
 from training.models.click_model import ClickModel
 from training.models.factorization import VectorModel

@@ -21,13 +21,12 @@ from torch import Tensor
 from conf.errors import DataError, NightrankError
 from conf.types import MultiHot
 from storage import file_io
-from training.checkpoints.rank_agreement import gather_json
 from training.checkpoints.tensor_file import write_tensors
+from training.collectives import Collectives, gather_json
 from training.data.batch import Batch
 from training.data.loader import Loader
 from training.data.sharding import DataFile
-from training.distributed.collectives import Collectives
-from training.loop.callback import Callback, StepResult, TrainingState
+from training.loop.training_loop import Callback, StepResult, TrainingState
 from training.models.inputs import id_columns
 
 # On a GPU, a loss is read after this number of steps. The host is rarely so many steps ahead of the GPU.

@@ -14,8 +14,7 @@ from torch import Tensor
 from conf.errors import ConfigError
 from conf.loss_types import loss_name, loss_settings
 from conf.plugins import LOSS
-from training.data.batch import Batch
-from training.data.compared_items import Vectors
+from training.data.batch import Batch, Vectors
 
 MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 

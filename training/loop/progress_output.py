@@ -1,13 +1,19 @@
-"""Shows the progress of a training: log lines, and entries for the driver."""
+"""Callbacks that measure a training, show its progress, and record its steps with torch.profiler."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from training.distributed.progress import Report
-from training.loop.callback import Callback, TrainingState
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from conf.types import Profile
+from training.loop.training_loop import Callback, StepResult, TrainingState, is_due
+from training.progress import Report
 
 log = logging.getLogger("nightrank.training")
 steps_log = logging.getLogger("nightrank.training.steps")  # disabled if the driver shows the steps
@@ -69,3 +75,114 @@ class ReportProgress(Callback):
             "batch_rows": self._global_batch_size,
         }
         self._report({**labels, **entry})
+
+
+# Measures a training between two entries of its history: loss, speed, and time spent waiting for data.
+
+
+class Meter(Callback):
+    """Adds an entry with loss, speed and waiting time to the history.
+
+    An entry is added every `every_steps` steps, and after the last step. Of all methods, only `fill_entry`
+    waits for the device.
+
+    Args:
+        device: the device of the losses.
+        every_steps: steps between two entries.
+    """
+
+    def __init__(self, device: torch.device, every_steps: int) -> None:
+        self._device = device
+        self._every_steps = every_steps
+        self._loader_wait_s = 0.0  # waiting time until the last entry
+        self._restart()
+
+    def _restart(self) -> None:
+        self._loss_sum = torch.zeros((), device=self._device)
+        self._rows = 0.0
+        self._since = time.perf_counter()
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Starts the clock."""
+        self._restart()
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Adds the loss and the number of rows of this step's global batch to the sums."""
+        rows = float(result.batch.global_weight)  # of the loader's batch: the number of rows
+        self._loss_sum += result.loss * rows
+        self._rows += rows
+
+    def is_entry_due(self, state: TrainingState) -> bool:
+        """Returns True every `every_steps` steps and after the last step."""
+        return is_due(state.step, self._every_steps) or state.step == state.total_steps
+
+    def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
+        """Adds `loss`, `rows_per_s` and `loader_wait_share` to the entry, and the values of `Trainer.facts`.
+
+        The first three are computed over the steps since the previous entry.
+        """
+        loss = float(self._loss_sum) / self._rows
+        seconds = time.perf_counter() - self._since
+        entry |= {
+            "loss": loss,
+            "rows_per_s": round(self._rows / seconds),
+            "loader_wait_share": round((state.loader_wait_s - self._loader_wait_s) / seconds, 4),
+            **state.trainer.facts(),
+        }
+        self._loader_wait_s = state.loader_wait_s
+        self._restart()
+
+    def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
+        """Restarts the clock after a validation, because validation time is not part of the speed."""
+        if "validation" in entry:
+            self._restart()
+
+
+# Records steps of a training with torch.profiler, as a trace for chrome://tracing or ui.perfetto.dev.
+
+
+class StepProfiler(Callback):
+    """Records the steps that `train.profile` selects. The first step of a training is step 1.
+
+    If the training ends before the last selected step, the trace has the steps that were done. Without a
+    configuration, nothing is recorded. Ranks other than 0 record only if `every_rank` is set.
+
+    Args:
+        config: says which steps to record on which ranks; None records nothing.
+        folder: folder of the traces, one file per rank: `rank<n>-steps<first>-<last>.json.gz`.
+        rank: the rank of this process.
+    """
+
+    def __init__(self, config: Profile | None, folder: str, rank: int) -> None:
+        self._config = config if config and (rank == 0 or config.every_rank) else None
+        self._folder = Path(folder)
+        self._rank = rank
+        self._last_step = 0
+        self._running: profile | None = None
+
+    def on_step_start(self, state: TrainingState) -> None:
+        """Starts recording before the first configured step."""
+        if self._config and state.step == self._config.first_step:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            running = profile(activities=activities, record_shapes=True)
+            running.start()
+            self._running = running
+
+    def on_step_end(self, state: TrainingState, result: StepResult) -> None:
+        """Writes the trace after the last configured step."""
+        self._last_step = state.step
+        if self._config and state.step == self._config.first_step + self._config.steps - 1:
+            self.teardown()
+
+    def teardown(self) -> None:
+        """Writes the trace if steps are being recorded."""
+        if self._running is None or self._config is None:
+            return
+        running, self._running = self._running, None
+        running.stop()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"rank{self._rank}-steps{self._config.first_step}-{self._last_step}.json.gz"
+        running.export_chrome_trace(str(path))
+        log.info("the trace of steps %d to %d is %s", self._config.first_step, self._last_step, path)

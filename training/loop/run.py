@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, assert_never, cast
 
 import torch
 from torch import nn
 
-from conf.freed_memory import keep_freed_memory
-from conf.types import ModelConfig, Split
+from conf.errors import ConfigError, DataError
+from conf.process import keep_freed_memory
+from conf.types import ModelConfig, Split, Train
 from storage import file_io
+from storage.feature_spec import FeatureSpec
+from storage.id_counts import IdCounts
 from training.checkpoints import Checkpoints, open_trained, save_trained
+from training.checkpoints.blocks import Stateful
+from training.checkpoints.stored import StateMismatchError, StoredState
+from training.collectives import Collectives, LocalCollectives, gather_json, raise_on_all_ranks
 from training.data.batch import RowsOfStep
 from training.data.item_catalogue import read_catalogue
 from training.data.item_comparison import ItemComparison
@@ -25,33 +31,26 @@ from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 from training.data.unknown_ids import RowsWithUnknownIds, UnknownIds
-from training.device.choose_device import choose_device
-from training.distributed.collectives import Collectives, LocalCollectives
-from training.distributed.progress import Report
-from training.embeddings.tables_of_model import set_kernels
+from training.device import choose_device
+from training.embeddings.placement import Tiers, choose_tiers, describe_tiers
+from training.embeddings.rows import RowBlock
+from training.embeddings.table import set_kernels
 from training.kernels.choice import use_kernels
-from training.loop.best_step import keep_best, metric_of
-from training.loop.callback import Callback
-from training.loop.early_stopping import EarlyStopping, StopAtStep
-from training.loop.embedding_memory import plan_tiers
-from training.loop.evaluate import evaluate
+from training.loop.best_step import EarlyStopping, StopAtStep, keep_best, metric_of
+from training.loop.evaluate import Validation, chosen_metrics, evaluate
 from training.loop.loss_check import LossCheck
-from training.loop.meter import Meter
-from training.loop.profiling import StepProfiler
-from training.loop.progress_output import LogLines, ReportProgress
+from training.loop.progress_output import LogLines, Meter, ReportProgress, StepProfiler
 from training.loop.train_step import Trainer
-from training.loop.training_loop import TrainingLoop, TrainingResult
+from training.loop.training_loop import Callback, TrainingLoop, TrainingResult
 from training.loop.training_plan import TrainPlan
-from training.loop.validation import Validation, chosen_metrics
-from training.loop.warm_start import warm_start
 from training.loop.when_to_checkpoint import SaveCheckpoints
-from training.models import build_model
+from training.models import build_model, planned_tables
 from training.models.inputs import id_columns
+from training.progress import Report
 from training.registry.model_json import OF_PROBABILITIES
 from training.settings import with_item
 
 log = logging.getLogger("nightrank.training")
-
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
 
 
@@ -307,3 +306,135 @@ class _Rank:
         plan = self.plan
         folder = plan.checkpoint_path if plan.saves_bad_rows else None
         return LossCheck(loader, files, plan.model.multi_hot, self.collectives, folder)
+
+
+# Chooses which table rows of a model are on the devices: the setting `train.embedding_memory`.
+
+# The share of a GPU's free memory that rows may take, if the setting is not set. The rest is for the dense
+# layers, for the vectors of a batch, and for their gradients.
+_SHARE_OF_FREE_MEMORY = 0.75
+
+
+def plan_tiers(
+    model: ModelConfig,
+    spec: FeatureSpec,
+    train: Train,
+    counts: IdCounts,
+    collectives: Collectives,
+    device: torch.device,
+) -> Tiers | None:
+    """Returns which rows of a model's tables are hot; None if all rows are on the devices.
+
+    All ranks must call this function, and get the same result. Rank 0 logs it.
+
+    Args:
+        model: the configuration of the model.
+        spec: the features.
+        train: the section `train`.
+        counts: where the counts of ids are.
+        collectives: the collectives of this rank.
+        device: the device of this rank.
+
+    Raises:
+        ConfigError: the device is a CPU, and `train.embedding_memory_mib` is not set.
+        DataError: the counts cannot be read.
+    """
+    if train.embedding_memory == "device":
+        return None
+    if train.embedding_memory != "auto":
+        assert_never(train.embedding_memory)
+    rank_bytes, problem = _rank_bytes(train, device)
+    raise_on_all_ranks(collectives, problem)
+    rank_bytes = min(gather_json(collectives, rank_bytes))
+    tables = planned_tables(model, spec, train.embeddings, collectives)
+    tiers = choose_tiers(tables, counts.read(), rank_bytes, pinned=device.type == "cuda")
+    if collectives.rank == 0:
+        held = max(sum(table.bytes_of(rank) for table in tables) for rank in range(collectives.size))
+        if tiers is None:
+            log.info("all embedding rows are on the device: %d of at most %d bytes", held, rank_bytes)
+        else:
+            log.info(
+                "embedding rows in two memories: at most %d of %d bytes of a rank on the device, "
+                "for %.2f%% of the lookups by the value counts\n%s",
+                rank_bytes,
+                held,
+                100 * tiers.expected,
+                describe_tiers(tables, tiers),
+            )
+    return tiers
+
+
+def _rank_bytes(train: Train, device: torch.device) -> tuple[int, ConfigError | None]:
+    """Returns how many bytes of rows this rank's device may hold, or an error."""
+    if train.embedding_memory_mib is not None:
+        return train.embedding_memory_mib << 20, None
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_FREE_MEMORY), None
+    return 0, ConfigError(
+        "train.embedding_memory=auto on a CPU needs a number of bytes: a CPU has no memory of its own",
+        "set train.embedding_memory_mib, or train.embedding_memory=device",
+    )
+
+
+# Starts a training from the state of its parent, an earlier model whose vocabularies may be smaller.
+#
+# The id of a value never changes, and new ids are appended. So the table rows that the parent has for a
+# feature are the first rows of that feature. Each rank reads its rows directly from the parent's files.
+#
+# The state of the optimizers is copied too. So rows that were trained for long continue with small updates,
+# and new rows learn at the full rate.
+
+# The loss scale is not copied: the precision may have changed, and the scale adapts quickly.
+_NOT_COPIED = ("scaler.",)
+
+
+def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent_spec: FeatureSpec) -> None:
+    """Copies a parent's state into a new trainer. Rows of ids that the parent does not have stay unchanged.
+
+    Args:
+        trainer: a trainer whose model has the features `spec` and was just initialized.
+        spec: the features of this training.
+        parent: the parent's training state on disk.
+        parent_spec: the features of the parent.
+
+    Raises:
+        DataError: the parent has other features, other layers, or more ids in a feature.
+    """
+    _require_extension(spec, parent_spec)
+    parent_rows = {
+        name: [_parent_rows(block, parent_spec.cardinalities) for block in blocks]
+        for name, blocks in trainer.row_state().items()
+    }
+    try:
+        state = {name: value for name, value in trainer.state().items() if not name.startswith(_NOT_COPIED)}
+        parent.load(state, parent_rows, unread=_NOT_COPIED)
+    except StateMismatchError as error:
+        raise _mismatch(str(error)) from error
+
+
+def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
+    """Returns a block with only those rows of `block` that the parent has too: the first rows."""
+    rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
+    return replace(block, rows=min(rows, block.rows))
+
+
+def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
+    """Raises DataError unless the features are those of the parent, with cardinalities at least as large."""
+    features = [(feature.name, feature.kind) for feature in spec.features]
+    parent_features = [(feature.name, feature.kind) for feature in parent.features]
+    if features != parent_features:
+        changed = sorted({name for name, _ in set(features) ^ set(parent_features)}) or "their order"
+        raise _mismatch(f"features differ from the parent's: {changed}")
+    for feature, old in zip(spec.embedded, parent.embedded, strict=True):
+        if int(feature.cardinality or 0) < int(old.cardinality or 0):
+            raise _mismatch(
+                f"{feature.name} has {feature.cardinality} ids, fewer than the {old.cardinality} ids of the "
+                "parent, so its vocabulary does not extend the parent's"
+            )
+
+
+def _mismatch(problem: str) -> DataError:
+    return DataError(
+        f"cannot warm-start: {problem}",
+        "run build_features with workflow.mode=extend, or use fresh weights: --set train.retrain.start=fresh",
+    )

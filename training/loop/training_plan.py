@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
-from conf.errors import DataError
+import pyarrow as pa
+
+from conf.errors import ConfigError, DataError
 from conf.load import config_digest
-from conf.types import SPLITS, Config, ModelConfig, Split, Train
+from conf.types import SPLITS, Config, ModelConfig, Output, Split, Train
 from storage import file_io
 from storage.dataset import Dataset, id_features_of, read_spec, require_labels, split_partitions
 from storage.feature_spec import FeatureSpec
 from storage.id_counts import IdCounts, find_id_counts
-from storage.paths import Lake
+from storage.manifest import digest_of
+from storage.paths import LakePaths
+from storage.table_digest import table_digest
 from training.data.sharding import DataFile, plan_shards, row_groups
 from training.registry import versions
+from training.registry.comparison import experiments_config
+from training.registry.model_json import read_description
+from training.registry.refits import refit_name
+from training.registry.versions import model_path
 from training.registry.warm_or_fresh import day_name, find_parent, train_days
-from training.settings import check_loss, training_digests, with_item
+from training.settings import (
+    Features,
+    check_loss,
+    check_model,
+    complete,
+    training_digests,
+    with_item,
+)
 from training.settings.negatives import require_no_pair_features
 from training.settings.unknown_share import require_oov_ids
 
@@ -71,7 +86,7 @@ class TrainPlan:
         return plan_shards(rows, self.train.num_shards, self.train.global_batch_size).steps
 
 
-def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
+def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
     """Creates the plan of a run date's training from its dataset and the previous champion.
 
     This function imports the architecture, and so torch, to report wrong settings before any rank starts.
@@ -139,7 +154,7 @@ def make_plan(config: Config, lake: Lake, dataset: Dataset) -> TrainPlan:
     )
 
 
-def _id_counts(train: Train, lake: Lake, workflow_version: str) -> IdCounts:
+def _id_counts(train: Train, lake: LakePaths, workflow_version: str) -> IdCounts:
     """Returns where the counts of the features' ids are, if table rows may be in two memories."""
     if train.embedding_memory == "device":
         return IdCounts()
@@ -149,7 +164,7 @@ def _id_counts(train: Train, lake: Lake, workflow_version: str) -> IdCounts:
     return IdCounts(tuple(resolved(path) for path in counts.files), counts.vocabularies)
 
 
-def _require_labels(lake: Lake, dataset: Dataset, seen: Set[str], *, only_clicks: bool) -> None:
+def _require_labels(lake: LakePaths, dataset: Dataset, seen: Set[str], *, only_clicks: bool) -> None:
     """Raises DataError if a model cannot learn from the labels of the new train days (`require_labels`).
 
     The new train days are those that are not in `seen`, the days of the parent's training. If the dataset
@@ -177,7 +192,7 @@ def resolved(path: str) -> str:
 
 
 def _find_files(
-    lake: Lake, dataset: Dataset, split: Split, without: Set[str] = frozenset()
+    lake: LakePaths, dataset: Dataset, split: Split, without: Set[str] = frozenset()
 ) -> tuple[DataFile, ...]:
     """Returns the files of a split that have rows, from the manifests, except for the days in `without`."""
     return tuple(
@@ -192,3 +207,194 @@ def _find_files(
         for entry in manifest.split_files(label)
         if entry.rows and day_name(partition.dt, label) not in without
     )
+
+
+# The plan of one training of a comparison.
+
+
+def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
+    """Creates the plan of one training of a comparison.
+
+    The model's name in the registry is the one of experiments, which have no champion. So the training starts
+    from random weights, and the gate never considers its model. If `train.evaluate_every_steps` is 0, the
+    model is evaluated at the end of each epoch. Evaluations do not change the weights.
+
+    Raises:
+        ConfigError, DataError: see `make_plan`.
+    """
+    config = experiments_config(config)
+    plan = make_plan(config, lake, dataset)
+    if config.train.evaluate_every_steps:
+        return plan
+    train = config.train.model_copy(update={"evaluate_every_steps": plan.steps_per_epoch})
+    return make_plan(config.model_copy(update={"train": train}), lake, dataset)
+
+
+# The plan of a refit: the training of a promoted model, repeated on the rows of all three splits.
+
+
+def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion: str) -> TrainPlan:
+    """Creates the plan of a champion's refit, on the dataset on which the champion was trained.
+
+    The refit has the settings and the start of the champion's training: the same random weights, or the same
+    parent. Each row of the champion's training, of the validation split and of the test split is used once
+    per epoch. Days on which the parent was trained are left out, as in every warm start. If the champion has
+    the weights of a step before the last one of its epochs, the refit ends after the same share of all steps,
+    rounded up. This is the case if its training ended early, or if an earlier step was better (`train.keep`).
+    The refit is not measured, because no row is left for that.
+
+    Args:
+        config: the configuration.
+        lake: the lake.
+        dataset: the dataset of the run date.
+        champion: the version of the model that was promoted on the run date.
+
+    Raises:
+        ConfigError: see `make_plan`.
+        DataError: see `make_plan`. Or the result of a training with this configuration, dataset and release
+            is another model than the champion.
+    """
+    plan = make_plan(config, lake, dataset)
+    if plan.description["version"] != champion:
+        raise DataError(
+            f"champion {champion} of {dataset.run_date} was trained with another configuration, dataset or "
+            f"release, with which the training would now make model {plan.description['version']}",
+            f"run train_model and evaluate_model for {dataset.run_date} again",
+        )
+    trained = read_description(plan.model_path)
+    steps = trained["kept"]["step"] if "kept" in trained else trained["steps"]
+    seen = frozenset(read_description(plan.parent_path)["trained_days"]) if plan.parent_path else frozenset()
+    held_out = (*plan.splits["validation"], *plan.splits["test"])
+    version = digest_of(["refit", champion, steps])
+    days = {day_name(member.dt, member.label) for split in SPLITS for member in dataset.splits.get(split, ())}
+    name = refit_name(config.name)
+    refit = replace(
+        plan,
+        description={
+            **plan.description,
+            "name": name,
+            "version": version,
+            "refit_of": champion,
+            "trained_days": sorted({*plan.description["trained_days"], *days}),
+        },
+        train=plan.train.model_copy(update={"baselines": [], "evaluate_every_steps": 0, "stop_at": None}),
+        splits={"train": (*plan.splits["train"], *held_out)},
+        train_files=(*plan.train_files, *(file for file in held_out if file.dt not in seen)),
+        model_path=resolved(model_path(lake, name, version)),
+        checkpoint_path=resolved(lake.checkpoints(version)),
+    )
+    return replace(refit, last_step=_last_step(steps, plan, refit))
+
+
+def _last_step(steps: int, plan: TrainPlan, refit: TrainPlan) -> int | None:
+    """Returns the refit's last step; None if the champion has the weights of the last step of its epochs.
+
+    Args:
+        steps: number of steps after which the champion's training had its weights.
+        plan: the plan of the champion's training.
+        refit: the plan of the refit.
+    """
+    if steps >= plan.steps_per_epoch * plan.train.epochs:
+        return None
+    return -(-steps * refit.steps_per_epoch // plan.steps_per_epoch)
+
+
+# The plan of a training whose rows are in memory, without a dataset of a lake.
+
+# The name of the models. A lake has one folder of models for each name.
+NAME = "frame"
+_NO_CHECKPOINTS = 2**31 - 1
+
+
+def make_table_plan(
+    model: ModelConfig,
+    train: Train,
+    spec: FeatureSpec,
+    tables: Mapping[Split, pa.Table],
+    lake: LakePaths,
+    items: Sequence[str] = (),
+) -> TrainPlan:
+    """Creates the plan of a training from random weights, without baselines and checkpoints.
+
+    The trained model has the weights that train_model computes on one rank from a dataset with the same rows,
+    if each split is one day and the files of this day have `output.row_group_rows` rows. If there are
+    validation rows and `train.evaluate_every_steps` is 0, the model is measured at the end of each epoch,
+    which does not change its weights.
+
+    Args:
+        model: the section `model`.
+        train: the section `train`. Its settings for ranks, checkpoints and a lake are not used.
+        spec: the features of the model.
+        tables: the rows of the split `train`, and of `validation` if there are any. They have the columns
+            `spec.label` and the features, with the dtypes of the spec. Only lists may be null.
+        lake: the lake in which the model is saved.
+        items: the features that may be the item of a model with histories, if `model` does not name it.
+
+    Raises:
+        ConfigError: the architecture does not exist or does not have one of the settings, the settings do not
+            fit the features, or the loss cannot train the model.
+    """
+    model = complete(with_item(model, items))
+    _check_features(model, spec)
+    check_loss(train, model)
+    splits = {split: _files(split, table) for split, table in tables.items()}
+    if "validation" in splits and not train.evaluate_every_steps:
+        train = train.model_copy(update={"evaluate_every_steps": _steps_per_epoch(splits["train"], train)})
+    digest = digest_of({split: table_digest(table) for split, table in tables.items()})
+    extensions = training_digests(train, [model.architecture])
+    version = versions.version_of(model, train, digest, None, extensions)
+    description: dict[str, Any] = {
+        "name": NAME,
+        "version": version,
+        "architecture": model.architecture,
+        "model": model.model_dump(mode="json"),
+        "feature_spec": spec.to_json(),
+        "workflow_version": spec.workflow_version,
+        "dataset_digest": digest,
+        "code_version": versions.code_version(),
+        "parent": None,
+        "trained_days": [],
+        "scores": train.score_kind(draws=False),
+    }
+    return TrainPlan(
+        description,
+        model,
+        train.model_copy(update={"checkpoint_every_steps": _NO_CHECKPOINTS}),
+        spec,
+        splits,
+        splits["train"],
+        model_path=versions.model_path(lake, NAME, version),
+        checkpoint_path=lake.checkpoints(version),
+        parent_path=None,
+        saves_bad_rows=False,
+    )
+
+
+def _files(split: Split, table: pa.Table) -> tuple[DataFile, ...]:
+    """Returns the rows as files in memory, of the size that build_features writes."""
+    size = Output().row_group_rows
+    parts = [table.slice(start, size).combine_chunks() for start in range(0, table.num_rows, size)]
+    return tuple(DataFile(f"the {split} rows", part.num_rows, table=part) for part in parts)
+
+
+def _steps_per_epoch(files: tuple[DataFile, ...], train: Train) -> int:
+    rows = [group.rows for group in row_groups(files)]
+    return plan_shards(rows, train.num_shards, train.global_batch_size).steps
+
+
+def _check_features(model: ModelConfig, spec: FeatureSpec) -> None:
+    """Raises ConfigError if the model's settings do not fit the features, or if it needs scopes.
+
+    All features of a workflow that was fitted on a frame have the scope `pair`.
+    """
+    kinds = (spec.dense, spec.categorical, spec.multi_hot, spec.scoped("pair"))
+    features = Features(*([feature.name for feature in kind] for kind in kinds))
+    check_model(model, replace(features, pairs=()))
+    try:
+        check_model(model, features)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error.problem}. A workflow that was fitted on a frame has no scopes",
+            "choose another architecture, or the workflow of a lake whose configuration has the section "
+            "`scopes`",
+        ) from error

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from training.checkpoints import Checkpoints, Position
 from training.loop.best_step import Metric, best_evaluation
-from training.loop.callback import Callback, TrainingState, is_due
+from training.loop.training_loop import Callback, TrainingState, is_due
 
 log = logging.getLogger("nightrank.training")
 

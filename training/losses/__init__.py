@@ -8,7 +8,7 @@ A package adds a loss by an entry point of the group `nightrank.losses`. The mod
 
 `compared` are the logits (L,) float32 of the rows of `batch` (conf/loss_types.py has the values of
 `Settings.compares`), or the vectors of users and items for a loss that compares them
-(training/data/compared_items.py). Every job reads the settings, so a module imports torch inside of its
+(training/data/batch.py). Every job reads the settings, so a module imports torch inside of its
 functions.
 
 Notation: L rows of this rank in groups of G rows, a positive row first and then its negatives; w are the

@@ -9,8 +9,7 @@ from conf.loss_types import Compares, LossSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.data.batch import Batch
-    from training.data.compared_items import Vectors
+    from training.data.batch import Batch, Vectors
 
 
 class Settings(LossSettings):

@@ -9,8 +9,7 @@ from conf.loss_types import Compares, LossSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.data.batch import Batch
-    from training.data.compared_items import Vectors
+    from training.data.batch import Batch, Vectors
 
 
 class Settings(LossSettings):
@@ -33,7 +32,7 @@ def mean_loss(settings: Settings, vectors: Vectors, batch: Batch) -> Tensor:
     import torch
     from torch.nn import functional
 
-    from training.distributed.gather_vectors import gather_vectors
+    from training.collectives import gather_vectors
 
     users, compared, collectives = vectors.users, vectors.of_batch, vectors.collectives
     rank = torch.full_like(compared.keys, collectives.rank)

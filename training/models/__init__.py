@@ -7,14 +7,14 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from conf.embedding_types import Embeddings
 from conf.errors import ConfigError
 from conf.plugins import MODEL
+from conf.train_types import Embeddings
 from conf.types import ModelConfig
 from storage.feature_spec import FeatureSpec
-from training.distributed.collectives import ALONE, Collectives
+from training.collectives import ALONE, Collectives
+from training.embeddings.placement import PlannedTable, Tiers
 from training.embeddings.table_factory import TableFactory
-from training.embeddings.tiers import PlannedTable, Tiers
 from training.models.inputs import Inputs
 from training.settings import complete, known_architectures, read_settings
 

@@ -1,4 +1,4 @@
-// Groups equal keys by a stable radix sort. Called by training/native/grouping.py.
+// Groups equal keys by a stable radix sort. Called by training/embeddings/rows.py.
 
 #include <algorithm>
 #include <cstdint>

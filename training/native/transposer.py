@@ -1,22 +1,22 @@
-"""The compiled transposition of columns to rows (transpose.cpp). training/data/transpose.py calls it."""
+"""The compiled transposition of columns to rows (transpose.cpp). training/data/pool_writer.py calls it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training.native.library import required_library
-from training.native.shard_rows import PoolMemory, ShardRows
 
 
 def target_rows(
     rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """Computes `training.data.transpose.target_rows` in compiled code."""
+    """Computes `training.data.pool_writer.target_rows` in compiled code."""
     targets = np.empty(rows, dtype=np.int64)
     order_address = None if order is None else order.ctypes.data
     required_library().nightrank_target_rows(
@@ -26,7 +26,7 @@ def target_rows(
 
 
 class CompiledTransposer:
-    """A `training.data.transpose.Transposer`. The compiled code releases Python's global interpreter lock.
+    """A `training.data.pool_writer.Transposer`. The compiled code releases Python's global interpreter lock.
 
     Args:
         columns: as for `transposer_of`.
@@ -87,7 +87,7 @@ class CompiledTransposer:
 def write_pool(
     shards: Sequence[ShardRows[CompiledTransposer]], memory: PoolMemory, threads: int, block_rows: int
 ) -> None:
-    """Does the same as `training.data.transpose.write_pool`, without the global interpreter lock."""
+    """Does the same as `training.data.pool_writer.write_pool`, without the global interpreter lock."""
     groups: dict[int, int] = {}  # id of a row group's columns → its place in `columns`
     columns: list[tuple[int, ...]] = []
     ranges: list[tuple[int, ...]] = []
@@ -121,3 +121,68 @@ def write_pool(
         dtype=np.int64,
     )
     required_library().nightrank_write_pool(pool.ctypes.data, threads)
+
+
+# The rows of a rank's shards that one buffer pool contains, and the memory to which they are written.
+#
+# Notation: S batches of a pool, L rows of this rank in a batch, D dense features, W columns of ids.
+
+KindOfColumns = TypeVar("KindOfColumns")
+
+
+@dataclass(frozen=True)
+class RangeRows(Generic[KindOfColumns]):
+    """Neighbouring rows in the order of a piece, which is a range of rows of a row group.
+
+    Attributes:
+        columns: the columns of the row group: the label, the dense features, and the ids.
+        first: the row of the row group where the piece begins.
+        blocks: the order in which the piece's blocks of BLOCK_ROWS rows are read; None keeps their order.
+        rows: the rows, as positions in the order that results from `blocks`.
+    """
+
+    columns: tuple[KindOfColumns, ...]
+    first: int
+    blocks: NDArray[np.int64] | None
+    rows: range
+
+
+@dataclass(frozen=True)
+class ShardRows(Generic[KindOfColumns]):
+    """The rows of one shard.
+
+    Attributes:
+        ranges: the rows, one range after the other.
+        order: (rows,), a permutation: the shard's n-th row of the pool is row `order[n]` of the ranges. None
+            keeps the order of the ranges.
+        first: the row of a batch where the shard's rows begin.
+    """
+
+    ranges: Sequence[RangeRows[KindOfColumns]]
+    order: NDArray[np.int64] | None
+    first: int
+
+    @property
+    def num_rows(self) -> int:
+        """Returns the number of rows."""
+        return sum(len(rows.rows) for rows in self.ranges)
+
+
+@dataclass(frozen=True)
+class PoolMemory:
+    """The arrays of a pool.
+
+    Attributes:
+        targets: the labels (S * L, 1) float32, the dense features (S * L, D) float32, and the ids (S * L, W)
+            int32. A matrix without columns has the shape (S * L, 0).
+        weights: (S * L,) float32.
+        steps: S.
+        shard_rows: number of rows of each shard in a batch.
+        batch_rows: L.
+    """
+
+    targets: Sequence[NDArray[Any]]
+    weights: NDArray[np.float32]
+    steps: int
+    shard_rows: int
+    batch_rows: int

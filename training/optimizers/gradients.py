@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from training.distributed.collectives import Collectives
-from training.embeddings.row_gradients import RowGradient
+from training.collectives import ALONE, Collectives
+from training.embeddings.rows import RowGradient
 
 
 class LossScale:
@@ -97,3 +100,142 @@ def clipped(gradient: Tensor, norm: float | None) -> Tensor:
     if norm is None:
         return gradient
     return gradient * (norm / gradient.norm().clamp_min(norm))
+
+
+# The gradient of all dense parameters in one flat buffer, summed over ranks while it is computed.
+#
+# With several ranks, the buffer is divided into buckets, as in PyTorch's DistributedDataParallel (Li et al.
+# 2020, Proc. VLDB Endow. 13, section 3.2). The backward pass computes the gradients of the last layers first.
+# When all gradients of a bucket are computed, the ranks start to sum them, while the backward pass goes on.
+
+# A smaller message would take as long, because the ranks must first agree on it.
+_BUCKET_BYTES = 2**20
+
+# The loss has the first place of the buffer. The gradients start at an aligned address.
+_FIRST = 16
+
+
+@dataclass
+class _Bucket:
+    """Consecutive parameters, and their part of the buffer.
+
+    Attributes:
+        parameters: the parameters, in their order.
+        part: the part of the buffer.
+        missing: number of gradients that are not computed yet.
+        wait: waits for the sum over ranks; None if the sum was not started.
+    """
+
+    parameters: list[nn.Parameter]
+    part: Tensor
+    missing: int = field(default=0)
+    wait: Callable[[], Tensor] | None = field(default=None)
+
+
+class DenseGradient:
+    """Collects the gradients of dense parameters, and sums them over ranks. There are P numbers.
+
+    Args:
+        parameters: the parameters. Their gradients are in the buffer in this order.
+        device: the device of the model.
+        collectives: the ranks' collectives.
+        bucket_bytes: a bucket has at least so many bytes, or half of the bytes that are left and a quarter of
+            this number, except the last one.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        device: torch.device,
+        collectives: Collectives = ALONE,
+        bucket_bytes: int = _BUCKET_BYTES,
+    ) -> None:
+        self._collectives = collectives
+        self._buffer = torch.zeros(_FIRST + sum(parameter.numel() for parameter in parameters), device=device)
+        self._parameters = list(parameters)
+        self._buckets = self._divide(bucket_bytes) if collectives.size > 1 else []
+        self._started = 0
+
+    def _divide(self, bucket_bytes: int) -> list[_Bucket]:
+        """Returns the buckets, the last parameters first. The buckets become smaller towards the end.
+
+        The last bucket is ready only when the backward pass ends, so little should be left for it.
+        """
+        buckets: list[_Bucket] = []
+        parameters: list[nn.Parameter] = []
+        end = start = len(self._buffer)
+        for parameter in reversed(self._parameters):
+            parameters.insert(0, parameter)
+            start -= parameter.numel()
+            left = (end - _FIRST) * self._buffer.element_size()
+            enough = max(min(bucket_bytes, left // 2), bucket_bytes // 4)
+            if (end - start) * self._buffer.element_size() >= enough:
+                buckets.append(_Bucket(parameters, self._buffer[start:end]))
+                parameters, end = [], start
+        # The loss and the first parameters, whose gradients are computed last.
+        return [*buckets, _Bucket(parameters, self._buffer[:end])]
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """A context for a backward pass, in which sums over ranks are started as early as possible."""
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._computed, bucket))
+            for bucket in self._buckets
+            for parameter in bucket.parameters
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _computed(self, bucket: _Bucket, _: Tensor) -> None:
+        bucket.missing -= 1
+        # The last bucket also has the loss.
+        while self._started < len(self._buckets) - 1 and not self._buckets[self._started].missing:
+            self._start(self._buckets[self._started])
+
+    def _start(self, bucket: _Bucket) -> None:
+        places = bucket.part[_FIRST:] if bucket is self._buckets[-1] else bucket.part
+        _take_gradients(bucket.parameters, places)
+        bucket.wait = self._collectives.start_allreduce_sum(bucket.part, f"dense.{self._started}")
+        self._started += 1
+
+    def start_sum(self, loss: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Starts the sums that `computing` did not start, and clears the gradients of the parameters.
+
+        Args:
+            loss: this rank's part of the loss, a scalar.
+
+        Returns:
+            A function that waits for the sums over ranks, and returns them: the gradients (P,), zeros for a
+            parameter on which the loss does not depend; and the loss, a scalar. It may be called again. The
+            next step overwrites both.
+        """
+        self._buffer[0] = loss
+        if not self._buckets:
+            _take_gradients(self._parameters, self._buffer[_FIRST:])
+        while self._started < len(self._buckets):
+            self._start(self._buckets[self._started])
+        return self._wait
+
+    def _wait(self) -> tuple[Tensor, Tensor]:
+        for bucket in self._buckets:
+            if bucket.wait is not None:
+                bucket.wait()
+                bucket.wait = None
+        self._started = 0
+        return self._buffer[_FIRST:], self._buffer[0]
+
+
+def _take_gradients(parameters: Sequence[nn.Parameter], out: Tensor) -> None:
+    """Copies the gradients of parameters to `out`, one after the other, and clears them."""
+    if not parameters:
+        return
+    gradients = []
+    for parameter in parameters:
+        gradient, parameter.grad = parameter.grad, None
+        gradients.append(torch.zeros_like(parameter).flatten() if gradient is None else gradient.flatten())
+    torch.cat(gradients, out=out)

@@ -5,12 +5,120 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from training.embeddings.row_gradients import LookupGradient, SummedRowGradient
+import torch
+
+from training.embeddings.rows import LookupGradient, RowTensor, SummedRowGradient
 from training.embeddings.table import StackedEmbedding
-from training.embeddings.tiered_rows import RowTensor
-from training.optimizers.lazy_adam import LazyAdam
-from training.optimizers.row_sgd import RowSgd
-from training.optimizers.row_wise_adagrad import RowWiseAdagrad
+
+# Row-wise Adagrad, the default optimizer of embedding tables.
+
+
+class RowWiseAdagrad:
+    """Adagrad with one accumulator per row (Mudigere et al. 2022, arXiv:2104.05158).
+
+        accumulator[r] += mean(gradient[r]²);  weight[r] -= rate * gradient[r] / (√accumulator[r] + epsilon)
+
+    A step reads and writes only the rows of the gradient.
+    """
+
+    epsilon = 1e-8
+
+    def __init__(self, table: StackedEmbedding) -> None:
+        self.table = table
+        self.accumulator = table.new_rows()
+
+    @torch.no_grad()
+    def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
+        """Updates the rows of a gradient. `step` is the step of the training."""
+        total = self.accumulator.index_select(0, gradient.rows) + gradient.values.square().mean(dim=1)
+        self.accumulator.index_copy_(0, gradient.rows, total)
+        scale = -rate / (total.sqrt() + self.epsilon)
+        self.table.add_to_rows(gradient.rows, gradient.values * scale.unsqueeze(1), step)
+
+    @torch.no_grad()
+    def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
+        """Uses the update kernel to do the same as `step`, for a gradient with one entry per lookup."""
+        self.table.apply_lookup_gradient(gradient, rate, step, self.accumulator, self.epsilon)
+
+    def state(self) -> dict[str, RowTensor]:
+        """Returns `adagrad` (rows,), which has one entry per row of this rank's matrix."""
+        return {"adagrad": self.accumulator}
+
+
+# Adam (Kingma & Ba 2015, algorithm 1) on the rows of a table that a batch looked up.
+#
+# The moments of other rows do not change, as in torch's SparseAdam and TensorFlow Addons' LazyAdam. Both of
+# these correct the bias of the moments by the number of steps of the training. With that correction, a row
+# that is first looked up at a late step would move by (1 - decay) / √(1 - square_decay) = 3.2 times the
+# learning rate in one step. Here, t counts the updates of the row instead:
+#
+#     m[r] = decay * m[r] + (1 - decay) * g[r]
+#     v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²
+#     t[r] += 1
+#     weight[r] -= rate * (m[r] / (1 - decay^t[r])) / (√(v[r] / (1 - square_decay^t[r])) + epsilon)
+#
+# Here g[r] is the gradient of row r, and m[r] and v[r] are the row's moments.
+
+
+class LazyAdam:
+    """Adam on table rows. It holds moments (rows, E) float32 and update counts (rows,) int32."""
+
+    decay, square_decay, epsilon = 0.9, 0.999, 1e-8
+
+    def __init__(self, table: StackedEmbedding) -> None:
+        self.table = table
+        self.mean = table.new_rows(table.dim)
+        self.square = table.new_rows(table.dim)
+        self.updates = table.new_rows(dtype=torch.int32)
+
+    @torch.no_grad()
+    def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
+        """Updates the rows of a gradient. `step` is the step of the training."""
+        rows, values = gradient.rows, gradient.values
+        mean = self.mean.index_select(0, rows).lerp_(values, 1 - self.decay)
+        square = self.square.index_select(0, rows).mul_(self.square_decay)
+        square.addcmul_(values, values, value=1 - self.square_decay)
+        updates = self.updates.index_select(0, rows) + 1
+        self.mean.index_copy_(0, rows, mean)
+        self.square.index_copy_(0, rows, square)
+        self.updates.index_copy_(0, rows, updates)
+        times = updates.double().unsqueeze(1)
+        mean_bias = (1 - self.decay**times).float()
+        square_bias = (1 - self.square_decay**times).float()
+        scale = square.div_(square_bias).sqrt_().add_(self.epsilon)
+        self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
+
+    def state(self) -> dict[str, RowTensor]:
+        """Returns the moments and the update counts of this rank's rows by name."""
+        return {
+            "lazy_adam.mean": self.mean,
+            "lazy_adam.square": self.square,
+            "lazy_adam.updates": self.updates,
+        }
+
+
+# Stochastic gradient descent on the rows of a table that a batch looked up. The optimizer has no state.
+
+
+class RowSgd:
+    """Updates each row r that has a gradient: weight[r] -= rate * gradient[r]."""
+
+    def __init__(self, table: StackedEmbedding) -> None:
+        self.table = table
+
+    @torch.no_grad()
+    def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
+        """Updates the rows of a gradient. `step` is the step of the training."""
+        self.table.add_to_rows(gradient.rows, gradient.values * -rate, step)
+
+    @torch.no_grad()
+    def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
+        """Uses the update kernel to do the same as `step`, for a gradient with one entry per lookup."""
+        self.table.apply_lookup_gradient(gradient, rate, step)
+
+    def state(self) -> dict[str, RowTensor]:
+        """Returns an empty dictionary, because SGD has no state."""
+        return {}
 
 
 class RowOptimizer(Protocol):

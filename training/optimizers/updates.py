@@ -11,15 +11,12 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from conf.types import Train
-from training.distributed.collectives import ALONE, Collectives
-from training.embeddings.row_gradients import LookupGradient, RowGradient
-from training.embeddings.tables_of_model import tables_of
-from training.embeddings.tiered_rows import RowTensor
+from training.collectives import ALONE, Collectives
+from training.embeddings.rows import LookupGradient, RowGradient, RowTensor
+from training.embeddings.table import tables_of
 from training.models.layers import ftrl_parts
-from training.optimizers.adam import Adam
-from training.optimizers.dense_gradient import DenseGradient
-from training.optimizers.ftrl import FtrlDense, FtrlRows
-from training.optimizers.l2 import L2
+from training.optimizers.dense_optimizers import L2, Adam, FtrlDense, FtrlRows
+from training.optimizers.gradients import DenseGradient
 from training.optimizers.row_optimizers import LookupOptimizer, row_optimizer
 
 

@@ -17,7 +17,7 @@ from conf.load import config_digest
 from conf.types import Config
 from storage import file_io, format_versions
 from storage.manifest import digest_of
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.champion_history import dated_path, dates_of
 from training.registry.model_json import read_description
 from training.registry.retriever import retriever_as_of
@@ -56,7 +56,7 @@ class BlendRecord:
         chosen: the contender that ranks: `model`, the name of a source, or `blend`.
         contenders: the `name` of each contender, and its `hit_rate` and `ndcg` on the validation clicks.
         weights: `intercept`, `logit`, and the lists `weights` and `absent` with one number per source
-            (scoring.inputs.requests.BlendRequest); None if `model` was chosen.
+            (scoring.requests.BlendRequest); None if `model` was chosen.
     """
 
     key: BlendKey
@@ -80,13 +80,13 @@ class BlendRecord:
         return {"sources": list(self.sources), **{name: getattr(self, name) for name in names}}
 
 
-def record_blend(lake: Lake, name: str, record: BlendRecord) -> None:
+def record_blend(lake: LakePaths, name: str, record: BlendRecord) -> None:
     """Replaces the blend of a run date."""
     values = format_versions.BLEND.stamp(asdict(record))
     file_io.replace_json(dated_path(lake, name, BLENDS, record.run_date), values)
 
 
-def blend_of(lake: Lake, name: str, run_date: str) -> BlendRecord | None:
+def blend_of(lake: LakePaths, name: str, run_date: str) -> BlendRecord | None:
     """Returns the blend that was learned for a run date; None if there is none."""
     path = dated_path(lake, name, BLENDS, run_date)
     try:
@@ -97,7 +97,7 @@ def blend_of(lake: Lake, name: str, run_date: str) -> BlendRecord | None:
     return BlendRecord(**{**values, "key": BlendKey(**values["key"])})
 
 
-def blend_as_of(lake: Lake, name: str, run_date: str, key: BlendKey) -> BlendRecord | None:
+def blend_as_of(lake: LakePaths, name: str, run_date: str, key: BlendKey) -> BlendRecord | None:
     """Returns the newest blend up to a run date that belongs to `key`; None if there is none.
 
     A record without users is returned only if nothing was learned up to the run date.
@@ -112,7 +112,7 @@ def blend_as_of(lake: Lake, name: str, run_date: str, key: BlendKey) -> BlendRec
     return without_users
 
 
-def blend_key(lake: Lake, config: Config, run_date: str) -> BlendKey | None:
+def blend_key(lake: LakePaths, config: Config, run_date: str) -> BlendKey | None:
     """Returns what a blend of the lists of a run date must belong to.
 
     Returns None if there is no champion, or no retriever for the features of the champion.

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, assert_never
 
 from storage import file_io, format_versions
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 PROMOTIONS, OVERRIDES = "promotions", "interventions"  # folder names
 
@@ -75,7 +75,7 @@ class ChampionState:
         return self.champions[-1][1] if self.champions else None
 
 
-def champion_state_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> ChampionState:
+def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: bool = False) -> ChampionState:
     """Returns the champion state at the end of the run of a date.
 
     With `before`, the function returns the state at the beginning of that run, before the gate has decided.
@@ -105,7 +105,7 @@ def champion_state_as_of(lake: Lake, name: str, run_date: str, *, before: bool =
     return ChampionState(valid, pinned, withdrawn)
 
 
-def read_decisions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping[str, Any]]]:
+def read_decisions(lake: LakePaths, name: str, until: str) -> list[tuple[str, Mapping[str, Any]]]:
     """Returns one pair (run date, decision of the gate) for each run date up to `until`, ascending."""
     dates = [date for date in dates_of(lake, name, PROMOTIONS) if date <= until]
     paths = {date: dated_path(lake, name, PROMOTIONS, date) for date in dates}
@@ -114,7 +114,7 @@ def read_decisions(lake: Lake, name: str, until: str) -> list[tuple[str, Mapping
     ]
 
 
-def read_overrides(lake: Lake, name: str, until: str) -> list[Override]:
+def read_overrides(lake: LakePaths, name: str, until: str) -> list[Override]:
     """Returns the overrides of all run dates up to `until`, in the order in which they were recorded."""
     overrides = []
     for date in dates_of(lake, name, OVERRIDES):
@@ -126,7 +126,7 @@ def read_overrides(lake: Lake, name: str, until: str) -> list[Override]:
     return overrides
 
 
-def write_overrides(lake: Lake, name: str, run_date: str, overrides: Sequence[Override]) -> None:
+def write_overrides(lake: LakePaths, name: str, run_date: str, overrides: Sequence[Override]) -> None:
     """Atomically replaces the manual champion decisions (overrides) of one run date."""
     values = {"run_date": run_date, "interventions": [asdict(override) for override in overrides]}
     file_io.replace_json(
@@ -134,12 +134,12 @@ def write_overrides(lake: Lake, name: str, run_date: str, overrides: Sequence[Ov
     )
 
 
-def dates_of(lake: Lake, name: str, kind: str) -> list[str]:
+def dates_of(lake: LakePaths, name: str, kind: str) -> list[str]:
     """Returns the run dates that have a file in the model's folder `kind`, in ascending order."""
     files = file_io.list_files(f"{lake.models(name)}/{kind}")
     return sorted(match[1] for info in files if (match := re.fullmatch(r"dt=(.+)\.json", info.base_name)))
 
 
-def dated_path(lake: Lake, name: str, kind: str, run_date: str) -> str:
+def dated_path(lake: LakePaths, name: str, kind: str, run_date: str) -> str:
     """Returns the path of a run date's file in the model's folder `kind`."""
     return f"{lake.models(name)}/{kind}/dt={run_date}.json"

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from conf.errors import DataError
+from conf.errors import DataError, NightrankError
+from conf.types import Config
+from storage import file_io
+from storage.manifest import is_published, read_manifest
+from storage.paths import LakePaths
+from training.registry.model_json import MODEL_JSON
+from training.registry.training_leftovers import delete_training_leftovers, is_older
+from training.registry.versions import model_path
 
 MEASURES = ("auc", "log_loss", "normalized_entropy")
 _LARGER_IS_BETTER = {"auc"}
-
 HeldOut = Literal["validation", "test"]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ValidationMeasures:
     """One evaluation on the validation split.
 
     Attributes:
@@ -48,7 +58,7 @@ class TrainingOutcome:
     failure: str | None = None
     validation: Mapping[str, float | None] = field(default_factory=dict)
     test: Mapping[str, float | None] = field(default_factory=dict)
-    curve: Sequence[Evaluation] = ()
+    curve: Sequence[ValidationMeasures] = ()
     seconds: float = 0.0
     stopped: str | None = None
 
@@ -61,7 +71,8 @@ class TrainingOutcome:
         }
         measured.setdefault(description["steps"], description["metrics"]["validation"])
         curve = [
-            Evaluation(step / steps_per_epoch, _chosen(metrics)) for step, metrics in sorted(measured.items())
+            ValidationMeasures(step / steps_per_epoch, _chosen(metrics))
+            for step, metrics in sorted(measured.items())
         ]
         return cls(
             seed,
@@ -207,7 +218,9 @@ class Comparison:
         experiments = []
         for experiment in facts["experiments"]:
             trainings = [
-                TrainingOutcome(**{**training, "curve": [Evaluation(**entry) for entry in training["curve"]]})
+                TrainingOutcome(
+                    **{**training, "curve": [ValidationMeasures(**entry) for entry in training["curve"]]}
+                )
                 for training in experiment["trainings"]
             ]
             experiments.append(ExperimentOutcome(experiment["name"], experiment["changes"], trainings))
@@ -221,3 +234,75 @@ def _chosen(metrics: Mapping[str, Any]) -> dict[str, float | None]:
 def _cost(measure: str, value: float) -> float:
     """Returns a number that is smaller for a better value."""
     return -value if measure in _LARGER_IS_BETTER else value
+
+
+# The models of comparisons: experiments that never serve.
+#
+#     models/<name>-experiments/<version>/    a model of an experiment, as for every model
+#
+# This folder has no runs, promotions or interventions. So no model in it becomes challenger or champion: the
+# gate and overrides read only the folder `models/<name>`.
+#
+# A model of an experiment is kept as long as the published result of a comparison names its version. Other
+# models are deleted when they are older than `output.grace_hours`. This time must be longer than a comparison
+# takes.
+
+log = logging.getLogger("nightrank.training")
+
+
+def experiments_name(config: Config) -> str:
+    """Returns the name of the experiments' models in the registry."""
+    return f"{config.name}-experiments"
+
+
+def experiments_config(config: Config) -> Config:
+    """Returns the configuration of an experiment with the experiments' name."""
+    return config.model_copy(update={"name": experiments_name(config)})
+
+
+def delete_old_experiments(config: Config) -> int:
+    """Deletes old models that no published comparison names, and unused files; returns how many models.
+
+    An error is only logged, because the result of the comparison is already published.
+    """
+    lake, name = LakePaths(config.lake), experiments_name(config)
+    limit = time.time() - config.output.grace_hours * 3600
+    deleted = 0
+    try:
+        named = _named_versions(lake)
+        folders = [info.base_name for info in file_io.list_files(lake.models(name)) if not info.is_file]
+        for version in sorted(set(folders) - named):
+            files = [info for info in file_io.list_files(model_path(lake, name, version)) if info.is_file]
+            if files and all(is_older(info, limit) for info in files):
+                _delete_folder(model_path(lake, name, version))
+                _delete_folder(lake.checkpoints(version))
+                deleted += 1
+    except (NightrankError, OSError) as error:
+        log.warning("old experiments in %s could not be deleted: %s", lake.models(name), error)
+    delete_training_leftovers(lake, name, config.output.grace_hours)
+    return deleted
+
+
+def _named_versions(lake: LakePaths) -> Set[str]:
+    """Returns the model versions that the published comparisons of the lake name."""
+    versions: set[str] = set()
+    for folder in file_io.list_files(lake.comparisons_root):
+        for partition_folder in (
+            () if folder.is_file else file_io.list_files(f"{lake.comparisons_root}/{folder.base_name}")
+        ):
+            date = partition_folder.base_name.removeprefix("dt=")
+            partition = lake.comparisons(folder.base_name).partition(date)
+            if is_published(partition):
+                versions |= set(read_manifest(partition).facts["versions"])
+    return versions
+
+
+def _delete_folder(path: str) -> None:
+    """Deletes the files of a folder, model.json first, so that readers never see an incomplete model."""
+    files = [info.base_name for info in file_io.list_files(path) if info.is_file]
+    for name in sorted(files, key=lambda name: (name != MODEL_JSON, name)):
+        with suppress(FileNotFoundError):  # another run has deleted it
+            file_io.delete_file(f"{path}/{name}")
+    if file_io.is_local(path):
+        with suppress(OSError):  # the folder does not exist, or another run has written to it
+            Path(file_io.filesystem(path)[1]).rmdir()

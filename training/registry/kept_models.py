@@ -17,7 +17,7 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.types import Config
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.champion_history import OVERRIDES, PROMOTIONS, champion_state_as_of, dates_of
 from training.registry.model_json import is_described, read_description
 from training.registry.refits import refit_name
@@ -43,7 +43,12 @@ class ModelVersions:
 
 
 def model_versions(
-    config: Config, lake: Lake, first_date: str, run_date: str, dates: Iterable[str], workflows: Iterable[str]
+    config: Config,
+    lake: LakePaths,
+    first_date: str,
+    run_date: str,
+    dates: Iterable[str],
+    workflows: Iterable[str],
 ) -> ModelVersions:
     """Divides the versions of the models, refits and retrievers of a configuration.
 
@@ -96,12 +101,12 @@ def model_versions(
     return ModelVersions(frozenset(kept), tuple(sorted(one for one in folders if one not in kept)))
 
 
-def _folders(lake: Lake, name: str) -> list[str]:
+def _folders(lake: LakePaths, name: str) -> list[str]:
     infos = file_io.list_files(lake.models(name))
     return [info.base_name for info in infos if not info.is_file and _VERSION.fullmatch(info.base_name)]
 
 
-def _described(lake: Lake, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _described(lake: LakePaths, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each version of a model that has a model.json, and the content of this file."""
     for version in _folders(lake, name):
         path = model_path(lake, name, version)
@@ -114,7 +119,7 @@ def _is_of(description: dict[str, Any], first_date: str) -> bool:
     return str(description.get("run_date", _LAST_DATE)) >= first_date
 
 
-def _served(lake: Lake, name: str, first_date: str, dates: Iterable[str]) -> set[str]:
+def _served(lake: LakePaths, name: str, first_date: str, dates: Iterable[str]) -> set[str]:
     """Returns the champions of kept dates, at the beginning and at the end of a run.
 
     With each of them, it returns the previous champion, to which a rollback returns.
@@ -140,14 +145,14 @@ def _first_training(config: Config, first_date: str, run_date: str) -> str:
     return min(first_date, (date.fromisoformat(run_date) - timedelta(days=days)).isoformat())
 
 
-def _trained(lake: Lake, name: str, first_date: str) -> set[str]:
+def _trained(lake: LakePaths, name: str, first_date: str) -> set[str]:
     """Returns the challengers of the kept dates, and that of the newest training."""
     dates = dates_of(lake, name, RUNS)
     wanted = {*dates[-1:], *(day for day in dates if day >= first_date)}
     return {challenger_of(lake, name, day) for day in wanted}
 
 
-def _treatment(config: Config, lake: Lake) -> set[str]:
+def _treatment(config: Config, lake: LakePaths) -> set[str]:
     """Returns the version of the treatment of the configured experiment; empty if there is none."""
     if config.serving.experiment is None:
         return set()
@@ -169,7 +174,7 @@ def _with_ancestors(versions: set[str], described: dict[str, dict[str, Any]]) ->
 
 
 def _retrievers(
-    lake: Lake, name: str, described: dict[str, dict[str, Any]], first_date: str, workflows: set[str]
+    lake: LakePaths, name: str, described: dict[str, dict[str, Any]], first_date: str, workflows: set[str]
 ) -> set[str]:
     """Returns the retrievers of kept dates, and the newest one before them of each used workflow version."""
     kept = {version for version, values in described.items() if _is_of(values, first_date)}
@@ -181,3 +186,20 @@ def _retrievers(
         elif version in described:
             newest[str(described[version]["workflow_version"])] = version
     return kept | {version for workflow, version in newest.items() if workflow in workflows}
+
+
+# Lists the complete models of a lake.
+
+
+def saved_models(lake: LakePaths) -> list[dict[str, str]]:
+    """Returns `name`, `version` and `workflow_version` of each complete model of a lake, by name."""
+    root = lake.models("").rstrip("/")
+    names = [info.base_name for info in file_io.list_files(root)]
+    folders = {name: [info.base_name for info in file_io.list_files(lake.models(name))] for name in names}
+    return [
+        {"name": name, "version": version, "workflow_version": str(workflow)}
+        for name, versions in folders.items()
+        for version in versions
+        if is_described(path := f"{lake.models(name)}/{version}")
+        and (workflow := read_description(path).get("workflow_version")) is not None
+    ]

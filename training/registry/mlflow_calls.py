@@ -14,10 +14,10 @@ import os
 import pickle
 import sys
 
-from conf.garbage import collect_rarely
-from conf.printable import PrintableFormatter
+from conf.messages import PrintableFormatter
+from conf.process import collect_rarely
 from spark.pandas_import import refuse_pandas
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry import mlflow_mirror
 from training.registry.mlflow_process import DONE, URI
 
@@ -43,7 +43,7 @@ def main() -> int:
         os.environ.pop(URI, None)
         if uri is not None:
             os.environ[URI] = uri
-        getattr(mlflow_mirror, function)(Lake(lake), **arguments)
+        getattr(mlflow_mirror, function)(LakePaths(lake), **arguments)
         answers.write(DONE)
         answers.flush()
 

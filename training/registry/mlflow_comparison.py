@@ -10,10 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from storage.manifest import digest_of
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.comparison import MEASURES, Comparison
-from training.registry.mlflow_mirror import never_fails, open_client, source_uri
-from training.registry.mlflow_runs import SOURCE_TAG, VERSION_TAG, find_or_create_run, log_training
+from training.registry.mlflow_mirror import (
+    SOURCE_TAG,
+    VERSION_TAG,
+    find_or_create_run,
+    log_training,
+    never_fails,
+    open_client,
+    source_uri,
+)
 from training.registry.model_json import read_description
 from training.registry.versions import model_path
 
@@ -23,7 +30,7 @@ COMPARISON_TAG, EXPERIMENT_TAG = "nightrank.comparison", "nightrank.experiment"
 
 @never_fails
 def track_comparison(
-    lake: Lake, name: str, run_date: str, comparison: Comparison, params: Mapping[str, Mapping[str, Any]]
+    lake: LakePaths, name: str, run_date: str, comparison: Comparison, params: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Writes a comparison as a parent run with a child run for each training that has a model.
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from conf.errors import NightrankError
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from fastapi import FastAPI
     from mlflow.tracking import MlflowClient
 
 FILE_NAME = "MLmodel"
@@ -28,7 +31,7 @@ _LOADER = "nightrank.mlflow_model"
 _NAMESPACE = uuid.UUID("6f1d1f0e-52f4-4c5b-9a1f-0d1f6d0c7a11")
 
 
-def model_file(lake: Lake, description: Mapping[str, Any], raw_types: Mapping[str, str]) -> str:
+def model_file(lake: LakePaths, description: Mapping[str, Any], raw_types: Mapping[str, str]) -> str:
     """Returns the text of the file. It is the same for the same model and the same release of MLflow.
 
     The signature has the raw columns that the features are computed from. Numbers and lists have the type
@@ -61,7 +64,7 @@ def model_file(lake: Lake, description: Mapping[str, Any], raw_types: Mapping[st
     return yaml.safe_dump(values)
 
 
-def write_model_file(lake: Lake, description: Mapping[str, Any], text: str) -> None:
+def write_model_file(lake: LakePaths, description: Mapping[str, Any], text: str) -> None:
     """Writes the file into the folder of the model, unless it has this text already."""
     path = f"{lake.models(description['name'])}/{description['version']}/{FILE_NAME}"
     try:
@@ -72,7 +75,7 @@ def write_model_file(lake: Lake, description: Mapping[str, Any], text: str) -> N
     file_io.replace_text(path, text)
 
 
-def log_dataset(client: MlflowClient, run_id: str, lake: Lake, description: Mapping[str, Any]) -> None:
+def log_dataset(client: MlflowClient, run_id: str, lake: LakePaths, description: Mapping[str, Any]) -> None:
     """Logs the dataset of a training as the input of its MLflow run. Logging it again changes nothing.
 
     Args:
@@ -98,3 +101,42 @@ def log_dataset(client: MlflowClient, run_id: str, lake: Lake, description: Mapp
 
 def _absolute(root: str) -> str:
     return str(Path(file_io.filesystem(root)[1]).resolve()) if file_io.is_local(root) else root
+
+
+# MLflow's scoring server, which reads and answers requests, with a model of the lake.
+
+
+class _Scorer:
+    """The object that MLflow calls."""
+
+    def __init__(self, score: Callable[[pd.DataFrame], pd.Series]) -> None:
+        self._score = score
+
+    def predict(self, rows: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.Series:
+        """Returns the click probabilities of raw rows.
+
+        Raises:
+            MlflowException: the rows are not valid. The server answers with the status 400 and the message.
+        """
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+        try:
+            return self._score(rows)
+        except NightrankError as error:
+            raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
+
+
+def scoring_application(model_file: str, score: Callable[[pd.DataFrame], pd.Series]) -> FastAPI:
+    """Returns MLflow's scoring server as an ASGI application.
+
+    Args:
+        model_file: the text of the file MLmodel (`mlflow_model.model_file`), which has the signature.
+        score: returns the click probabilities of raw rows, and raises NightrankError if they are not valid.
+    """
+    from mlflow.models import Model
+    from mlflow.pyfunc import PyFuncModel, scoring_server
+
+    metadata = Model.from_dict(yaml.safe_load(model_file))
+    application: FastAPI = scoring_server.init(PyFuncModel(metadata, _Scorer(score)))
+    return application

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from conf.errors import DataError
 from conf.train_types import ScoreKind
 from conf.types import Config
 from storage import file_io, format_versions
-from training.registry.written_file import FileEntry, damage
 
 log = logging.getLogger("nightrank.training")
-
 MODEL_JSON = "model.json"
+
 # Metrics of probabilities. They are None for a model whose scores only order rows.
 OF_PROBABILITIES = ("log_loss", "normalized_entropy", "calibration")
 
@@ -50,12 +51,12 @@ def score_kind(description: Mapping[str, Any], config: Config) -> ScoreKind:
     return cast(ScoreKind, description.get("scores", config.score_kind))
 
 
-def entries_of(description: Mapping[str, Any]) -> list[FileEntry]:
+def entries_of(description: Mapping[str, Any]) -> list[ModelFile]:
     """Returns the lengths and checksums of a model's tensor files.
 
     The list is empty for models that early versions of this code saved.
     """
-    return [FileEntry(**entry) for entry in description.get("files", ())]
+    return [ModelFile(**entry) for entry in description.get("files", ())]
 
 
 def names_of(description: Mapping[str, Any]) -> set[str]:
@@ -93,3 +94,33 @@ def read_description(path: str) -> dict[str, Any]:
         raise DataError(
             f"{path} has no complete model ({MODEL_JSON} is missing)", "run train_model first"
         ) from error
+
+
+# Lengths and checksums of model and checkpoint files. This module does not import torch.
+
+_CHUNK_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file as it was written: its name in its folder, its length, and the CRC-32 of its bytes."""
+
+    name: str
+    bytes: int
+    crc32: int
+
+
+def damage(folder: str, entry: ModelFile) -> str | None:
+    """Returns how a file differs from its entry; None if it does not differ. Reads the complete file."""
+    path = f"{folder}/{entry.name}"
+    files, inner = file_io.filesystem(path)
+    length, crc = 0, 0
+    try:
+        with files.open_input_stream(inner, compression=None) as stream:
+            while part := stream.read(_CHUNK_BYTES):
+                length, crc = length + len(part), zlib.crc32(part, crc)
+    except FileNotFoundError:
+        return f"{path} is missing"
+    if length != entry.bytes:
+        return f"{path} has {length} bytes, {entry.bytes} were written"
+    return None if crc == entry.crc32 else f"{path} holds other bytes than were written (CRC-32)"

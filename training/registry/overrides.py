@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from conf.errors import ConfigError, DataError
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry import versions
 from training.registry.champion_history import (
     Action,
@@ -42,7 +42,7 @@ class OverrideRequest:
     version: str | None = None
 
 
-def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
+def roll_back(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
     """Withdraws all champions that came after `request.version`, so that this version serves again.
 
     If the request names no version, the previous champion serves again.
@@ -80,7 +80,7 @@ def roll_back(lake: Lake, name: str, request: OverrideRequest) -> Override | Non
     return _record(lake, name, request, "rollback", target, tuple(sorted(withdrawn)))
 
 
-def pin(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
+def pin(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
     """Makes a version champion until the pin is released, whatever the gate decides.
 
     If a rollback had withdrawn the version, the pin ends the withdrawal.
@@ -98,7 +98,7 @@ def pin(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
     return _record(lake, name, request, "pin", target)
 
 
-def release(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
+def release(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
     """Ends a pin. Returns the recorded override, or None if no version is pinned.
 
     The pinned version serves until a challenger is promoted.
@@ -108,7 +108,7 @@ def release(lake: Lake, name: str, request: OverrideRequest) -> Override | None:
 
 
 def _record(
-    lake: Lake,
+    lake: LakePaths,
     name: str,
     request: OverrideRequest,
     action: Action,
@@ -129,11 +129,11 @@ def _record(
     return override
 
 
-def _overrides_of_date(lake: Lake, name: str, run_date: str) -> list[Override]:
+def _overrides_of_date(lake: LakePaths, name: str, run_date: str) -> list[Override]:
     return [override for override in read_overrides(lake, name, run_date) if override.run_date == run_date]
 
 
-def _complete_versions(lake: Lake, name: str) -> list[str]:
+def _complete_versions(lake: LakePaths, name: str) -> list[str]:
     folders = [info.base_name for info in file_io.list_files(lake.models(name)) if not info.is_file]
     return [version for version in folders if is_complete(versions.model_path(lake, name, version))]
 
@@ -161,14 +161,14 @@ def _full_version(prefix: str, candidates: list[str], what: str) -> str:
     return matches[0]
 
 
-def reason_against_promotion(lake: Lake, name: str, version: str, state: ChampionState) -> str | None:
+def reason_against_promotion(lake: LakePaths, name: str, version: str, state: ChampionState) -> str | None:
     """Returns why overrides forbid the promotion of a version; None if they allow it."""
     if state.pinned is not None and state.pinned.champion != version:
         return f"champion {state.pinned.champion} is pinned ({state.pinned})"
     return withdrawal_of(lake, name, version, state)
 
 
-def withdrawal_of(lake: Lake, name: str, version: str, state: ChampionState) -> str | None:
+def withdrawal_of(lake: LakePaths, name: str, version: str, state: ChampionState) -> str | None:
     """Returns which rollback withdrew a version or one of its ancestors; None if none did."""
     for ancestor in _lineage(lake, name, version):
         if ancestor in state.withdrawn:
@@ -177,7 +177,7 @@ def withdrawal_of(lake: Lake, name: str, version: str, state: ChampionState) -> 
     return None
 
 
-def _lineage(lake: Lake, name: str, version: str) -> Iterator[str]:
+def _lineage(lake: LakePaths, name: str, version: str) -> Iterator[str]:
     """Yields a version and its ancestors (the models from which trainings started), newest first."""
     current: str | None = version
     while current is not None:

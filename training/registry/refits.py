@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from conf.types import Config
 from storage import file_io, format_versions
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.champion_history import champion_state_as_of, dated_path, dates_of
 
 REFITS = "refits"  # folder name
@@ -52,7 +52,7 @@ class ServingModel:
         """Returns the version that serves."""
         return self.refit or self.champion
 
-    def folder(self, lake: Lake, name: str) -> str:
+    def folder(self, lake: LakePaths, name: str) -> str:
         """Returns the folder of the model that serves.
 
         Args:
@@ -67,20 +67,20 @@ def refit_name(name: str) -> str:
     return f"{name}-refit"
 
 
-def promoted_on(lake: Lake, name: str, run_date: str) -> str | None:
+def promoted_on(lake: LakePaths, name: str, run_date: str) -> str | None:
     """Returns the champion at the end of a run if the gate promoted it in this run, else None."""
     champion = champion_state_as_of(lake, name, run_date).champion
     return champion if champion != champion_state_as_of(lake, name, run_date, before=True).champion else None
 
 
-def record_refit(lake: Lake, name: str, refit: Refit) -> None:
+def record_refit(lake: LakePaths, name: str, refit: Refit) -> None:
     """Atomically records the refit of the champion that was promoted on a run date."""
     values = {"run_date": refit.run_date, "refit_of": refit.champion, "version": refit.version}
     path = dated_path(lake, name, REFITS, refit.run_date)
     file_io.replace_json(path, format_versions.TRAINED_VERSION.stamp(values))
 
 
-def read_refits(lake: Lake, name: str, until: str) -> list[Refit]:
+def read_refits(lake: LakePaths, name: str, until: str) -> list[Refit]:
     """Returns the refits of all run dates up to `until`, in ascending order of their dates."""
     refits = []
     for date in dates_of(lake, name, REFITS):
@@ -91,7 +91,7 @@ def read_refits(lake: Lake, name: str, until: str) -> list[Refit]:
     return refits
 
 
-def serving_model(config: Config, lake: Lake, run_date: str) -> ServingModel | None:
+def serving_model(config: Config, lake: LakePaths, run_date: str) -> ServingModel | None:
     """Returns the model that serves at the end of a run; None if there is no champion.
 
     If `train.refit` is false, the champion itself serves, even if it has a refit.
@@ -99,7 +99,7 @@ def serving_model(config: Config, lake: Lake, run_date: str) -> ServingModel | N
     return serving_model_of(lake, config.name, run_date, use_refit=config.train.refit)
 
 
-def serving_model_of(lake: Lake, name: str, run_date: str, *, use_refit: bool) -> ServingModel | None:
+def serving_model_of(lake: LakePaths, name: str, run_date: str, *, use_refit: bool) -> ServingModel | None:
     """Returns the model of a name that serves at the end of a run; None if there is no champion.
 
     The result does not depend on files of later dates.

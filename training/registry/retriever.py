@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from conf.errors import ConfigError, DataError
 from conf.types import Config
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.champion_history import dates_of
 from training.registry.model_json import is_described, read_description
 from training.registry.versions import RUNS, challenger_of, model_path
@@ -42,7 +42,7 @@ def retriever_config(config: Config) -> Config:
     return config.model_copy(update={"name": retriever_name(config), "model": source.model, "train": train})
 
 
-def retriever_as_of(lake: Lake, config: Config, run_date: str, workflow_version: str) -> str:
+def retriever_as_of(lake: LakePaths, config: Config, run_date: str, workflow_version: str) -> str:
     """Returns the newest retriever version, up to a run date, that was trained on this workflow version.
 
     Raises:

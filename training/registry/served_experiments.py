@@ -18,9 +18,9 @@ from conf.serving_types import CHALLENGER, ServingExperiment
 from conf.types import Config
 from storage import file_io, format_versions
 from storage.manifest import digest_of
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.champion_history import champion_state_as_of, dated_path, dates_of, read_decisions
-from training.registry.experiments import experiments_name
+from training.registry.comparison import experiments_name
 from training.registry.model_json import is_complete, read_description
 from training.registry.overrides import withdrawal_of
 from training.registry.refits import refit_name, serving_model
@@ -71,7 +71,7 @@ class ServedExperiment:
         return digest_of([settings.name, settings.salted_prefix, settings.share, self.version])
 
 
-def served_experiment(config: Config, lake: Lake, run_date: str) -> ServedExperiment | None:
+def served_experiment(config: Config, lake: LakePaths, run_date: str) -> ServedExperiment | None:
     """Returns the experiment of a run date; None if the configuration has none for this date.
 
     The result does not depend on files of later dates.
@@ -101,7 +101,7 @@ def served_experiment(config: Config, lake: Lake, run_date: str) -> ServedExperi
     return ServedExperiment(settings, version, folder)
 
 
-def treatment_model(config: Config, lake: Lake, settings: ServingExperiment) -> tuple[str, str]:
+def treatment_model(config: Config, lake: LakePaths, settings: ServingExperiment) -> tuple[str, str]:
     """Returns the version and the folder of the model of the treatment.
 
     Raises:
@@ -134,7 +134,9 @@ def treatment_model(config: Config, lake: Lake, settings: ServingExperiment) -> 
     )
 
 
-def stop_in_force(lake: Lake, name: str, settings: ServingExperiment, run_date: str) -> ExperimentStop | None:
+def stop_in_force(
+    lake: LakePaths, name: str, settings: ServingExperiment, run_date: str
+) -> ExperimentStop | None:
     """Returns the first stop of an experiment that is in force on a run date; None if there is none.
 
     From the date `resume` on, stops up to this date are no longer in force.
@@ -146,7 +148,7 @@ def stop_in_force(lake: Lake, name: str, settings: ServingExperiment, run_date: 
     return None
 
 
-def read_stops(lake: Lake, name: str, until: str) -> list[ExperimentStop]:
+def read_stops(lake: LakePaths, name: str, until: str) -> list[ExperimentStop]:
     """Returns the stops of all run dates up to `until`, in ascending order of their dates."""
     stops = []
     for date in dates_of(lake, name, STOPS):
@@ -157,7 +159,7 @@ def read_stops(lake: Lake, name: str, until: str) -> list[ExperimentStop]:
     return stops
 
 
-def record_stop(lake: Lake, name: str, stop: ExperimentStop) -> None:
+def record_stop(lake: LakePaths, name: str, stop: ExperimentStop) -> None:
     """Atomically records that an experiment stops, unless it has a record of this date already."""
     of_date = [known for known in read_stops(lake, name, stop.run_date) if known.run_date == stop.run_date]
     if any(known.experiment == stop.experiment for known in of_date):

@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from conf.errors import DataError
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry.model_json import MODEL_JSON, is_complete, names_of, read_description
 
 log = logging.getLogger("nightrank.training")
@@ -27,7 +27,7 @@ _TENSORS = re.compile(r"(dense|embeddings-\d+|optimizer-(dense|\d+))-[0-9a-f]{8}
 _SCRATCH = re.compile(rf"\.{re.escape(MODEL_JSON)}\.[0-9a-f]{{32}}\.tmp")
 
 
-def delete_training_leftovers(lake: Lake, name: str, grace_hours: float) -> int:
+def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) -> int:
     """Deletes unused files in the folders of models and of their checkpoints; returns the number of files.
 
     Folders without model.json are skipped, because an attempt may still be writing to them.
@@ -56,7 +56,7 @@ def is_older(info: fs.FileInfo, limit: float) -> bool:
     return info.mtime is not None and info.mtime.timestamp() < limit
 
 
-def _unlisted_files(lake: Lake, name: str, limit: float) -> Iterator[str]:
+def _unlisted_files(lake: LakePaths, name: str, limit: float) -> Iterator[str]:
     """Yields the old files in model folders, except those that a model.json lists."""
     attempts: dict[str, list[fs.FileInfo]] = {}
     for info in file_io.list_files(lake.models(name), recursive=True):
@@ -78,14 +78,14 @@ def _unlisted_files(lake: Lake, name: str, limit: float) -> Iterator[str]:
         )
 
 
-def _old_checkpoint_files(lake: Lake, name: str, limit: float) -> Iterator[str]:
+def _old_checkpoint_files(lake: LakePaths, name: str, limit: float) -> Iterator[str]:
     for folder in _checkpoint_folders(lake, name):
         for info in file_io.list_files(folder):
             if info.is_file and is_older(info, limit):
                 yield f"{folder}/{info.base_name}"
 
 
-def _checkpoint_folders(lake: Lake, name: str) -> list[str]:
+def _checkpoint_folders(lake: LakePaths, name: str) -> list[str]:
     """Returns the checkpoint folders of complete trainings."""
     root = lake.checkpoints("")
     versions = [info.base_name for info in file_io.list_files(root) if not info.is_file]
@@ -94,7 +94,7 @@ def _checkpoint_folders(lake: Lake, name: str) -> list[str]:
     ]
 
 
-def _remove_empty_folders(lake: Lake, name: str) -> None:
+def _remove_empty_folders(lake: LakePaths, name: str) -> None:
     for folder in _checkpoint_folders(lake, name) if file_io.is_local(lake.root) else ():
         with suppress(OSError):  # the folder still has files
             Path(file_io.filesystem(folder)[1]).rmdir()

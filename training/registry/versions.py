@@ -17,11 +17,11 @@ from importlib.resources import files
 from typing import Any
 
 from conf.errors import DataError
-from conf.source_digests import combined_digest, source_digests
+from conf.extensions import combined_digest, source_digests
 from conf.types import Config, ModelConfig, Train
 from storage import file_io, format_versions
 from storage.manifest import digest_of
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry import mlflow_mirror
 from training.registry.champion_history import (
     OVERRIDES,
@@ -47,7 +47,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,
-    "refit": True,  # a refit is another version; see training/loop/refit_plan.py
+    "refit": True,  # a refit is another version; see training/loop/training_plan.py
     "reading": {"read_ahead_mib", "staging_folder", "staging_mib"},
     "embedding_memory": True,
     "embedding_memory_mib": True,
@@ -123,18 +123,18 @@ def code_version() -> str:
     return combined_digest(source for name in _CODE for source in source_digests(root.parent / name, name))
 
 
-def model_path(lake: Lake, name: str, version: str) -> str:
+def model_path(lake: LakePaths, name: str, version: str) -> str:
     """Returns the folder of a model version."""
     return f"{lake.models(name)}/{version}"
 
 
-def record_run(lake: Lake, name: str, run_date: str, version: str) -> None:
+def record_run(lake: LakePaths, name: str, run_date: str, version: str) -> None:
     """Records the version that train_model trained for a run date."""
     values = format_versions.TRAINED_VERSION.stamp({"version": version})
     file_io.replace_json(dated_path(lake, name, RUNS, run_date), values)
 
 
-def challenger_of(lake: Lake, name: str, run_date: str) -> str:
+def challenger_of(lake: LakePaths, name: str, run_date: str) -> str:
     """Returns the version that train_model trained for a run date.
 
     Raises:
@@ -149,12 +149,12 @@ def challenger_of(lake: Lake, name: str, run_date: str) -> str:
         ) from error
 
 
-def champion_as_of(lake: Lake, name: str, run_date: str, *, before: bool = False) -> str | None:
+def champion_as_of(lake: LakePaths, name: str, run_date: str, *, before: bool = False) -> str | None:
     """Returns the champion at the end of a run, or at its start if `before`; None if there is none."""
     return champion_state_as_of(lake, name, run_date, before=before).champion
 
 
-def record_decision(lake: Lake, name: str, run_date: str, decision: ChampionDecision) -> None:
+def record_decision(lake: LakePaths, name: str, run_date: str, decision: ChampionDecision) -> None:
     """Writes the gate's decision for a run date, and updates the aliases in MLflow."""
     values = format_versions.PROMOTION.stamp({"run_date": run_date, **asdict(decision)})
     file_io.replace_json(dated_path(lake, name, PROMOTIONS, run_date), values)
@@ -162,7 +162,7 @@ def record_decision(lake: Lake, name: str, run_date: str, decision: ChampionDeci
     set_aliases(lake, name, decision.challenger if newest == run_date else None)
 
 
-def set_aliases(lake: Lake, name: str, challenger: str | None = None) -> None:
+def set_aliases(lake: LakePaths, name: str, challenger: str | None = None) -> None:
     """Sets the alias `champion` in MLflow, and the alias `challenger` if a challenger is passed.
 
     If the champion has a refit, the refit gets the alias `champion` among the refits.

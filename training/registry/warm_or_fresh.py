@@ -17,7 +17,7 @@ from typing import Any, assert_never
 from conf.errors import DataError
 from conf.types import Config, ModelConfig
 from storage.dataset import Dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from training.registry import versions
 from training.registry.champion_history import dates_of
 from training.registry.model_json import is_described, read_description
@@ -38,7 +38,7 @@ class Parent:
     trained_days: frozenset[str]
 
 
-def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
+def find_parent(config: Config, lake: LakePaths, dataset: Dataset) -> Parent | None:
     """Returns the champion before the run date if this training can start from it, else None.
 
     If this function returns None, it logs the reason.
@@ -74,7 +74,7 @@ def find_parent(config: Config, lake: Lake, dataset: Dataset) -> Parent | None:
     return parent
 
 
-def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
+def fresh_start(config: Config, lake: LakePaths, run_date: str) -> str | None:
     """Returns why `train.retrain` requires a fresh training with newly fitted vocabularies, or None.
 
     A fresh training starts from random weights. The result depends only on the configuration and on runs
@@ -100,7 +100,7 @@ def fresh_start(config: Config, lake: Lake, run_date: str) -> str | None:
     return f"the last fresh training was train.retrain.fresh_every_days={days} or more days ago"
 
 
-def _was_fresh(lake: Lake, name: str, run_date: str) -> bool:
+def _was_fresh(lake: LakePaths, name: str, run_date: str) -> bool:
     """Returns whether the training of a run date had no parent."""
     path = versions.model_path(lake, name, versions.challenger_of(lake, name, run_date))
     return is_described(path) and read_description(path)["parent"] is None

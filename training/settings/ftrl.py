@@ -1,4 +1,4 @@
-"""The settings of FTRL-Proximal (training/optimizers/ftrl.py has the algorithm)."""
+"""The settings of FTRL-Proximal (training/optimizers/dense_optimizers.py has the algorithm)."""
 
 from __future__ import annotations
 

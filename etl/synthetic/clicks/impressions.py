@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from etl.synthetic.clicks.click import INTERACTIONS, click_steps, probability_of
 from etl.synthetic.clicks.columns import BY_NAME, FEATURES, MISSING
-from etl.synthetic.clicks.world import World
+from etl.synthetic.clicks.world import ClickWorld
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -28,7 +28,7 @@ _CONTEXT_CATEGORIES = ("device", "referrer", "placement", "connection", "browser
 
 
 @dataclass(frozen=True)
-class Impressions:
+class DrawnImpressions:
     """Impressions of one day in the order of time. A row is one impression.
 
     Attributes:
@@ -48,8 +48,8 @@ class Impressions:
 
 
 def draw_impressions(
-    world: World, rng: np.random.Generator, rows: int, window: tuple[float, float], missing_share: float
-) -> Impressions:
+    world: ClickWorld, rng: np.random.Generator, rows: int, window: tuple[float, float], missing_share: float
+) -> DrawnImpressions:
     """Draws the impressions in one time interval of a day.
 
     Args:
@@ -74,7 +74,7 @@ def draw_impressions(
             values[column.name] = np.where(rng.random(rows) < missing_share, MISSING, values[column.name])
     steps = click_steps(world.tastes, values)
     labels = (rng.random(rows) < probability_of(steps)).astype(np.int64)
-    return Impressions(values, seconds, labels, steps)
+    return DrawnImpressions(values, seconds, labels, steps)
 
 
 def seconds_of_day(quantiles: NDArray[np.float64]) -> Ints:
@@ -91,7 +91,7 @@ def _pick(edges: NDArray[np.float64], chance: NDArray[np.float64]) -> Ints:
     return np.minimum(np.searchsorted(edges, chance, side="right"), len(edges) - 1)
 
 
-def _shown_items(world: World, rng: np.random.Generator, users: Ints) -> Ints:
+def _shown_items(world: ClickWorld, rng: np.random.Generator, users: Ints) -> Ints:
     """Returns the index of the item that is shown in each impression, shape (rows,).
 
     For each impression, CHOICES items are drawn, and one of them is shown. Each draw selects a category by

@@ -18,17 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from etl.synthetic.clicks.columns import EVENT_TIME, FEATURES, LABEL, MISSING, Column
-from etl.synthetic.clicks.impressions import Impressions
+from etl.synthetic.clicks.columns import EVENT_TIME, FEATURES, LABEL, MISSING, GeneratedColumn
+from etl.synthetic.clicks.impressions import DrawnImpressions
 
 Ints = NDArray[np.int64]
-
 _IDS = 2**32
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), dtype=np.uint8).reshape(256, 2)
 
 
 @dataclass(frozen=True)
-class Layout:
+class LogLayout:
     """The names of the columns and the text format of a generated log.
 
     Attributes:
@@ -44,7 +43,7 @@ class Layout:
     separator: str
     format: str
     has_header: bool
-    columns: tuple[Column, ...]
+    columns: tuple[GeneratedColumn, ...]
     feature_names: tuple[str, ...]
 
     @property
@@ -54,7 +53,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class ImpressionLayout(Layout):
+class ImpressionLayout(LogLayout):
     """The layout of a log in which each row is one impression.
 
     Attributes:
@@ -63,9 +62,9 @@ class ImpressionLayout(Layout):
     """
 
     has_time: bool
-    token: Callable[[Column, Ints], pa.StringArray]
+    token: Callable[[GeneratedColumn, Ints], pa.StringArray]
 
-    def texts(self, impressions: Impressions, midnight: int) -> list[pa.StringArray]:
+    def texts(self, impressions: DrawnImpressions, midnight: int) -> list[pa.StringArray]:
         """Returns one array of texts per column, in the order in which columns are written.
 
         `midnight` is the day's start in seconds since 1970 UTC.
@@ -92,12 +91,12 @@ def hex_tokens(column: str, codes: Ints) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(codes), pa.py_buffer(offsets), pa.py_buffer(digits.tobytes()))
 
 
-def value_name(column: Column, code: int) -> str:
+def value_name(column: GeneratedColumn, code: int) -> str:
     """Returns the text of a category in the named layout, such as `segment_3` for code 3 of user_segment."""
     return f"{column.name.removeprefix('user_').removeprefix('item_')}_{code}"
 
 
-def _criteo_token(column: Column, values: Ints) -> pa.StringArray:
+def _criteo_token(column: GeneratedColumn, values: Ints) -> pa.StringArray:
     if column.kind == "integer":
         return number_texts(values)
     if column.kind == "key":
@@ -107,7 +106,7 @@ def _criteo_token(column: Column, values: Ints) -> pa.StringArray:
     assert_never(column.kind)
 
 
-def _named_token(column: Column, values: Ints) -> pa.StringArray:
+def _named_token(column: GeneratedColumn, values: Ints) -> pa.StringArray:
     if column.kind == "integer":
         return number_texts(values)
     if column.kind == "key":
@@ -132,3 +131,69 @@ CRITEO = ImpressionLayout(
     ("label", *_CRITEO_NAMES), "\t", "tsv", False, FEATURES, _CRITEO_NAMES, False, _criteo_token
 )
 NAMED = ImpressionLayout((LABEL, EVENT_TIME, *_NAMES), ",", "csv", True, FEATURES, _NAMES, True, _named_token)
+
+
+# Converts rows to lines, and makes some of the rows malformed on purpose, to test the quarantine.
+#
+# A malformed row has exactly one error, which is called its damage. The damage is named like the reason for
+# which the row is quarantined: `field_count` (one field too few or too many), `integer:<column>` (not an
+# integer), `label:<column>` (neither 0 nor 1) or `missing_key:<column>` (an empty id).
+
+WHOLE = -1  # a row without damage
+_NOT_INTEGER, _NOT_LABEL = "n/a", "2"
+_KINDS = 4
+
+
+def reasons_of(layout: LogLayout) -> list[str]:
+    """Returns the reasons for which malformed rows of a layout are quarantined, one per kind of damage."""
+    columns = list(zip(layout.columns, layout.feature_names, strict=True))
+    integers = [f"integer:{name}" for column, name in columns if column.kind == "integer"]
+    keys = [f"missing_key:{name}" for column, name in columns if column.kind == "key"]
+    return ["field_count", f"label:{layout.names[0]}", *integers, *keys]
+
+
+def draw_damage(layout: LogLayout, rng: np.random.Generator, rows: int, share: float) -> Ints:
+    """Draws which rows become malformed. Returns the damage of each row, shape (rows,).
+
+    The damage of a row is an index in `reasons_of(layout)`, or WHOLE for a valid row. A row becomes malformed
+    with the probability `share`. The kinds field_count, label, integer and missing_key are then equally
+    likely.
+    """
+    reasons = reasons_of(layout)
+    kinds = [reason.split(":")[0] for reason in reasons]
+    weights = np.array([1.0 / (_KINDS * kinds.count(kind)) for kind in kinds])
+    chosen = np.searchsorted(np.cumsum(weights)[:-1], rng.random(rows), side="right")
+    return np.where(rng.random(rows) < share, chosen, WHOLE)
+
+
+def lines(layout: LogLayout, texts: list[pa.StringArray], damage: Ints) -> bytes:
+    """Converts rows to lines of text, and makes rows with a damage malformed.
+
+    Args:
+        layout: the layout of the rows.
+        texts: one array per column, in the order in which columns are written. Null is written as an empty
+            field.
+        damage: the result of `draw_damage`.
+    """
+    columns = list(texts)
+    for index, reason in enumerate(reasons_of(layout)):
+        damaged = damage == index
+        kind, _, column = reason.partition(":")
+        if kind == "field_count" or not damaged.any():
+            continue
+        column_index = layout.names.index(column)
+        text = {"integer": _NOT_INTEGER, "label": _NOT_LABEL, "missing_key": ""}[kind]
+        columns[column_index] = pc.if_else(pa.array(damaged), text, columns[column_index])
+    start = pc.binary_join_element_wise(
+        *columns[:-1], layout.separator, null_handling="replace", null_replacement=""
+    )
+    whole = pc.binary_join_element_wise(
+        start, columns[-1], layout.separator, null_handling="replace", null_replacement=""
+    )
+    miscounted = damage == reasons_of(layout).index("field_count")
+    even = np.arange(len(damage)) % 2 == 0  # even rows lose the last field, odd ones get one more
+    too_long = pc.binary_join_element_wise(whole, "0", layout.separator)
+    shaped = pc.if_else(pa.array(miscounted & even), start, whole)
+    shaped = pc.if_else(pa.array(miscounted & ~even), too_long, shaped)
+    ended = pc.binary_join_element_wise(shaped, "", "\n")
+    return ended.buffers()[2].to_pybytes() if len(ended) else b""

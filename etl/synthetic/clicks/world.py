@@ -29,7 +29,7 @@ _SKEW = 1.2  # lower codes of a category are more frequent
 
 
 @dataclass(frozen=True)
-class World:
+class ClickWorld:
     """The users, items and tastes of one day.
 
     Attributes:
@@ -61,7 +61,7 @@ class World:
     new_items: int
 
 
-def world_of_day(config: Generate, on: date) -> World:
+def world_of_day(config: Generate, on: date) -> ClickWorld:
     """Draws the users, items and tastes of one day."""
     day = on.toordinal()
     tastes = tastes_of_day(config.seed, day)
@@ -73,7 +73,7 @@ def world_of_day(config: Generate, on: date) -> World:
     cumulated = np.cumsum(popularity[order])
     starts = np.searchsorted(items["item_category"][order], np.arange(BY_NAME["item_category"].levels + 1))
     bounds = np.concatenate([[0.0], cumulated])[starts]
-    return World(
+    return ClickWorld(
         day=day,
         tastes=tastes,
         users=_users(config.seed, user_ids, activity, day),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,21 +14,63 @@ from numpy.typing import NDArray
 
 from conf.types import Generate
 from etl.synthetic.clicks.blocks import generators, midnight, part_of_file
-from etl.synthetic.clicks.damage import draw_damage, lines
+from etl.synthetic.clicks.click import auc_of_counts
+from etl.synthetic.clicks.columns import GeneratedColumn
 from etl.synthetic.clicks.impressions import seconds_of_day
-from etl.synthetic.clicks.layout import number_texts
-from etl.synthetic.outbrain.columns import COLUMNS, LABEL, OUTBRAIN
-from etl.synthetic.outbrain.displays import MEAN_ADS, Displays, World, draw_displays, draw_world
-from etl.synthetic.outbrain.documents import COUNTRIES, FIRST_DAY, NONE, Documents
-from etl.synthetic.outbrain.summary import Summary, summarise
+from etl.synthetic.clicks.layout import WHOLE, LogLayout, draw_damage, lines, number_texts, reasons_of
+from etl.synthetic.outbrain.displays import (
+    COUNTRIES,
+    FIRST_DAY,
+    MEAN_ADS,
+    MOST_ADS,
+    NONE,
+    Displays,
+    DisplayWorld,
+    Documents,
+    draw_displays,
+    draw_world,
+)
+
+# The columns of the log with the layout `outbrain`, named as in the tables of the competition.
+
+LABEL = "clicked"
+
+# A list consists of ids separated by blanks; the first id has the highest confidence. Times are milliseconds
+# since 1970 UTC.
+COLUMNS = (
+    GeneratedColumn("", "display_id", "context", "key"),
+    GeneratedColumn("", "uuid", "user", "key"),
+    GeneratedColumn("", "ad_id", "item", "key"),
+    GeneratedColumn("", "timestamp", "context", "key"),
+    GeneratedColumn("", "document_id", "context", "category"),
+    GeneratedColumn("", "platform", "user", "category"),
+    GeneratedColumn("", "geo_location", "user", "category"),
+    GeneratedColumn("", "source_id", "context", "category"),
+    GeneratedColumn("", "publisher_id", "context", "category"),
+    GeneratedColumn("", "publish_time", "context", "integer"),
+    GeneratedColumn("", "topic_id_list", "context", "category"),
+    GeneratedColumn("", "entity_id_list", "context", "category"),
+    GeneratedColumn("", "category_id_list", "context", "category"),
+    GeneratedColumn("", "document_id_promo", "item", "category"),
+    GeneratedColumn("", "campaign_id", "item", "category"),
+    GeneratedColumn("", "advertiser_id", "item", "category"),
+    GeneratedColumn("", "source_id_promo", "item", "category"),
+    GeneratedColumn("", "publisher_id_promo", "item", "category"),
+    GeneratedColumn("", "publish_time_promo", "item", "integer"),
+    GeneratedColumn("", "topic_id_list_promo", "item", "category"),
+    GeneratedColumn("", "entity_id_list_promo", "item", "category"),
+    GeneratedColumn("", "category_id_list_promo", "item", "category"),
+)
+_NAMES = tuple(column.name for column in COLUMNS)
+OUTBRAIN = LogLayout((LABEL, *_NAMES), ",", "csv", True, COLUMNS, _NAMES)
+
 
 Ints = NDArray[np.int64]
-
 _BLOCK_DISPLAYS = 8_192  # displays that are drawn at once. It bounds memory, and the bytes depend on it.
 _MILLISECONDS_A_DAY = 86_400_000
 
 
-def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, Summary]]:
+def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[bytes, DisplayCounts]]:
     """Yields the lines and the summary of each block of a file. The first block begins with the header."""
     world = draw_world(config, day)
     displays = max(round(config.rows_per_day / MEAN_ADS), config.files_per_day)
@@ -42,7 +86,9 @@ def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[byt
         yield head + lines(OUTBRAIN, texts, damage), summarise(drawn, texts, damage)
 
 
-def column_texts(world: World, drawn: Displays, start_ms: int, first_display: int) -> list[pa.StringArray]:
+def column_texts(
+    world: DisplayWorld, drawn: Displays, start_ms: int, first_display: int
+) -> list[pa.StringArray]:
     """Returns the texts of the label and of each column in COLUMNS, in order.
 
     Args:
@@ -96,7 +142,7 @@ def _list_texts(ids: Ints) -> pa.StringArray:
     )
 
 
-def _geo_locations(world: World) -> pa.StringArray:
+def _geo_locations(world: DisplayWorld) -> pa.StringArray:
     """Returns the location of each user, shape (users,), such as the text `US>3>12`.
 
     The three parts of a location are the country, the state, and the index of the market in the country.
@@ -116,3 +162,118 @@ def _lose(rng: np.random.Generator, texts: list[pa.StringArray], share: float) -
             text = pc.if_else(pa.array(rng.random(len(text)) < share), pa.scalar(None, pa.string()), text)
         kept.append(text)
     return kept
+
+
+# Counts generated displays.
+#
+# The worker that draws a block also counts the displays of this block. Then the counts of all blocks of a day
+# are added.
+
+K = 12  # of MAP@12, as in the competition
+STEPS = 4096  # number of bins of the click probability, for the AUC
+
+# The reciprocal of each position up to 12 is a multiple of 1 / _UNITS, so that integer sums are exact.
+_UNITS = 27_720
+
+
+@dataclass(frozen=True)
+class DisplayCounts:
+    """Counts over a set of displays. The sum of two summaries counts the displays of both sets.
+
+    The generator makes some rows malformed on purpose (layout.py); all other rows are valid. Except for
+    `rows` and `malformed`, the counts include only valid rows.
+
+    Attributes:
+        rows: number of rows.
+        malformed: number of malformed rows for each reason to quarantine a row, in the order of
+            `damage.reasons_of`.
+        missing: number of empty fields in each column.
+        outcomes: (2, STEPS). outcomes[l, b] is the number of rows with the label l and a click probability in
+            bin b.
+        sizes: (MOST_ADS + 1,). sizes[n] is the number of displays that have n valid rows. Only displays whose
+            clicked row is valid are included.
+        best_units: sum of _UNITS / position over the displays whose clicked row is valid. Here position is
+            that of the clicked ad in a ranking of the display's ads by appeal, the logit from which the click
+            was drawn.
+    """
+
+    rows: int
+    malformed: Ints
+    missing: Ints
+    outcomes: Ints
+    sizes: Ints
+    best_units: int
+
+    def __add__(self, other: DisplayCounts) -> DisplayCounts:
+        return DisplayCounts(
+            self.rows + other.rows,
+            self.malformed + other.malformed,
+            self.missing + other.missing,
+            self.outcomes + other.outcomes,
+            self.sizes + other.sizes,
+            self.best_units + other.best_units,
+        )
+
+
+def summarise(drawn: Displays, texts: list[pa.StringArray], damage: Ints) -> DisplayCounts:
+    """Returns the counts over one block of displays."""
+    whole = damage == WHOLE
+    steps = np.minimum((drawn.chance[whole] * STEPS).astype(np.int64), STEPS - 1)
+    outcomes = np.bincount(drawn.clicked[whole] * STEPS + steps, minlength=2 * STEPS)
+    empty = [np.count_nonzero(text.is_null().to_numpy(zero_copy_only=False)[whole]) for text in texts]
+    size, position = _click_positions(drawn, whole)
+    return DisplayCounts(
+        len(damage),
+        np.bincount(damage[~whole], minlength=len(reasons_of(OUTBRAIN))),
+        np.array(empty[1:]),
+        outcomes.reshape(2, STEPS),
+        np.bincount(size, minlength=MOST_ADS + 1),
+        int((_UNITS // position).sum()),
+    )
+
+
+def _click_positions(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Returns, for each display, the number of its valid rows and the position of the clicked ad.
+
+    The position is that of the clicked ad in a ranking of the display's valid rows by descending appeal, from
+    1. Displays whose clicked row is malformed are left out.
+
+    Args:
+        drawn: the displays of a block.
+        whole: (R,) whether each row is valid.
+    """
+    displays = len(drawn.size)
+    display, appeal = drawn.display[whole], drawn.appeal[whole]
+    click = (drawn.clicked == 1) & whole
+    of_click = np.full(displays, np.inf)
+    of_click[drawn.display[click]] = drawn.appeal[click]
+    size = np.bincount(display, minlength=displays)
+    above = np.bincount(display[appeal > of_click[display]], minlength=displays)
+    kept = np.isfinite(of_click)
+    return size[kept], above[kept] + 1
+
+
+def display_facts(config: Generate, day: date, summary: DisplayCounts) -> dict[str, Any]:
+    """Returns the facts that a day's manifest contains about the generated displays.
+
+    `best_map_at_12` is the MAP@12 of a ranking of each display's ads by appeal. Except by chance, no score
+    has a higher MAP@12. `random_map_at_12` is the mean MAP@12 over random orders: in a display of n ads, the
+    mean of 1 / position is H(n) / n, where H(n) is the n-th harmonic number. `best_auc` is the AUC of the
+    click probabilities, which are rounded to bins of 1/4096. Only a score that is computed from complete
+    displays can reach this AUC.
+    """
+    displays = int(summary.sizes.sum())
+    sizes = np.arange(1, MOST_ADS + 1)
+    random_map = np.cumsum(1 / sizes) / sizes  # (MOST_ADS,) for displays of 1, 2, … ads
+    malformed = dict(zip(reasons_of(OUTBRAIN), summary.malformed.tolist(), strict=True))
+    return {
+        "rows": summary.rows,
+        "malformed_rows": int(summary.malformed.sum()),
+        "malformed": {reason: count for reason, count in malformed.items() if count},
+        "missing": dict(zip(OUTBRAIN.feature_names, summary.missing.tolist(), strict=True)),
+        "positives": int(summary.outcomes[1].sum()),
+        "displays": displays,
+        "best_auc": auc_of_counts(summary.outcomes),
+        "best_map_at_12": summary.best_units / _UNITS / displays if displays else None,
+        "random_map_at_12": float((summary.sizes[1:] * random_map).sum() / displays) if displays else None,
+    }

@@ -5,10 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from conf.counted import counted
+from conf.messages import counted
 from reporting.elements.markup import Html, join, tag
-from reporting.html.charts.axis import Format, axis
-from reporting.html.charts.frame import BOTTOM, LEFT, RIGHT, WIDTH, frame, legend, nothing_to_draw, x_of, y_of
+from reporting.html.charts.frame import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    Format,
+    axis,
+    frame,
+    legend,
+    nothing_to_draw,
+    x_of,
+    y_of,
+)
 
 _ROW, _TOP = 26, 6
 _NAME_WIDTH = 178

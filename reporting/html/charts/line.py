@@ -6,9 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from conf.messages import counted
 from reporting.elements.markup import Html, join, tag
-from reporting.html.charts.axis import Format, axis
-from reporting.html.charts.frame import LEFT, RIGHT, TOP, frame, legend, nothing_to_draw, x_of, y_of
+from reporting.html.charts.frame import (
+    LEFT,
+    RIGHT,
+    TOP,
+    Axis,
+    Format,
+    axis,
+    frame,
+    legend,
+    nothing_to_draw,
+    percent,
+    x_of,
+    y_of,
+)
 
 _MOST_POINTS = 600
 _MOST_DOTS = 40
@@ -109,3 +122,113 @@ def _reference(reference: Reference, at: float) -> Html:
     text_at = at + 16 if at < TOP + 16 else at - 6
     name = tag("text", reference.name, x=LEFT + 6, y=text_at, class_="reference-name")
     return tag("g", line, name)
+
+
+# Draws scatter charts of two shares, with the diagonal on which both shares are equal.
+
+_SMALLEST, _LARGEST = 2.5, 9.0
+
+
+def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label: str, y_label: str) -> Html:
+    """Returns a scatter chart with one dot per point. Both axes have the same range.
+
+    Args:
+        title: title for screen readers.
+        points: one tuple (x, y, weight) per dot. x and y are shares, and the area of the dot grows with the
+            weight.
+        x_label, y_label: labels of the axes.
+    """
+    drawn = [point for point in points if all(map(math.isfinite, point)) and point[2] > 0]
+    if not drawn:
+        return nothing_to_draw(title)
+    values = [value for px, py, _ in drawn for value in (px, py)]
+    x = axis(values, x_label, from_zero=True, written=percent)
+    y = axis(values, y_label, from_zero=True, written=percent)
+    heaviest = max(weight for _, _, weight in drawn)
+    marks = [
+        tag(
+            "line",
+            x1=x_of(x, x.low),
+            y1=y_of(y, y.low),
+            x2=x_of(x, x.high),
+            y2=y_of(y, y.high),
+            class_="diagonal",
+        )
+    ]
+    for px, py, weight in drawn:
+        radius = _SMALLEST + (_LARGEST - _SMALLEST) * math.sqrt(weight / heaviest)
+        tooltip = tag(
+            "title", f"{x_label} {percent(px)}, {y_label} {percent(py)}, {counted(round(weight), 'row')}"
+        )
+        marks.append(
+            tag(
+                "circle",
+                tooltip,
+                cx=x_of(x, px),
+                cy=y_of(y, py),
+                r=round(radius, 2),
+                class_="bubble series-0",
+            )
+        )
+    furthest = max(abs(px - py) for px, py, _ in drawn)
+    description = f"{len(drawn)} points; the largest distance from the diagonal is {percent(furthest)}"
+    return frame(x, y, marks, title, description)
+
+
+# Draws a difference with its confidence interval and the gate's limit.
+
+_TICK = 6
+
+
+@dataclass(frozen=True)
+class Span:
+    """A value and the confidence interval around it.
+
+    Attributes:
+        name: name of the value.
+        value: the value.
+        low, high: ends of the interval.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+
+
+def interval_chart(title: str, span: Span, limit: float, *, x_label: str, limit_name: str) -> Html:
+    """Returns a chart of a value and its interval, with lines at zero and at the limit of the interval."""
+    x = axis([span.low, span.high, 0.0, limit], x_label, most_ticks=5)
+    y = Axis("", 0.0, 1.0, (), str)
+    marks = [
+        _upright(x, y, 0.0, "diagonal"),
+        _upright(x, y, limit, "reference"),
+        tag("text", limit_name, x=x_of(x, limit) + 6, y=y_of(y, 0.9), class_="reference-name"),
+        *_span(x, y, span),
+    ]
+    description = (
+        f"{span.name} {span.value:+.4f}, interval from {span.low:+.4f} to {span.high:+.4f}; "
+        f"it must not begin below {limit:+.4f}"
+    )
+    return frame(x, y, marks, title, description)
+
+
+def _upright(x: Axis, y: Axis, value: float, kind: str) -> Html:
+    """Returns a vertical line at a value of the x axis."""
+    at = x_of(x, value)
+    return tag("line", x1=at, x2=at, y1=y_of(y, 0.0), y2=y_of(y, 1.0), class_=kind)
+
+
+def _span(x: Axis, y: Axis, span: Span) -> list[Html]:
+    """Returns the SVG elements of a Span: a dot at the value, and a line with end marks for the interval."""
+    at, low, high = y_of(y, 0.5), x_of(x, span.low), x_of(x, span.high)
+    ends = (
+        tag("line", x1=end, x2=end, y1=at - _TICK, y2=at + _TICK, class_="line series-0")
+        for end in (low, high)
+    )
+    dot = tag("title", f"{span.name} {span.value:+.4f}")
+    return [
+        tag("line", x1=low, x2=high, y1=at, y2=at, class_="line series-0"),
+        *ends,
+        tag("circle", dot, cx=x_of(x, span.value), cy=at, r=5, class_="dot series-0"),
+    ]

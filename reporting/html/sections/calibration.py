@@ -9,9 +9,9 @@ from conf.train_types import ScoreKind
 from reporting.elements import numbers
 from reporting.elements.markup import Html, figure, grid, lead, missing, section, table, tag
 from reporting.facts.run_facts import RunFacts
-from reporting.html.charts.axis import percent
 from reporting.html.charts.bars import histogram
-from reporting.html.charts.scatter import scatter
+from reporting.html.charts.frame import percent
+from reporting.html.charts.line import scatter
 
 # Why there is no calibration, by the kind of the scores.
 _WITHOUT_CALIBRATION: Mapping[ScoreKind, str] = {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
-from conf.counted import counted
+from conf.messages import counted
 from conf.types import SPLITS
+from etl.quality.checks import ColumnReport, DayComparison, Finding, PieceRows, share
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, figure, grid, join, lead, missing, section, table, tag
-from reporting.facts.run_facts import Day, RunFacts
+from reporting.facts.run_facts import DataQuality, Day, RunFacts
 from reporting.html.charts.bars import columns
 from reporting.html.charts.frame import legend
 
@@ -38,13 +41,13 @@ def render(run: RunFacts) -> Html:
     return section(
         "data",
         "Data",
-        _lead(run, days),
+        _data_lead(run, days),
         grid(*charts),
         grid(_by_day(days, run.of_choices), _by_reason(days), _without_row(run)),
     )
 
 
-def _lead(run: RunFacts, days: list[Day]) -> Html:
+def _data_lead(run: RunFacts, days: list[Day]) -> Html:
     """Returns the introductory sentence, which says how many rows were read and how the workflow was made."""
     once = _once(days)
     rows_in = sum(day.rows_in for day in once)
@@ -124,3 +127,197 @@ def _without_row(run: RunFacts) -> Html | None:
     ]
     headers = ["Table", "In the log", "Without a row", "Share"]
     return table(headers, rows, "Users and items of the log without a row in their table") if rows else None
+
+
+# The section about data quality: compares every raw column of the day with the train days.
+
+_TOP = 3
+_SHOWN_CHARACTERS = 40
+_NOTE = (
+    "New values: share of the day's values that do not occur on the train days. PSI, the "
+    "population stability index: below 0.1 stable, above 0.25 shifted; by chance: what a day of "
+    "this size may show without any change."
+)
+Levels = Mapping[tuple[str | None, str], str]
+
+
+def render_quality(report: DataQuality | None, of_choices: bool = False) -> Html:
+    """Returns the section. `of_choices` says whether the log has only what users chose.
+
+    It shows the figures above a limit, the rows by day, a table of all columns, and the most frequent values
+    of each column.
+    """
+    if report is None:
+        return section("quality", "Data quality", missing("The data report", "build_features"))
+    compared, findings = report.compared, report.findings
+    levels = {(finding.column, finding.check): finding.level for finding in findings}
+    flagged = {column for column, _ in levels}
+    ordered = sorted(compared.columns, key=lambda column: column.name not in flagged)
+    return section(
+        "quality",
+        "Data quality",
+        _quality_lead(report, of_choices),
+        _findings(findings),
+        grid(*_charts(compared, of_choices)),
+        tag("div", _columns(ordered, levels), class_="compact"),
+        tag("p", _NOTE, class_="note"),
+        _values(ordered),
+    )
+
+
+def _quality_lead(report: DataQuality, of_choices: bool) -> Html:
+    """Returns the introductory sentences.
+
+    They say what is compared, how many figures are above their limits, and which figures have no limit.
+    """
+    compared, findings = report.compared, report.findings
+    today, train = compared.today, compared.train
+    what = (
+        f"The test rows of {compared.day} against the train rows"
+        if compared.cut
+        else f"The log of {compared.day} against its {counted(len(train), 'train day')}"
+    )
+    count = len(findings)
+    stopped = any(finding.level == "stop" for finding in findings)
+    verdict = f"{counted(count, 'figure')} {'is' if count == 1 else 'are'} above a limit."
+    if not count:
+        is_checked = any(column.psi is not None or column.cells + column.nulls for column in compared.columns)
+        verdict = "Nothing is above a limit." if is_checked else "No figure has a limit."
+    clicks = (
+        f"{counted(today.clicks, 'choice')} in {counted(today.rows, 'row')} "
+        f"({counted(sum(p.clicks for p in train), 'choice')} in {counted(sum(p.rows for p in train), 'row')} "
+        "in training). "
+        if of_choices
+        else f"{counted(today.rows, 'row')}, {_clicked([today])} of them clicks "
+        f"({_clicked(train)} in training). "
+    )
+    return lead(
+        f"{what}: {clicks}",
+        tag("strong", verdict, class_="warn" if count else "good"),
+        f" Not compared: {'; '.join(report.unchecked)}." if report.unchecked else None,
+        " The job was stopped: no features were published." if stopped else None,
+    )
+
+
+def _clicked(pieces: list[PieceRows]) -> str:
+    """Returns the share of rows that are clicks, as text."""
+    return numbers.percent(share(sum(p.clicks for p in pieces), sum(p.rows for p in pieces)), 2)
+
+
+def _findings(findings: Iterable[Finding]) -> Html | None:
+    """Returns a table of the figures above a limit; None if no figure is above its limit."""
+    rows: list[list[Child]] = [
+        [
+            _mark(finding.level, finding.level),
+            _short(finding.message, 200),
+            numbers.decimal(finding.value, 3),
+            numbers.decimal(finding.limit, 3),
+            tag("code", f"quality.{finding.check}_{finding.level}"),
+        ]
+        for finding in findings
+    ]
+    headers = ["Level", "What was found", "Value", "Limit", "Set by"]
+    return table(headers, rows, "Above a limit", text=(0, 1, 4)) if rows else None
+
+
+def _charts(compared: DayComparison, of_choices: bool) -> list[Html]:
+    """Returns two charts: the number of rows and the click rate, by day.
+
+    For a log of choices, the second chart has the number of choices.
+
+    If one partition of the log is divided into splits, the charts show them by split instead.
+    """
+    order: list[str] = list(SPLITS)
+    pieces = compared.pieces
+    by = "split" if compared.cut else "day"
+    names = [piece.split if compared.cut else piece.dt[5:] for piece in pieces]
+    groups = [order.index(piece.split) for piece in pieces]
+    keys = None if compared.cut else legend(order)
+    rates = [100 * piece.clicks / piece.rows if piece.rows else math.nan for piece in pieces]
+    choices = [float(piece.clicks) for piece in pieces]
+    charts = (
+        ("Rows of the log", f"that parsed, by {by}.", [float(piece.rows) for piece in pieces], "rows"),
+        ("Choices of the log", f"rows with something a user chose, by {by}.", choices, "choices")
+        if of_choices
+        else ("Clicks of the log", f"share of these rows, by {by}.", rates, "click rate, %"),
+    )
+    return [
+        figure(
+            join([keys, columns(title, names, values, groups=groups, x_label=by, y_label=unit)]),
+            title,
+            caption,
+        )
+        for title, caption, values, unit in charts
+    ]
+
+
+def _columns(ordered: list[ColumnReport], levels: Levels) -> Html:
+    """Returns a table with one row per column of the raw log."""
+    headers = [
+        "Column",
+        "Mark",
+        "Null",
+        "Null in training",
+        "Distinct",
+        "New values",
+        "PSI",
+        "By chance",
+    ]
+    rows: list[list[Child]] = [
+        [
+            tag("code", _short(column.name)),
+            _worst(column, levels),
+            _marked(numbers.percent(column.null_rate, 2), levels.get((column.name, "null_rate_change"))),
+            numbers.percent(column.train_null_rate, 2),
+            numbers.count(column.distinct),
+            _marked(numbers.percent(column.new_value_rate, 2), levels.get((column.name, "new_value_rate"))),
+            _marked(numbers.decimal(column.psi, 3), levels.get((column.name, "psi"))),
+            numbers.decimal(column.psi_noise, 3),
+        ]
+        for column in ordered
+    ]
+    return table(headers, rows, "Columns of the day", text=(0, 1))
+
+
+def _worst(column: ColumnReport, levels: Levels) -> Html | None:
+    column_levels = {level for (name, _), level in levels.items() if name == column.name}
+    level = next((level for level in ("stop", "warn") if level in column_levels), None)
+    return level and _mark(level, level)
+
+
+def _marked(text: str, level: str | None) -> Child:
+    return text if level is None else _mark(text, level)
+
+
+def _mark(text: str, level: str) -> Html:
+    return tag("strong", text, class_=level)
+
+
+def _values(ordered: list[ColumnReport]) -> Html:
+    """Returns a table of the most frequent values of each column, and of the range of numeric columns."""
+    rows: list[list[Child]] = []
+    for column in ordered:
+        cells = column.nulls + column.cells
+        lines: list[list[Child]] = []
+        for value, count, before in column.top[:_TOP]:
+            in_train = None if before is None else share(before, column.train_nulls + column.train_cells)
+            lines.append(_value(str(value), share(count, cells), in_train))
+        for new, count in column.new_top[:1]:
+            lines.append(_value(new, share(count, cells), 0.0, "new: "))
+        if column.low is not None:
+            spread = f"{column.low:,.6g} to {column.high:,.6g}, mean {column.mean:,.6g}"
+            lines.append([spread, None, None])
+        rows += [[tag("code", _short(column.name)) if line is lines[0] else None, *line] for line in lines]
+    shown = table(["Column", "Value", "Day", "Training"], rows, "Share of rows", text=(0, 1))
+    name = "Most frequent values, and the range of numbers"
+    return tag("details", tag("summary", name), tag("div", shown, class_="compact"))
+
+
+def _value(value: str, on_day: float | None, in_train: float | None, before: str = "") -> list[Child]:
+    """Returns the table cells of one value: the value, its share on the day, its share on the train days."""
+    written = join([before or None, tag("code", _short(value))])
+    return [written, numbers.percent(on_day, 2), numbers.percent(in_train, 2)]
+
+
+def _short(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
+    return text if len(text) <= characters else text[:characters] + "…"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conf.counted import counted
+from conf.messages import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, figure, grid, lead, missing, section, table, tag
 from reporting.facts.run_facts import RunFacts
-from reporting.html.charts.interval import Span, interval_chart
+from reporting.html.charts.line import Span, interval_chart
 
 _NAMES = {
     "auc": "AUC",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conf.counted import counted
 from conf.errors import meaning_of
+from conf.messages import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, join, tag
 from reporting.facts.recent_runs import Failure

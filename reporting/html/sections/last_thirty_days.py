@@ -11,11 +11,15 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from statistics import median
 
+from conf.types import Config
 from reporting.elements import numbers
 from reporting.elements.markup import Child, Html, figure, grid, lead, section, table, tag
-from reporting.facts.recent_runs import DAYS, GROUPS, DayFacts, History
+from reporting.facts.recent_runs import DAYS, GROUPS, DayFacts, RunHistory
+from reporting.facts.run_facts import earlier_run_dates, logistic_regression, published_facts
 from reporting.html.charts.bars import columns, stacked
 from reporting.html.charts.line import Reference, Series, line_chart
+from storage.lineage import NOT_RECORDED, LineageRecorder
+from storage.paths import LakePaths
 
 _REASONS = 3
 _FAILURES = 12
@@ -23,7 +27,7 @@ _PROBLEM_CHARACTERS = 220
 _TIMED = ("build_features", "train_model", "score_daily")
 
 
-def render(history: History, run_date: str, psi_warn: float | None) -> Html | None:
+def render(history: RunHistory, run_date: str, psi_warn: float | None) -> Html | None:
     """Returns the section: charts, a table by run date, and the failed attempts.
 
     Returns None if there is no run to show. Charts are drawn only if at least two run dates have facts.
@@ -259,3 +263,60 @@ def _by_day(days: Sequence[DayFacts], currency: str | None) -> Html:
     ]
     shown = table([*headers, "Failed"], rows, "By run date, the newest first")
     return tag("details", tag("summary", "The figures by run date"), tag("div", shown, class_="compact"))
+
+
+# The section about recent runs: one table with model, gate, AUC, hit rate and coverage.
+
+
+def render_runs(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Html | None:
+    """Returns a table with one row per run date, newest last; None if there are fewer than two run dates.
+
+    Args:
+        config: the configuration.
+        run_date: the last run date.
+        recorder: records the tables that are read, for lineage.
+    """
+    dates = earlier_run_dates(config, run_date)
+    if len(dates) < 2:
+        return None
+    lake = LakePaths(config.lake, recorder)
+    headers = [
+        "Run date",
+        "Model serving",
+        "Gate",
+        "AUC",
+        "Best AUC",
+        "Reached",
+        "Logistic AUC",
+        "Hit rate",
+        "Lift",
+        "Coverage",
+    ]
+    shown = table(headers, [_row(lake, dt) for dt in dates], f"The last {len(dates)} runs", text=(0, 1, 2))
+    note = (
+        "AUC is that of the run's challenger on its test day; "
+        "hit rates are added when the next day's clicks are available."
+    )
+    return section("nights", "Recent runs", lead(note), shown)
+
+
+def _row(lake: LakePaths, dt: str) -> list[Child]:
+    """Returns the table cells of one run date."""
+    evaluation = published_facts(lake.evaluations.partition(dt))
+    lists = published_facts(lake.recommendations.partition(dt)) or {}
+    measure = published_facts(lake.measures.partition(dt)) or {}
+    auc = evaluation["challenger"]["auc"] if evaluation else None
+    best = evaluation.get("best_auc") if evaluation else None
+    gate = numbers.NONE if evaluation is None else ("promoted" if evaluation["promoted"] else "kept")
+    return [
+        dt,
+        tag("code", str(lists.get("model_version", numbers.NONE))[:8]),
+        gate,
+        numbers.decimal(auc),
+        numbers.decimal(best),
+        numbers.percent(numbers.share_reached(auc, best)),
+        numbers.decimal((logistic_regression(evaluation) or {}).get("auc")),
+        numbers.percent(measure.get("hit_rate")),
+        numbers.times(measure.get("lift")),
+        numbers.percent(lists.get("coverage")),
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.counted import counted
+from conf.messages import counted
 from reporting.elements import numbers
 from reporting.elements.markup import Html, figure, grid, lead, missing, section, table
 from reporting.facts.recent_runs import last_successes
@@ -14,7 +14,7 @@ from reporting.html.charts.bars import rows
 from reporting.monitoring.run_record import read_records
 from storage import file_io
 from storage.job_summary import JobSummary
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class StageTime:
     phases_s: Mapping[str, float]
 
 
-def read_stage_times(lake: Lake, run_date: str, config: str) -> list[StageTime]:
+def read_stage_times(lake: LakePaths, run_date: str, config: str) -> list[StageTime]:
     """Returns the times of the successful stages of a run, in the order in which the stages ended.
 
     The times come from the logs that `nightly` writes. If a scheduler stores the logs elsewhere, there are no
@@ -45,7 +45,7 @@ def read_stage_times(lake: Lake, run_date: str, config: str) -> list[StageTime]:
     ]
 
 
-def _of_logs(lake: Lake, run_date: str) -> list[StageTime]:
+def _of_logs(lake: LakePaths, run_date: str) -> list[StageTime]:
     """Returns the times of the stages whose logs contain a job summary."""
     if not file_io.is_local(lake.logs):
         return []

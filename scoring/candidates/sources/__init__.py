@@ -3,7 +3,7 @@
 A package adds a source by an entry point of the group `nightrank.candidate_sources`. The module of a source
 contains
 
-    class Settings(SourceSettings)   the keys of the source (conf/source_types.py). Its docstring describes
+    class Settings(SourceSettings)   the keys of the source (conf/candidate_types.py). Its docstring describes
                                      the source. In a package, `Strict` is enough as a base class; the source
                                      then also has the keys n and window_days
 

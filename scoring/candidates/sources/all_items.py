@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from conf.source_types import SourceSettings
+from conf.candidate_types import SourceSettings
 
 if TYPE_CHECKING:
     from scoring.candidates.filters import Exclusions
@@ -37,7 +37,7 @@ def all_items(exclusions: Exclusions) -> Rows:
     """
     import pyarrow as pa
 
-    from scoring.inputs.requests import CANDIDATES, EXCLUDED, SOURCES
+    from scoring.requests import CANDIDATES, EXCLUDED, SOURCES
     from spark.rows import select, with_nulls
     from storage.feature_spec import USER_KEY
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from conf.candidate_types import WindowedSource
 from conf.raw_types import PositiveInt
-from conf.source_types import WindowedSource
 
 if TYPE_CHECKING:
     from scoring.candidates.source_tables import SourceTables

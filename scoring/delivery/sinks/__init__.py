@@ -25,8 +25,7 @@ from conf.errors import ConfigError
 from conf.load import read_section
 from conf.plugins import SINK
 from conf.types import Deliver, SinkConfig, SinkSettings
-from scoring.delivery.erase_request import Erased, EraseRequest
-from scoring.delivery.published_lists import Delivered, PublishedLists
+from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, PublishedLists
 
 
 def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:

@@ -22,12 +22,19 @@ from pydantic import Field, field_validator
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.lazy_pyspark import F
 from conf.types import PositiveInt, Secret, SinkSettings
-from scoring.delivery.erase_request import Erased, EraseRequest
-from scoring.delivery.postgresql import CANNOT_HOLD, DRIVER, Connection, connect, dates_of
-from scoring.delivery.published_lists import COLUMNS, Delivered, PublishedLists
+from scoring.delivery.postgresql import (
+    CANNOT_HOLD,
+    DRIVER,
+    STAMP,
+    Connection,
+    connect,
+    dates_of,
+    delete_users,
+    drop_abandoned,
+)
+from scoring.delivery.published_lists import COLUMNS, Delivered, Erased, EraseRequest, PublishedLists
 from scoring.delivery.secrets import Credentials, read_credentials
-from scoring.delivery.staging_tables import STAMP, delete_users, drop_abandoned
-from scoring.inputs.requests import VARIANT
+from scoring.requests import VARIANT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,7 +97,7 @@ class Settings(SinkSettings):
 
 
 @dataclass(frozen=True)
-class Tables:
+class DeliveryTables:
     """The names of the two tables of a delivery.
 
     Attributes:
@@ -149,7 +156,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     with connect(rows.sparkSession, sink, credentials) as database:
         _make_target(database, sink.table)
         rows = _like_target(database, sink.table, rows)
-        tables = Tables(sink.table, staging, tuple(rows.columns))
+        tables = DeliveryTables(sink.table, staging, tuple(rows.columns))
         drop_abandoned(database, tables.target)
         kept = sorted({*dates_of(database, tables.target), lists.run_date}, reverse=True)[: sink.keep_dates]
         if lists.run_date not in kept:
@@ -250,7 +257,7 @@ def _require_all(database: Connection, sink: Settings, staging: str, expected: i
         )
 
 
-def _replace(database: Connection, tables: Tables, run_date: str, keep_dates: int) -> tuple[int, int]:
+def _replace(database: Connection, tables: DeliveryTables, run_date: str, keep_dates: int) -> tuple[int, int]:
     """Replaces the rows of the date by the rows of the staging table, in one transaction.
 
     Returns:

@@ -14,11 +14,9 @@ from pydantic import Field, field_validator
 from conf.lazy_pyspark import F
 from conf.names import LakeRoot
 from conf.types import PositiveInt, SinkSettings
-from scoring.delivery.erase_lines import erase_lines
-from scoring.delivery.erase_request import Erased, EraseRequest
-from scoring.delivery.file_sink import Files, publish_files
-from scoring.delivery.published_lists import Delivered, PublishedLists
-from scoring.inputs.requests import VARIANT
+from scoring.delivery.file_sink import Files, erase_lines, publish_files
+from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, PublishedLists
+from scoring.requests import VARIANT
 from storage import file_io
 
 if TYPE_CHECKING:

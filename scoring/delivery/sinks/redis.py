@@ -15,12 +15,9 @@ from pydantic import Field, field_validator
 
 from conf.errors import ConfigError
 from conf.types import PositiveInt, Secret, SinkSettings
-from scoring.delivery.erase_request import Erased, EraseRequest
-from scoring.delivery.erase_stored import erase_users
-from scoring.delivery.online_format import LISTS, Pointer
-from scoring.delivery.online_store import OnlineStore, Source, tables_of
-from scoring.delivery.published_lists import Delivered, PublishedLists
-from scoring.delivery.redis_address import RedisAddress, redis_errors, redis_url
+from scoring.delivery.online_format import LISTS, Pointer, RedisAddress, redis_errors, redis_url
+from scoring.delivery.online_store import OnlineStore, Source, erase_users, tables_of
+from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, PublishedLists
 from scoring.delivery.secrets import read_secret
 from spark.rows import Rows
 from storage import file_io

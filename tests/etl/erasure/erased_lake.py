@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from etl.erasure.lake_partitions import Published, published_partitions
+from etl.erasure.lake_tables import PublishedPartition, published_partitions
 from spark.local_workers import LocalWorkers
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.publish import publish_facts
 from storage.publish_rows import publish_rows
 from tests.etl import cases
@@ -73,7 +73,7 @@ def retraining(config: Config) -> Config:
 
 def _add_tables(config: Config) -> None:
     """Publishes what build_features does not: candidates, lists, scores, last clicks, and leftovers."""
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     dataset = read_dataset(lake, RUN_DATE)
     version = dataset.workflow_version
     users_partition = lake.users(version).partition(RUN_DATE)
@@ -133,7 +133,7 @@ def frames(config: Config) -> dict[str, pd.DataFrame]:
     """The rows of every partition, by table and partition."""
     return {
         f"{one.partition.table} {one.partition.dt}": _frame(one)
-        for one in published_partitions(Lake(config.lake), config)
+        for one in published_partitions(LakePaths(config.lake), config)
         if one.manifest.files
     }
 
@@ -149,11 +149,11 @@ def manifests(config: Config) -> dict[str, Any]:
             dict(one.manifest.dropped),
             {name: value for name, value in one.manifest.facts.items() if name != "made_at"},
         )
-        for one in published_partitions(Lake(config.lake), config)
+        for one in published_partitions(LakePaths(config.lake), config)
     }
 
 
-def _frame(published: Published) -> pd.DataFrame:
+def _frame(published: PublishedPartition) -> pd.DataFrame:
     paths = data_files(published.partition, published.manifest)
     return pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths).to_pandas()
 
@@ -199,12 +199,12 @@ def snapshot(config: Config) -> dict[str, bytes]:
 
 def record_of(config: Config) -> dict[str, Any]:
     """The only record of an erasure."""
-    [path] = Path(Lake(config.lake).erasures).glob("2026*.json")
+    [path] = Path(LakePaths(config.lake).erasures).glob("2026*.json")
     values: dict[str, Any] = json.loads(path.read_text())
     return values
 
 
 def workflow_json(config: Config, version: str) -> dict[str, Any]:
     """The file workflow.json of a version."""
-    values: dict[str, Any] = file_io.read_json(f"{Lake(config.lake).workflow(version)}/workflow.json")
+    values: dict[str, Any] = file_io.read_json(f"{LakePaths(config.lake).workflow(version)}/workflow.json")
     return values

@@ -22,8 +22,8 @@ from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.load import load_config
 from conf.types import Config, Deliver
 from etl.erasure import rewrite
-from etl.erasure.remaining import texts_with_ids
-from etl.erasure.table_rules import Users
+from etl.erasure.lake_tables import UsersToErase
+from etl.erasure.record import texts_with_ids
 from etl.ops.tables import VOCABULARY, workflow_table
 from etl.raw.erased_rows import ERASED
 from etl.workflow.local_workflow import load_local
@@ -35,7 +35,7 @@ from storage import file_io
 from storage.dataset import read_dataset, split_files
 from storage.erased_users import ErasedList, ErasedUsers, add_erased, list_or_new, read_erased, require_listed
 from storage.manifest import FileEntry, Manifest, read_manifest, replace_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish_rows import publish_rows
 from storage.run_context import RunContext
 from tests.etl import cases
@@ -75,7 +75,7 @@ def _erase(config: Config, users: list[str], run_date: str = RUN_DATE) -> tuple[
 
 def _row_ids(config: Config, user: str) -> dict[str, set[int]]:
     """The row_ids of a user's features, by day."""
-    table = Lake(config.lake).features(read_dataset(Lake(config.lake), RUN_DATE).workflow_version)
+    table = LakePaths(config.lake).features(read_dataset(LakePaths(config.lake), RUN_DATE).workflow_version)
     rows = {day: cases.read_rows(table.partition(day)) for day in DAYS}
     return {day: {*of_day["row_id"][of_day["user_key"] == user]} for day, of_day in rows.items()}
 
@@ -111,7 +111,7 @@ def test_all_other_rows_stay_in_their_order(original: Config, erased: Config) ->
 
 
 def test_the_id_in_a_vocabulary_stays_but_is_not_looked_up(original: Config, erased: Config) -> None:
-    before, after = Lake(original.lake), Lake(erased.lake)
+    before, after = LakePaths(original.lake), LakePaths(erased.lake)
     for run_date in (FIRST, RUN_DATE):
         version = read_dataset(after, run_date).workflow_version
         entries = cases.read_rows(workflow_table(before, version, VOCABULARY))
@@ -135,7 +135,7 @@ def test_the_next_runs_neither_fail_nor_publish_the_users(original: Config, tmp_
     """build_features finds its tables up to date, and a training finds the rows of its dataset."""
     config = _copy(original, tmp_path)
     _erase(config, TWO)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     before = lakes.frames(config)
     stamps = _kept_manifests(config)
     lakes.build_twice(tmp_path, config)
@@ -150,10 +150,10 @@ def test_the_next_runs_neither_fail_nor_publish_the_users(original: Config, tmp_
     shutil.copytree(lake.erasures, Path(never.lake) / "erasures")
     lakes.build_twice(tmp_path / "never", never)
     for day in DAYS:
-        profiles = [Lake(one.lake).profiles("hard").partition(day) for one in (config, never)]
+        profiles = [LakePaths(one.lake).profiles("hard").partition(day) for one in (config, never)]
         assert read_manifest(profiles[0]).facts == read_manifest(profiles[1]).facts
         for table in ("value_counts", "quarantine"):
-            first, second = (getattr(Lake(one.lake), table).partition(day) for one in (config, never))
+            first, second = (getattr(LakePaths(one.lake), table).partition(day) for one in (config, never))
             pd.testing.assert_frame_equal(cases.read_rows(first), cases.read_rows(second))
             manifests = read_manifest(first), read_manifest(second)
             assert manifests[0].dropped == manifests[1].dropped
@@ -176,10 +176,10 @@ def test_a_date_of_the_lake_is_not_made_again(original: Config, erased: Config) 
         for key, digest in facts[1].items():
             if digest in old:
                 assert new[after[name][1][key]] == old[digest], (name, key)
-    version = read_dataset(Lake(erased.lake), RUN_DATE).workflow_version
+    version = read_dataset(LakePaths(erased.lake), RUN_DATE).workflow_version
     users = f"users/{version} {RUN_DATE}"
-    dataset = read_dataset(Lake(erased.lake), RUN_DATE)
-    combined = read_manifest(Lake(erased.lake).datasets.partition(RUN_DATE)).inputs["features"]
+    dataset = read_dataset(LakePaths(erased.lake), RUN_DATE)
+    combined = read_manifest(LakePaths(erased.lake).datasets.partition(RUN_DATE)).inputs["features"]
     assert after[users][1]["features"] == combined != before[users][1]["features"]
     assert after[f"candidates/{version} {RUN_DATE}"][1]["dataset"] == dataset.digest
 
@@ -188,7 +188,7 @@ def test_numbers_in_manifests_are_those_of_the_rows_left(original: Config, erase
     facts, old = (lakes.manifests(one)[f"recommendations {RUN_DATE}"][5] for one in (erased, original))
     assert old["users"] - facts["users"] == 2
     assert (facts["users_without"], facts["users_with_fewer"]) == (0, 0)
-    lake = Lake(erased.lake)
+    lake = LakePaths(erased.lake)
     for run_date in (FIRST, RUN_DATE):
         dataset = read_dataset(lake, run_date)
         table = lake.features(dataset.workflow_version)
@@ -208,7 +208,7 @@ def test_a_user_who_comes_back_gets_a_new_id_with_the_next_extension(
     config = config.model_copy(update={"data": str(tmp_path / "raw")})
     for seed, day in enumerate(LATER):
         cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 150, seed))
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     parent = read_dataset(lake, RUN_DATE).workflow_version
     before = _ids_of_users(lake, parent)
     user = max(before.index)
@@ -234,7 +234,7 @@ def test_a_user_who_comes_back_gets_a_new_id_with_the_next_extension(
     assert after[user] > before.max()
 
 
-def _ids_of_users(lake: Lake, version: str) -> pd.Series:
+def _ids_of_users(lake: LakePaths, version: str) -> pd.Series:
     """The id of each value in the vocabulary of users."""
     entries = cases.read_rows(workflow_table(lake, version, VOCABULARY))
     return entries[entries["column"] == "user"].set_index("value")["id"]
@@ -293,7 +293,7 @@ def test_after_a_kill_the_job_continues(
 
 def test_the_record_names_tables_and_what_remains_but_no_id(original: Config, erased: Config) -> None:
     record = lakes.record_of(erased)
-    lake = Lake(erased.lake)
+    lake = LakePaths(erased.lake)
     known = read_erased(lake)
     assert known is not None
     assert record["users"] == sorted(known.digest(user) for user in TWO)
@@ -313,7 +313,7 @@ def test_the_record_names_tables_and_what_remains_but_no_id(original: Config, er
 
 def test_models_that_keep_weights_are_named(original: Config, tmp_path: Path) -> None:
     config = _copy(original, tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     version = read_dataset(lake, RUN_DATE).workflow_version
     for name, workflow in (("m1", version), ("m2", "another")):
         file_io.replace_json(f"{lake.models('hard')}/{name}/model.json", {"workflow_version": workflow})
@@ -321,7 +321,7 @@ def test_models_that_keep_weights_are_named(original: Config, tmp_path: Path) ->
     models = lakes.record_of(config)["remains"]["models"]
     expected = {"name": "hard", "version": "m1", "workflow_version": version, "features": ["user"]}
     in_vocabulary = USER in set(
-        cases.read_rows(workflow_table(Lake(original.lake), version, VOCABULARY))["value"]
+        cases.read_rows(workflow_table(LakePaths(original.lake), version, VOCABULARY))["value"]
     )
     assert models == ([expected] if in_vocabulary else [])
 
@@ -342,7 +342,7 @@ def test_users_without_rows_are_only_added_to_the_list(original: Config, tmp_pat
     assert "No table of the lake has rows" in text
     assert (facts["removed"], facts["status"]) == (0, "complete")
     assert lakes.frames(config).keys() == before.keys()
-    known = read_erased(Lake(config.lake))
+    known = read_erased(LakePaths(config.lake))
     assert known is not None
     assert len(known.through) == 1
 
@@ -350,7 +350,7 @@ def test_users_without_rows_are_only_added_to_the_list(original: Config, tmp_pat
 def test_a_user_of_rejected_lines_only(original: Config, tmp_path: Path) -> None:
     config = _copy(original, tmp_path)
     _erase(config, [REJECTED])
-    quarantine = [cases.read_rows(Lake(config.lake).quarantine.partition(day)) for day in DAYS]
+    quarantine = [cases.read_rows(LakePaths(config.lake).quarantine.partition(day)) for day in DAYS]
     assert not any(REJECTED in line for rows in quarantine for line in rows["line"])
     assert {one["table"] for one in lakes.record_of(config)["tables"]} == {"quarantine"}
 
@@ -382,7 +382,7 @@ def test_rows_that_another_job_publishes_meanwhile_are_noticed(
 ) -> None:
     """Before a partition is replaced, or when all have been replaced. The next attempt completes the erasure."""
     config = _copy(original, tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     partition = lake.last_clicks.partition(DAYS[0])
     rows = pa.table({"user_key": [USER], "items": [["item 1"]]})
     plan, delete = stage.plan_erasure, stage.carry_out
@@ -418,7 +418,7 @@ def test_sinks_are_emptied_and_a_sink_that_cannot_is_named(
     original: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = _copy(original, tmp_path)
-    lists = read_manifest(Lake(config.lake).recommendations.partition(RUN_DATE))
+    lists = read_manifest(LakePaths(config.lake).recommendations.partition(RUN_DATE))
     folder = tmp_path / "app"
     partition = Partition("app", RUN_DATE, f"{folder}/dt={RUN_DATE}")
     data = Path(partition.file(f"{partition.data}/a1/part-0.json"))
@@ -440,7 +440,7 @@ def test_sinks_are_emptied_and_a_sink_that_cannot_is_named(
     assert json.loads(left) == lines[0]
     assert not data.exists()
     assert (manifest.rows, manifest.rows_in, manifest.facts) == (1, 2, {"users": 1, "entries": 2})
-    now = read_manifest(Lake(config.lake).recommendations.partition(RUN_DATE))
+    now = read_manifest(LakePaths(config.lake).recommendations.partition(RUN_DATE))
     assert manifest.inputs["recommendations"] == now.digest != lists.digest
     record = lakes.record_of(config)
     assert [(one["name"], one["rows"]) for one in record["sinks"]] == [("app", 1), ("other", None)]
@@ -449,7 +449,7 @@ def test_sinks_are_emptied_and_a_sink_that_cannot_is_named(
 
 def test_a_damaged_file_stops_the_job_before_it_changes_anything(original: Config, tmp_path: Path) -> None:
     config = _copy(original, tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     partition = lake.recommendations.partition(RUN_DATE)
     path = Path(partition.file(read_manifest(partition).files[0].path))
     path.write_bytes(path.read_bytes()[:-20])
@@ -501,7 +501,7 @@ def test_two_erasures_at_once_keep_the_users_of_both(
     original: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = _copy(original, tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     add_erased(lake, list_or_new(lake), ["an earlier one"], RUN_DATE)
     find, others = stage.plan_erasure, ["another stranger"]
 
@@ -530,7 +530,9 @@ def test_texts_are_searched_for_ids_as_they_are_written_there(tmp_path: Path) ->
     }.items():
         (tmp_path / "runs" / name).write_text(text, encoding="utf-8")
     known = ErasedUsers("", frozenset())
-    paths = texts_with_ids(Lake(str(tmp_path)), Users(frozenset(users), known, "user", ",", False))
+    paths = texts_with_ids(
+        LakePaths(str(tmp_path)), UsersToErase(frozenset(users), known, "user", ",", False)
+    )
     assert [path.rsplit("/", 1)[1] for path in paths] == ["html", "json", "plain"]
 
 

@@ -20,7 +20,7 @@ from conf.types import Config
 from etl.raw.files import find_raw
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.publish import new_attempt, publish_files
 from tests.etl import cases
 
@@ -93,7 +93,7 @@ def our_error(error: BaseException) -> BaseException:
 
 def partition_of(root: str) -> Partition:
     """The partition that the functions below publish."""
-    return Lake(root).features("w1").partition("2026-01-01")
+    return LakePaths(root).features("w1").partition("2026-01-01")
 
 
 def publish_in_a_process(root: str, generation: int, dies: str | None) -> int:
@@ -136,7 +136,7 @@ def publish_day(root: str, day: str, generation: int, more: object = None) -> No
 
     All rows have the value `generation`, and `more` in a column `more` unless it is None.
     """
-    partition = Lake(root).features("w1").partition(day)
+    partition = LakePaths(root).features("w1").partition(day)
     attempt = new_attempt(partition)
     names = [f"{attempt}/part-{index}.parquet" for index in range(FILES)]
     columns = {"generation": generation, **({} if more is None else {"more": more})}

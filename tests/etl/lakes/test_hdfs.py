@@ -16,7 +16,7 @@ from etl.raw.files import require_raw
 from setup import jars
 from storage import file_io
 from storage.dataset import read_spec
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.lakes.conftest import ObjectStore
@@ -42,7 +42,7 @@ def test_a_job_by_spark_submit_from_hdfs_to_an_object_store_equals_the_oracle(
     done = _submit(tmp_path / "config.yaml", tmp_path, object_store)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout.splitlines()[-1])
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     fitted = oracle.fit(config, good[DAYS[0]])
     spec = read_spec(lake, summary["workflow_version"])
     for day in DAYS:

@@ -14,7 +14,7 @@ from conf.types import Config
 from etl.build import BuildResult
 from etl.ops.tables import VOCABULARY, workflow_table
 from storage.dataset import read_dataset
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 
@@ -32,7 +32,7 @@ class Reruns:
     """
 
     config: Config
-    lake: Lake
+    lake: LakePaths
     good: dict[str, pd.DataFrame]
     late: pd.DataFrame
     runs: dict[str, BuildResult]
@@ -76,7 +76,7 @@ def reruns(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, reques
     run("lost", FIRST, config, version)
     run("extended", SECOND, retrain, version)
     fitted = oracle.fit(config, pd.concat([good[DAYS[0]], good[DAYS[1]]]))
-    return Reruns(config, Lake(config.lake), good, late, runs, manifests, fitted)
+    return Reruns(config, LakePaths(config.lake), good, late, runs, manifests, fitted)
 
 
 def test_a_late_file_changes_its_day_and_the_tables_of_the_run_date(reruns: Reruns) -> None:

@@ -14,7 +14,7 @@ from conf.errors import DataError
 from conf.types import Config
 from etl.raw.csv_header import common_header
 from etl.raw.files import find_raw
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
 from tests.etl.log_rows import rows_of_log
@@ -67,7 +67,7 @@ def test_a_run_of_mixed_files_equals_the_oracle_of_plain_ones(
         good[day], bad[day] = raw_oracle.parse_log(config, [plain])
     built = cases.run_build(spark, config, RUN_DATE)
     fitted = oracle.fit(config, good[DAYS[0]])
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     for day in DAYS:
         rows = lakes.read_rows(lake.features(built.workflow.version).partition(day))
         cases.assert_features_equal(rows, oracle.encode(config, fitted, good[day]), built.workflow.spec)

@@ -16,14 +16,14 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
-from etl.prepare.unneeded_days import delete_unneeded_days
+from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.workflow.feature_plan import plan_of
 from jobs.stages.erase_user import run as erase_user
 from storage import delta_log, file_io
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.parquet_files import read_table
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.remove import written_dates
 from storage.run_context import RunContext
 from tests.etl import cases, oracle, raw_oracle
@@ -65,13 +65,13 @@ def run(
 def test_features_equal_the_oracle(run: Run) -> None:
     version = run.built.workflow.version
     for day in DAYS:
-        rows = lakes.read_rows(Lake(run.config.lake).features(version).partition(day))
+        rows = lakes.read_rows(LakePaths(run.config.lake).features(version).partition(day))
         expected = oracle.encode(run.config, run.fitted, run.good[day])
         cases.assert_features_equal(rows, expected, run.built.workflow.spec)
 
 
 def test_quarantine_names_the_objects(run: Run) -> None:
-    rows = lakes.read_rows(Lake(run.config.lake).quarantine.partition(DAYS[1]))
+    rows = lakes.read_rows(LakePaths(run.config.lake).quarantine.partition(DAYS[1]))
     assert len(rows) == len(run.bad[DAYS[1]])
     assert set(rows["source_file"]) <= {
         f"{run.config.data}/dt={DAYS[1]}/{name}" for name in ("a.tsv", "b.tsv.gz", "d.tsv")
@@ -88,7 +88,7 @@ def test_a_rerun_leaves_every_object_alone(spark: SparkSession, run: Run) -> Non
 
 def test_an_object_that_is_replaced_is_read_again(spark: SparkSession, run: Run) -> None:
     """A validation day is not part of a fit, so only its tables and those of the run date may change."""
-    day, lake = DAYS[1], Lake(run.config.lake)
+    day, lake = DAYS[1], LakePaths(run.config.lake)
     lines = cases.make_lines(day, 40, 99)
     name = f"{run.config.data}/dt={day}/a.tsv"
     before = lakes.manifests(run.config.lake)
@@ -134,7 +134,7 @@ def test_wildcards_match_as_they_do_on_a_disk(object_store: ObjectStore, tmp_pat
 
 def test_prepared_rows_are_deleted_if_their_log_does_not_exist(run: Run) -> None:
     """The last test of a lake: the table is gone afterwards."""
-    lake = Lake(run.config.lake)
+    lake = LakePaths(run.config.lake)
     prepared = lake.prepared(run.config.name)
     days = DAYS if run.config.workflow.engine == "sql" else []
     assert written_dates(prepared) == days
@@ -149,7 +149,7 @@ def test_prepared_rows_are_deleted_if_their_log_does_not_exist(run: Run) -> None
 def test_an_erased_user_is_in_no_object_and_the_delta_tables_have_the_new_files(run: Run) -> None:
     """The last test of this file, because it changes the lake."""
     config, user = run.config, "user 3"
-    partition = Lake(config.lake).features(run.built.workflow.version).partition(DAYS[0])
+    partition = LakePaths(config.lake).features(run.built.workflow.version).partition(DAYS[0])
     before = read_table(partition, read_manifest(partition)).to_pandas()
     erase_user(RunContext("erase_user", config, RUN_DATE), [user], dry_run=False)
     expected = before[before.user_key != user].reset_index(drop=True)
@@ -162,7 +162,7 @@ def test_an_erased_user_is_in_no_object_and_the_delta_tables_have_the_new_files(
                 rows = pq.read_table(source)
             texts = [column.to_pylist() for column in rows.columns if column.type == pa.string()]
             assert not any(user in column for column in texts), info.path
-    profiles = Lake(config.lake).profiles(config.name).partition(DAYS[0])
+    profiles = LakePaths(config.lake).profiles(config.name).partition(DAYS[0])
     for shown in (partition, profiles):
         manifest = read_manifest(shown)
         table = shown.file(shown.data).rpartition("/")[0]

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from storage import delta_log, file_io, hard_links
 from storage.manifest import FileEntry, Manifest, current_manifest, read_manifest, replace_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from tests.etl.lakes import lakes, servers
 from tests.etl.lakes.conftest import ObjectStore
 from tests.etl.lakes.readers import Readers
@@ -233,7 +233,7 @@ def test_dates_published_at_once_are_all_in_the_log(readers: Readers, object_sto
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
-    table = Lake(root).features("w1")
+    table = LakePaths(root).features("w1")
     expected: Counter[str] = Counter()
     for day in sorted(set(days)):
         expected[read_manifest(table.partition(day)).inputs["generation"]] += lakes.FILES * lakes.ROWS_A_FILE
@@ -245,7 +245,7 @@ def test_a_job_that_is_late_does_not_bring_back_what_another_replaced(
 ) -> None:
     """The other job replaces the date after this job has read its manifest and before it commits."""
     root = f"{object_store.root}/late/lake"
-    partition = Lake(root).features("w1").partition("2026-01-01")
+    partition = LakePaths(root).features("w1").partition("2026-01-01")
     table, below = f"{root}/_data/features/w1", "../../../_data/features/w1/"
 
     def content() -> delta_log.Content:
@@ -273,7 +273,7 @@ def test_a_job_that_is_late_does_not_bring_back_what_another_replaced(
 
 def test_columns_may_be_added_and_not_change_their_type(object_store: ObjectStore, readers: Readers) -> None:
     root = f"{object_store.root}/columns/lake"
-    table = Lake(root).features("w1")
+    table = LakePaths(root).features("w1")
 
     def publish(day: str, *schema: tuple[str, str]) -> None:
         replace_manifest(table.partition(day), Manifest("features/w1", day, (), schema, {}))

@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from conf.errors import EXIT_OK, ConfigError, DataError
 from conf.types import Config
-from etl.raw.compressed import first_bytes
+from etl.raw.csv_header import first_bytes
 from etl.raw.file_splits import FileSplit, read_blocks, split_files
 from etl.raw.files import find_raw, require_raw
 from etl.readers.discovery import open_table
@@ -28,7 +28,7 @@ from jobs.reference.roads import starts_jvm
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.remote.azure import _connected
 from tests.etl import cases
 from tests.etl.lakes import lakes
@@ -152,7 +152,7 @@ def on_disk(
     folder = tmp_path_factory.mktemp("disk")
     _, config = _write_shop(folder, request.param)
     _build(folder)
-    return request.param, _rows(Lake(config.lake), config.data)
+    return request.param, _rows(LakePaths(config.lake), config.data)
 
 
 def test_a_build_without_a_jvm_equals_that_of_local_files(
@@ -166,10 +166,10 @@ def test_a_build_without_a_jvm_equals_that_of_local_files(
     config = cases.write_config(tmp_path, small_shop.SETTINGS, changes, {"data": root})
     assert not starts_jvm(config)
     _build(tmp_path)
-    assert _rows(Lake(config.lake), root) == expected
+    assert _rows(LakePaths(config.lake), root) == expected
     assert len(expected) == 2 * len(small_shop.DAYS)
     copied = raw_store.upload(tmp_path / "lake", f"lake-{format_}")
-    assert _rows(Lake(copied), root) == expected  # a copy of a lake can be read
+    assert _rows(LakePaths(copied), root) == expected  # a copy of a lake can be read
 
 
 def _build(folder: Path) -> None:
@@ -184,7 +184,7 @@ def _build(folder: Path) -> None:
     assert "HTTP" not in run.stderr  # the clients of stores log each request
 
 
-def _rows(lake: Lake, data: str) -> dict[str, Any]:
+def _rows(lake: LakePaths, data: str) -> dict[str, Any]:
     """The rows that the job published. Paths of raw files begin at the root of the log."""
     version = read_dataset(lake, small_shop.RUN_DATE).workflow_version
     rows: dict[str, Any] = {}

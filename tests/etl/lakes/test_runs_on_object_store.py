@@ -7,14 +7,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from reporting.monitoring.run_record import read_records, write_record
-from spark.event_logs import event_log_settings
-from storage.paths import Lake
+from spark.session import event_log_settings
+from storage.paths import LakePaths
 from tests.etl.lakes.conftest import ObjectStore
 from tests.reporting.monitoring.test_run_record import RUN_DATE, record
 
 
 def test_rows_come_back_from_an_object_store(spark: SparkSession, object_store: ObjectStore) -> None:
-    lake = Lake(f"{object_store.root}/watched")
+    lake = LakePaths(f"{object_store.root}/watched")
     assert read_records(lake, [RUN_DATE]) == []
     written = [write_record(lake, record(job)) for job in ("build_features", "score_daily")]
     assert len(set(written)) == 2
@@ -24,7 +24,7 @@ def test_rows_come_back_from_an_object_store(spark: SparkSession, object_store: 
 
 
 def test_spark_finds_the_folder_of_its_events(spark: SparkSession, object_store: ObjectStore) -> None:
-    folder = Lake(f"{object_store.root}/watched").event_logs
+    folder = LakePaths(f"{object_store.root}/watched").event_logs
     assert event_log_settings({}.get, folder)["spark.eventLog.dir"] == folder
     jvm: Any = spark._jvm
     context: Any = spark.sparkContext._jsc

@@ -15,12 +15,12 @@ from conf.types import Config
 from etl.fit.fit_workflow import fit_workflow
 from etl.ops.base import Type
 from etl.raw.files import RawFiles
-from etl.spark.attribute_frames import read_attributes
+from etl.spark.raw_frames import read_attributes
 from etl.split.time_split import DAY
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.spark_workers import SparkWorkers
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.ops.examples import COLUMNS, EXTERNAL, EXTERNAL_COLUMNS
 
 Row = dict[str, Any]
@@ -113,7 +113,7 @@ def fit_rows(
     return fit_workflow(
         SparkWorkers(spark),
         plan_of(config),
-        Lake(config.lake),
+        LakePaths(config.lake),
         raw,
         parent,
         counts_of=None,

@@ -16,7 +16,7 @@ from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.split.time_split import DAY
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.local_workflow import load_local
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.ops import oracle
 from tests.etl.ops.case import Case, assert_same
 from tests.etl.ops.examples import EXAMPLES, FRAME_EXAMPLES
@@ -75,7 +75,7 @@ def test_features_are_the_oracles(any_case: Case, engine: Any) -> None:
 @pytest.mark.every_operator
 def test_one_row_without_spark_is_encoded_as_a_row_of_another_day(any_case: Case) -> None:
     case = any_case
-    workflow = load_local(Lake(case.config.lake), case.workflow.version)
+    workflow = load_local(LakePaths(case.config.lake), case.workflow.version)
     names = [feature.name for feature in workflow.spec.features]
     expected = case.expected
     for place, row in enumerate(case.by_row_id):

@@ -15,7 +15,7 @@ from etl.ops.choose_engine import Engine
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.workflow.fitted_workflow import FittedWorkflow
 from etl.workflow.local_workflow import load_local
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.publish import read_published
 from tests.etl.ops.case import assert_same
 from tests.etl.ops.rows import (
@@ -74,15 +74,15 @@ Entries = Mapping[tuple[str, str], tuple[int | None, int]]
 @pytest.fixture(scope="module")
 def fitted(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Lake, FittedWorkflow, FittedWorkflow, FittedWorkflow]:
+) -> tuple[LakePaths, FittedWorkflow, FittedWorkflow, FittedWorkflow]:
     """The lake, a workflow, its extension by two days, and one fitted on all of them."""
     config = make_config(tmp_path_factory.mktemp("extension"), GROUPS)
     first = fit_rows(spark, config, by_day(spark, OLD))
     extended = fit_rows(spark, config, by_day(spark, [*OLD, *NEW]), first)
-    return Lake(config.lake), first, extended, fit_rows(spark, config, by_day(spark, [*OLD, *NEW]))
+    return LakePaths(config.lake), first, extended, fit_rows(spark, config, by_day(spark, [*OLD, *NEW]))
 
 
-def _entries(spark: SparkSession, lake: Lake, workflow: FittedWorkflow) -> Entries:
+def _entries(spark: SparkSession, lake: LakePaths, workflow: FittedWorkflow) -> Entries:
     """(vocabulary, value) → (id, count), rare values with an id of None."""
     known = read_published(spark, workflow_table(lake, workflow.version, VOCABULARY)).collect()
     rare = read_published(spark, workflow_table(lake, workflow.version, RARE)).collect()
@@ -186,7 +186,7 @@ def test_a_value_that_is_not_seen_reads_as_unknown_and_returns_to_its_id(
         workflow = fit_rows(spark, config, frames, workflow)
         expected = {"C1": [*(known.get(value, 2) for value in "abcde"), 1]}
         assert_same(features_of(replace(workflow, engine="sql"), asked), expected)
-        local = load_local(Lake(config.lake), workflow.version)
+        local = load_local(LakePaths(config.lake), workflow.version)
         assert [local.encode_values({"C1": value}, ["C1"])["C1"] for value in "abcde"] == expected["C1"][:5]
 
 

@@ -24,7 +24,7 @@ from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import FileEntry
 from storage.paths import Partition
-from storage.verify import FINITE, Rules, WrittenFile, verify
+from storage.publish import FINITE, Rules, VerifiedFile, verify
 
 EXTREME = [0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324, 1e-38, 1e18, -1e18, FLOAT32_MAX, -FLOAT32_MAX, 3e38, -3e38]
 NUMBER = st.none() | st.sampled_from(EXTREME) | st.floats(-FLOAT32_MAX, FLOAT32_MAX)
@@ -122,7 +122,7 @@ def test_differences_are_finite(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("low, high", [(-math.inf, 1.0), (0.0, math.inf)])
 def test_an_infinite_feature_is_not_published(low: float, high: float) -> None:
-    written = WrittenFile(FileEntry("a.parquet", 2, 1, (2,)), {"x": (0, low, high)})
+    written = VerifiedFile(FileEntry("a.parquet", 2, 1, (2,)), {"x": (0, low, high)})
     with pytest.raises(DataError, match="x is infinite in some rows"):
         verify(Partition("t", "d", "/t"), [written], (("x", "float"),), 2, Rules(["x"], {"x": FINITE}))
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from conf.dates import days_since_epoch
 from conf.errors import ConfigError, DataError
+from conf.names import days_since_epoch
 from conf.plugins import OPERATOR, Kind
 from etl.fit.fit_workflow import fit_workflow
 from etl.operators.winsorize import Winsorize
@@ -26,13 +26,13 @@ from etl.ops.discovery import operator_in
 from etl.raw.files import RawFiles
 from etl.split.time_split import DAY
 from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable
-from etl.statistics.quantiles import measure_quantiles, quantile_position
+from etl.statistics.moments import measure_quantiles, quantile_position
 from etl.value_counts.count_file_format import write_counts
 from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.spark_workers import SparkWorkers
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.ops import subtract_mean
 from tests.etl.ops.case import assert_same
 from tests.etl.ops.rows import (
@@ -101,7 +101,7 @@ def _fit_counts(spark: SparkSession, folder: Path) -> FittedWorkflow:
     return fit_workflow(
         SparkWorkers(spark),
         plan_of(config),
-        Lake(config.lake),
+        LakePaths(config.lake),
         days,
         None,
         counts_of=lambda raw: counts[raw.dt],

@@ -13,15 +13,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
+from etl.fit.row_statistics import count_values
 from etl.ops import OPERATORS, Fitted
 from etl.ops.tables import VOCABULARY, LocalTables
 from etl.split.time_split import DAY
 from etl.statistics.id_rule import IdRule, assign_ids
-from etl.statistics.vocabulary import count_values
-from etl.value_counts.vocabularies import VOCABULARY_SCHEMA
+from etl.value_counts.fit_statistics import VOCABULARY_SCHEMA
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.fitted_workflow import load_workflow
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.ops.case import Case
 from tests.etl.ops.rows import DAYS
 
@@ -47,7 +47,7 @@ def test_every_step_is_the_same_after_json(case: Case, op: str | None) -> None:
 def test_a_loaded_workflow_is_the_saved_one(case: Case) -> None:
     chains = json.loads(json.dumps([chain.to_json() for chain in case.workflow.chains]))
     assert tuple(FittedChain.from_json(stored) for stored in chains) == case.workflow.chains
-    loaded = load_workflow(Lake(case.config.lake), case.workflow.version)
+    loaded = load_workflow(LakePaths(case.config.lake), case.workflow.version)
     assert loaded.chains == case.workflow.chains
     assert loaded.spec == case.workflow.spec
     assert loaded.vocabularies == case.workflow.vocabularies

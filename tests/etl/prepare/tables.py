@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from etl.ops.row_groups import plain
-from spark.arrow_frames import spark_types
+from spark.rows import spark_types
 
 FORMS = ("plain", "dictionary", "chunks")
 Records = dict[int, dict[str, Any]]

@@ -23,13 +23,13 @@ from conf.types import Config
 from etl.build import BuildResult
 from etl.checked_days import raw_days
 from etl.latest.latest_histories import histories_of
-from etl.prepare.good_rows import good_rows_of
+from etl.prepare.click_tables import good_rows_of
 from etl.raw.files import require_raw
 from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import data_files, is_published, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from tests.etl import cases
 from tests.etl.prepare import feature_oracle, oracle, random_logs
 from tests.etl.prepare.oracle import Row
@@ -62,7 +62,7 @@ def splits_of(config: Config) -> Sequence[Any]:
 
 
 def prepared_of(config: Config, day: str) -> Partition:
-    return Lake(config.lake).prepared(config.name).partition(day)
+    return LakePaths(config.lake).prepared(config.name).partition(day)
 
 
 def rows_of(partition: Partition, split: Any = None, order: str = "row_id") -> list[Row]:
@@ -106,7 +106,7 @@ def assert_log_is_read(
 
     `published` has the rows of the day: its prepared rows, or its features.
     """
-    lake, counts = Lake(config.lake), built.counts[day]
+    lake, counts = LakePaths(config.lake), built.counts[day]
     found = [
         {**row, "source_file": Path(row["source_file"]).name}
         for row in rows_of(lake.quarantine.partition(day))
@@ -138,7 +138,7 @@ def assert_log_is_read(
 
 def assert_features(config: Config, built: BuildResult, rows: Mapping[str, Sequence[Row]]) -> None:
     """The features of all days are those of the oracle, fitted on its train rows, and the clicks are counted."""
-    spec, lake, members = built.workflow.spec, Lake(config.lake), built.dataset.splits
+    spec, lake, members = built.workflow.spec, LakePaths(config.lake), built.dataset.splits
     numbers = {feature.name for feature in spec.dense}
     train = train_rows(built, rows)
     for day, of_day in rows.items():
@@ -175,14 +175,14 @@ def assert_clicks(config: Config, day: str, erased: Mapping[str, str]) -> None:
         if clicks:
             items = [click["item_key"] for click in clicks]
             expected.append({"user_key": user, "items": items, **times})
-    assert rows_of(Lake(config.lake).last_clicks.partition(day), order="user_key") == expected
+    assert rows_of(LakePaths(config.lake).last_clicks.partition(day), order="user_key") == expected
 
 
 def assert_users_have_latest_histories(
     config: Config, built: BuildResult, rows: Mapping[str, Sequence[Row]]
 ) -> None:
     """The table of users, with which lists are scored, has the clicks up to the run date."""
-    partition = Lake(config.lake).users(built.workflow.version).partition(RUN_DATE)
+    partition = LakePaths(config.lake).users(built.workflow.version).partition(RUN_DATE)
     found = {row["user_key"]: row["history"] for row in rows_of(partition, order="user_key")}
     histories = oracle.latest_histories(config, RUN_DATE, oracle.SPLITS)
     names = {name for group in config.features for name in group.columns}
@@ -217,7 +217,7 @@ def test_erased_users_are_in_no_row(workers: LocalWorkers, tmp_path: Path, name:
     """The rows of a user after the day of the erasure are those of a new user, if the log is stored by day."""
     random_logs.write_log(tmp_path / "raw", name, 3)
     config = random_logs.write_config(tmp_path, name)
-    lake, erased = Lake(config.lake), {"3": DAYS[2], "5": DAYS[5]}
+    lake, erased = LakePaths(config.lake), {"3": DAYS[2], "5": DAYS[5]}
     for user, day in erased.items():
         add_erased(lake, list_or_new(lake), [user], day)
     built = cases.run_build(workers, config, RUN_DATE)
@@ -261,7 +261,7 @@ def test_days_one_by_one_are_all_days_at_once(workers: LocalWorkers, tmp_path: P
         assert_prepared(daily, day, oracle.prepared_rows(daily, day))
         tables = [
             [lake.prepared(daily.name), lake.features(built.workflow.version)]
-            for lake in (Lake(daily.lake), Lake(at_once.lake))
+            for lake in (LakePaths(daily.lake), LakePaths(at_once.lake))
         ]
         one_by_one, together = ([rows_of(table.partition(day)) for table in of_lake] for of_lake in tables)
         assert one_by_one == together
@@ -288,7 +288,7 @@ def test_latest_histories_are_the_oracles(workers: LocalWorkers, tmp_path: Path,
         change = {**HISTORIES[name], "measure": {"against": against}, "score": {"k": 3}}
         config = random_logs.write_config(tmp_path, name, change)
         days = raw_days(plan_of(config), RUN_DATE)
-        found = histories_of(workers, plan_of(config), Lake(config.lake), days, before=before)  # type: ignore[arg-type]
+        found = histories_of(workers, plan_of(config), LakePaths(config.lake), days, before=before)  # type: ignore[arg-type]
         assert found is not None
         assert isinstance(found.rows, pa.Table)
         histories = {row["user_key"]: row["history"] for row in found.rows.to_pylist()}
@@ -301,7 +301,7 @@ def test_good_rows_are_the_oracles(workers: LocalWorkers, tmp_path: Path, name: 
     random_logs.write_log(tmp_path / "raw", name, 6)
     config = random_logs.write_config(tmp_path, name)
     erased = {"2": RUN_DATE}
-    add_erased(Lake(config.lake), list_or_new(Lake(config.lake)), list(erased), RUN_DATE)
+    add_erased(LakePaths(config.lake), list_or_new(LakePaths(config.lake)), list(erased), RUN_DATE)
     raw = require_raw(config, config.log, RUN_DATE)
     expected = oracle.read_log(config, RUN_DATE, erased).good
     for only_clicks in (False, True):
@@ -327,7 +327,7 @@ def test_rows_are_cut_by_position_without_a_preparation(workers: LocalWorkers, t
     config = cases.write_config(tmp_path, random_logs.SHOP, changes)
     built = cases.run_build(workers, config, RUN_DATE)
     assert not is_published(prepared_of(config, RUN_DATE))
-    encoded = Lake(config.lake).features(built.workflow.version).partition(RUN_DATE)
+    encoded = LakePaths(config.lake).features(built.workflow.version).partition(RUN_DATE)
     assert_log_is_read(config, built, RUN_DATE, oracle.read_log(config, RUN_DATE), encoded)
     assert_features(config, built, {RUN_DATE: oracle.prepared_rows(config, RUN_DATE)})
 

@@ -16,7 +16,7 @@ from conf.errors import DataError, NightrankError
 from conf.types import Config, RawTable
 from etl.prepare.attributes import join_attributes, read_attribute_table
 from etl.readers import text
-from etl.spark.attribute_frames import read_attributes
+from etl.spark.raw_frames import read_attributes
 from spark.rows import Rows
 from tests.etl import cases
 
@@ -184,7 +184,7 @@ def test_what_is_no_id_may_be_any_text(spark: SparkSession, tmp_path: Path) -> N
 
 
 def joined_by_spark(spark: SparkSession, rows: pa.Table, attributes: pa.Table, key: str) -> list[Any]:
-    """The join of etl.spark.prepared_frame."""
+    """The join of etl.spark.frame_passes."""
     frames = [
         spark.createDataFrame(
             [tuple(row.values()) for row in table.to_pylist()],

@@ -21,16 +21,15 @@ from conf.types import Config, Split
 from etl.checked_days import raw_days
 from etl.latest.latest_histories import histories_of, latest_histories, latest_histories_table
 from etl.prepare import click_tables as module
-from etl.prepare.click_tables import ClickTables, click_tables
-from etl.prepare.good_rows import good_rows_of
+from etl.prepare.click_tables import ClickTables, click_tables, good_rows_of
 from etl.raw.files import RawFiles, require_raw
-from etl.spark.last_clicks import LastClicks
+from etl.spark.histories import LastClicks
 from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import Manifest, data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.log_rows import good_rows, read_log
 from tests.etl.test_history_tables import DAYS, LENGTH, RUN_DATE, SETTINGS, make_log
@@ -72,18 +71,18 @@ def config_of(folder: Path, *changes: Mapping[str, Any], log: pd.DataFrame | Non
     return cases.write_config(folder, SETTINGS, *changes)
 
 
-def without_spark(config: Config, lake: Lake, workers: LocalWorkers) -> ClickTables:
+def without_spark(config: Config, lake: LakePaths, workers: LocalWorkers) -> ClickTables:
     tables = click_tables(workers, plan_of(config), lake)
     assert tables is not None
     return tables
 
 
-def with_spark(config: Config, lake: Lake, spark: SparkSession) -> LastClicks:
+def with_spark(config: Config, lake: LakePaths, spark: SparkSession) -> LastClicks:
     assert config.history is not None
     return LastClicks(SparkWorkers(spark), plan_of(config), config.history, lake)
 
 
-def published(lake: Lake, day: str) -> tuple[Manifest, pd.DataFrame]:
+def published(lake: LakePaths, day: str) -> tuple[Manifest, pd.DataFrame]:
     partition = lake.last_clicks.partition(day)
     return read_manifest(partition), cases.read_rows(partition)
 
@@ -114,7 +113,7 @@ def test_partitions_equal_those_of_spark_and_are_current_for_it(
     log = make_log()
     log.loc[log.day == DAYS[1], "label"] = "0"  # a day without a click has a partition without rows
     config = config_of(tmp_path, changes, log=log)
-    here, there = Lake(config.lake), Lake(str(tmp_path / "other"))
+    here, there = LakePaths(config.lake), LakePaths(str(tmp_path / "other"))
     first, second = without_spark(config, here, workers), with_spark(config, there, spark)
     for day in DAYS[1:4]:
         assert first.digest_before(day) == second.digest_before(day)
@@ -142,7 +141,7 @@ def test_partitions_equal_those_of_spark_and_are_current_for_it(
 
 def test_a_day_is_read_once_and_again_only_if_it_changes(tmp_path: Path, workers: LocalWorkers) -> None:
     config = config_of(tmp_path)
-    lake, read = Lake(config.lake), []
+    lake, read = LakePaths(config.lake), []
     original = without_spark(config, lake, workers).rows_of
 
     def rows_of(raw: RawFiles) -> Iterator[pa.Table]:
@@ -166,7 +165,7 @@ def test_days_without_a_raw_log_keep_their_clicks(
     tmp_path: Path, workers: LocalWorkers, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_of(tmp_path)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     tables = without_spark(config, lake, workers)
     before = clicks_of(tables.before(DAYS[1]))
     shutil.rmtree(tmp_path / f"raw/dt={DAYS[0]}")
@@ -180,7 +179,7 @@ def test_days_without_a_raw_log_keep_their_clicks(
 
 def test_only_the_clicks_of_some_users_are_read(tmp_path: Path, workers: LocalWorkers) -> None:
     config = config_of(tmp_path)
-    tables = without_spark(config, Lake(config.lake), workers)
+    tables = without_spark(config, LakePaths(config.lake), workers)
     all_users = clicks_of(tables.before(DAYS[3]))
     coded = pa.array(["u3", "u5", "u3", "nobody"]).dictionary_encode()
     for users in (coded, coded.cast(pa.string())):
@@ -205,11 +204,11 @@ def test_clicks_may_come_in_parts_of_any_order(
     assert config.history is not None
     found = []
     for number, parts in enumerate((by_user, anywhere, [orders[1]])):
-        lake = Lake(str(tmp_path / f"lake {number}"))
+        lake = LakePaths(str(tmp_path / f"lake {number}"))
         tables = ClickTables(plan_of(config), config.history, lake, partial(in_parts, parts))
         tables.digest_before(DAYS[1])
         found.append(published(lake, DAYS[0])[1])
-    expected = Lake(str(tmp_path / "expected"))
+    expected = LakePaths(str(tmp_path / "expected"))
     without_spark(config, expected, workers).digest_before(DAYS[1])
     for rows_of_parts in found:
         pd.testing.assert_frame_equal(rows_of_parts, published(expected, DAYS[0])[1])
@@ -220,7 +219,7 @@ def test_good_rows_have_the_row_ids_of_the_day(
 ) -> None:
     """Also lines of earlier files count, and those that are no rows. Rows of erased users are left out."""
     config = config_of(tmp_path, {"keys": {"user": "user", "item": "item", "group": "item"}})
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     add_erased(lake, list_or_new(lake), ["u2"], DAYS[0])
     raw = require_raw(config, config.log, DAYS[0])
     names = ["row_id", "user_key", "item_key", "group_key", "label", "event_time"]
@@ -266,7 +265,7 @@ def test_latest_histories_equal_those_of_spark(
     against: str,
 ) -> None:
     config = one_table({**changes, "measure": {"against": against}})
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     splits = raw_days(plan_of(config), RUN_DATE)
     found = histories_of(workers, plan_of(config), lake, splits, before=before)
     expected = latest_histories(SparkWorkers(spark), plan_of(config), lake, splits, before=before)
@@ -296,7 +295,7 @@ def one_table(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mapping[str
 def test_there_are_no_histories_without_the_section(workers: LocalWorkers, tmp_path: Path) -> None:
     with_section = plan_of(config_of(tmp_path))
     plan = replace(with_section, config=with_section.config.model_copy(update={"history": None}))
-    lake = Lake(plan.config.lake)
+    lake = LakePaths(plan.config.lake)
     assert click_tables(workers, plan, lake) is None
     assert latest_histories_table(workers, plan, lake, raw_days(plan, RUN_DATE)) is None
 
@@ -308,16 +307,16 @@ def test_a_log_without_good_rows_has_no_fractions(tmp_path: Path, workers: Local
     (tmp_path / f"raw/dt={RUN_DATE}/a.tsv").write_text("no row\n")
     with pytest.raises(DataError, match="no good row"):
         latest_histories_table(
-            workers, plan_of(config), Lake(config.lake), raw_days(plan_of(config), RUN_DATE)
+            workers, plan_of(config), LakePaths(config.lake), raw_days(plan_of(config), RUN_DATE)
         )
 
 
 def test_spark_workers_get_a_frame(spark: SparkSession, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     found = histories_of(
-        SparkWorkers(spark), plan_of(config), Lake(config.lake), raw_days(plan_of(config), RUN_DATE)
+        SparkWorkers(spark), plan_of(config), LakePaths(config.lake), raw_days(plan_of(config), RUN_DATE)
     )
     assert found is not None
     assert isinstance(found.rows, DataFrame)
-    partition = Lake(config.lake).last_clicks.partition(DAYS[-1])
+    partition = LakePaths(config.lake).last_clicks.partition(DAYS[-1])
     assert data_files(partition, read_manifest(partition))

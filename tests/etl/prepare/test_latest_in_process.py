@@ -21,7 +21,7 @@ from etl.latest import latest_features
 from etl.latest.latest_features import publish_latest
 from etl.latest.latest_histories import LatestHistories, latest_histories
 from etl.raw.files import RawFiles
-from etl.workflow.feature_plan import Plan, plan_of
+from etl.workflow.feature_plan import FeaturePlan, plan_of
 from etl.workflow.fitted_workflow import load_workflow
 from jobs.stages import train_model
 from jobs.stages.build_candidates import run as build_candidates
@@ -36,7 +36,7 @@ from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import Manifest, data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.prepare.small_shop import IN_ONE_FILE, RUN_DATE, no_session, write_shop
@@ -53,16 +53,16 @@ class Shop:
     config: Config
     built: BuildResult
 
-    def copied(self, folder: Path, **changes: Any) -> tuple[Config, Lake]:
+    def copied(self, folder: Path, **changes: Any) -> tuple[Config, LakePaths]:
         """A copy of the lake without the latest features, and the configuration with other settings."""
         shutil.copytree(self.folder / "lake", folder / "lake")
         for table in ("users", "items"):
             shutil.rmtree(folder / "lake" / table)
         config = self.config.model_copy(update={"lake": str(folder / "lake"), **changes})
-        return config, Lake(config.lake)
+        return config, LakePaths(config.lake)
 
     def publish(self, workers: Workers, config: Config) -> dict[str, Manifest]:
-        lake = Lake(config.lake)
+        lake = LakePaths(config.lake)
         workflow = load_workflow(lake, self.built.workflow.version, workers=workers)
         days = [
             read_manifest(lake.features(workflow.version).partition(dt)) for dt in sorted(self.built.features)
@@ -87,8 +87,8 @@ def histories(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def histories_of(
         workers: Workers,
-        plan: Plan,
-        lake: Lake,
+        plan: FeaturePlan,
+        lake: LakePaths,
         splits: Mapping[Split, Sequence[RawFiles]],
         *,
         before: Split | None = None,
@@ -107,7 +107,7 @@ def histories(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features_before_test, "histories_of", histories_of)
 
 
-def read(lake: Lake, manifest: Manifest) -> pa.Table:
+def read(lake: LakePaths, manifest: Manifest) -> pa.Table:
     """The published rows, in the order of the files."""
     version = manifest.table.split("/")[1]
     table = lake.users(version) if manifest.table.startswith("users") else lake.items(version)
@@ -132,7 +132,7 @@ def published_alike(shop: Shop, folder: Path, erased: list[str], **changes: Any)
     ):
         shutil.copytree(folder / "both", folder / name)
         own = config.model_copy(update={"lake": str(folder / name / "lake")})
-        by_road.append((Lake(own.lake), own, shop.publish(workers, own)))
+        by_road.append((LakePaths(own.lake), own, shop.publish(workers, own)))
     (lake_there, there, of_spark), (lake_here, here, found) = by_road
     assert found.keys() == of_spark.keys() == {"users", "items"}
     for side, manifest in found.items():
@@ -214,6 +214,6 @@ def test_the_stages_of_a_night_after_the_features_need_no_session(
         assert context.started_spark is None
     assert summaries["evaluate_model"].facts["promoted"]
     assert summaries["evaluate_model"].facts["list_users"] > 5
-    users = Lake(config.lake).users(shop.built.workflow.version).partition(RUN_DATE)
+    users = LakePaths(config.lake).users(shop.built.workflow.version).partition(RUN_DATE)
     assert summaries["score_daily"].rows_in == read_manifest(users).rows
     assert summaries["score_daily"].rows_out == read_manifest(users).rows * config.score.k

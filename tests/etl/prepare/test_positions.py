@@ -23,7 +23,7 @@ from conf.raw_types import EventTime
 from conf.types import Config
 from etl.prepare.positions import add_positions, impressions_table
 from etl.raw.files import require_raw
-from etl.spark.shown_positions import join_positions
+from etl.spark.frame_passes import join_positions
 from etl.workflow.feature_plan import plan_of
 from spark.workers import Workers
 from tests.etl import cases

@@ -18,7 +18,7 @@ from conf.errors import DataError, InfrastructureError
 from conf.types import SPLITS, Config
 from etl import checked_days
 from etl.build import BuildResult, encoded_days
-from etl.erasure.lake_partitions import all_partitions
+from etl.erasure.lake_tables import all_partitions
 from etl.prepare import prepared_passes
 from etl.prepare.task_passes import TaskPasses
 from etl.quality.day_counts import DayCounts
@@ -30,7 +30,7 @@ from etl.workflow.feature_plan import plan_of
 from jobs.stages import check_quality, erase_user, prune
 from spark.local_workers import LocalWorkers
 from storage.manifest import MANIFEST_NAME, data_files, is_published, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.prepare.small_shop import no_session
@@ -68,7 +68,7 @@ def with_mode(config: Config, mode: str) -> Config:
 def files_of(config: Config) -> dict[tuple[str, str], list[tuple[str, int, bytes]]]:
     """Maps (table, day) to the names, times and bytes of the manifest and of the files of each partition."""
     found = {}
-    for one in all_partitions(Lake(config.lake)):
+    for one in all_partitions(LakePaths(config.lake)):
         if one.kind in ROW_TABLES:
             paths = [one.partition.file("_MANIFEST.json"), *data_files(one.partition, one.manifest)]
             stats = [(path, Path(path).stat().st_mtime_ns, Path(path).read_bytes()) for path in paths]
@@ -88,7 +88,7 @@ def changed(
 
 
 def prepared(config: Config, dt: str) -> Partition:
-    return Lake(config.lake).prepared(config.name).partition(dt)
+    return LakePaths(config.lake).prepared(config.name).partition(dt)
 
 
 def rows_of(partition: Partition, split: str | None = None) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def test_a_daily_run_keeps_the_days_whose_features_are_published(
     second = build(apply, SECOND, first.workflow.version)
     new = {"prepared": [SECOND], "value_counts": [SECOND], "last_clicks": [SECOND]}
     assert changed(before, files_of(config)) == new
-    profiles = Lake(config.lake).profiles(config.name)
+    profiles = LakePaths(config.lake).profiles(config.name)
     for dt in DAYS[1:5]:
         assert read_manifest(profiles.partition(dt)).facts == features[f"profile {dt} None"]
     [today] = [
@@ -247,7 +247,7 @@ def test_features_are_computed_again_if_negatives_are_drawn_otherwise(tmp_path: 
     again = build(apply, FIRST, first.workflow.version)
     for manifest in again.features.values():
         path = Path(
-            Lake(config.lake)
+            LakePaths(config.lake)
             .features(first.workflow.version)
             .partition(manifest.partition)
             .file(MANIFEST_NAME)
@@ -265,7 +265,7 @@ def test_a_day_without_features_gets_the_present_tables_in_a_daily_run(tmp_path:
     config = _config(tmp_path, "differences")
     first = build(config, FIRST)
     _replace_table(config, "Oslo", "Rome")
-    features = Lake(config.lake).features(first.workflow.version)
+    features = LakePaths(config.lake).features(first.workflow.version)
     Path(features.partition(DAYS[3]).file("_MANIFEST.json")).unlink()
     before = files_of(config)
     build(with_mode(config, "apply"), FIRST, first.workflow.version)
@@ -281,14 +281,14 @@ def test_a_later_job_encodes_rows_with_the_tables_of_build_features(
     """evaluate_model computes the champion's features of the test day, after the tables were replaced."""
     config = _config(tmp_path, "differences")
     built = build(config, FIRST)
-    features = Lake(config.lake).features(built.workflow.version).partition(FIRST)
+    features = LakePaths(config.lake).features(built.workflow.version).partition(FIRST)
     expected = rows_of(features)
     Path(features.file("_MANIFEST.json")).unlink()
     _replace_table(config, "Oslo", "Rome")
     monkeypatch.setattr(prepared_passes, "scan_splits", _must_not_run)
     days = [require_raw(config, config.log, FIRST)]
     encoded = encoded_days(
-        LocalWorkers(2, no_session), plan_of(config), Lake(config.lake), built.workflow, days
+        LocalWorkers(2, no_session), plan_of(config), LakePaths(config.lake), built.workflow, days
     )
     assert encoded is not None
     assert encoded[FIRST].digest == built.features[FIRST].digest
@@ -337,7 +337,7 @@ def test_every_good_row_is_once_in_prepared_rows_and_features(tmp_path: Path, na
         for day in DAYS if divided else [dt]:
             expected |= good_lines(tmp_path / f"raw/{day}.csv", first_line)
             first_line += lines[day]
-        features = Lake(config.lake).features(built.workflow.version).partition(dt)
+        features = LakePaths(config.lake).features(built.workflow.version).partition(dt)
         per_row = PER_POSITIVE.get(name, 0) + 1
         for partition in (prepared(config, dt), features):
             rows = rows_of(partition)
@@ -353,7 +353,7 @@ def test_every_good_row_is_once_in_prepared_rows_and_features(tmp_path: Path, na
         manifest = read_manifest(features)
         assert built.counts[dt].rows_in == manifest.rows_in == first_line - (len(DAYS) if divided else 1)
         assert manifest.rows_in == len(expected) + sum(manifest.dropped.values())
-        quarantined = read_manifest(Lake(config.lake).quarantine.partition(dt))
+        quarantined = read_manifest(LakePaths(config.lake).quarantine.partition(dt))
         assert quarantined.rows == sum(manifest.dropped.values()) > 0
 
 
@@ -517,7 +517,7 @@ def test_a_log_without_keys_is_divided_by_the_fraction_of_times(spark: SparkSess
         lines += len(rows)
     built = build(config, FIRST)
     version = built.workflow.version
-    for partition in (prepared(config, FIRST), Lake(config.lake).features(version).partition(FIRST)):
+    for partition in (prepared(config, FIRST), LakePaths(config.lake).features(version).partition(FIRST)):
         of_split = {split: [row["row_id"] for row in rows_of(partition, split)] for split in SPLITS}
         assert sorted(row for rows in of_split.values() for row in rows) == [row for _, row in expected]
         times = {row: time for time, row in expected}
@@ -565,7 +565,7 @@ def test_an_erased_user_is_in_no_prepared_file_and_stays_out(tmp_path: Path, nam
     assert fresh.workflow.version != built.workflow.version
     for dt in built.features:
         for version in (built.workflow.version, fresh.workflow.version):
-            features = Lake(config.lake).features(version).partition(dt)
+            features = LakePaths(config.lake).features(version).partition(dt)
             assert user not in {row["user_key"] for row in rows_of(features)}
         assert len(rows_of(features)) == len(rows_of(prepared(config, dt))) > 0
         assert read_manifest(features).dropped[ERASED] > 0
@@ -589,11 +589,11 @@ def test_an_erasure_counts_rows_of_the_log_and_no_drawn_negatives(tmp_path: Path
     shutil.copytree(f"{config.lake}/erasures", tmp_path / "fresh/erasures")
     expected = build(fresh, FIRST)
     for dt, count in lost.items():
-        actual = DayCounts.from_manifest(read_manifest(Lake(config.lake).quarantine.partition(dt)))
+        actual = DayCounts.from_manifest(read_manifest(LakePaths(config.lake).quarantine.partition(dt)))
         assert actual.good == built.counts[dt].good - count
         for of_manifest in ("rows_in", "good", "bad", "dropped"):
             assert getattr(actual, of_manifest) == getattr(expected.counts[dt], of_manifest)
-        features = Lake(config.lake).features(built.workflow.version).partition(dt)
+        features = LakePaths(config.lake).features(built.workflow.version).partition(dt)
         assert read_manifest(features).dropped == expected.features[dt].dropped
     assert sum(lost.values()) > 0
 
@@ -731,7 +731,7 @@ def test_two_configurations_prepare_their_rows_in_one_lake(tmp_path: Path) -> No
     assert again.workflow.version == first.workflow.version
     require_equal(_tables(config, again, FIRST), tables)
     for dt in first.counts:
-        rows = rows_of(Lake(config.lake).quarantine.partition(dt))
+        rows = rows_of(LakePaths(config.lake).quarantine.partition(dt))
         assert len(rows) == first.counts[dt].bad > second.counts[dt].bad
 
 
@@ -754,5 +754,5 @@ def test_a_run_does_not_use_counts_that_another_configuration_replaces(
     monkeypatch.setattr(checked_days, "report_quality", replaced)
     with pytest.raises(InfrastructureError, match=r"value_counts/dt=.* was replaced while this run used it"):
         build(config, FIRST)
-    assert not is_published(Lake(config.lake).quality(config.name).partition(FIRST))
+    assert not is_published(LakePaths(config.lake).quality(config.name).partition(FIRST))
     assert build(config, FIRST).counts

@@ -20,7 +20,7 @@ from etl.prepare.task_passes import TaskPasses
 from spark.local_workers import LocalWorkers
 from storage import file_io
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from tests.etl import cases
 
 DAYS = [f"2026-03-0{day}" for day in range(1, 7)]
@@ -170,7 +170,7 @@ def _rows(partition: Partition, order: str, split: str | None = None) -> list[di
 
 
 def _tables(config: Config, built: BuildResult, run_date: str) -> dict[str, Any]:
-    lake, version = Lake(config.lake), built.workflow.version
+    lake, version = LakePaths(config.lake), built.workflow.version
     tables: dict[str, Any] = {
         table: _rows(workflow_table(lake, version, table), "value") for table in (VOCABULARY, RARE)
     }

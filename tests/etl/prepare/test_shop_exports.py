@@ -21,7 +21,7 @@ from conf.types import Config
 from etl.build import BuildResult
 from spark.local_workers import LocalWorkers
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from tests.etl import cases
 from tests.etl.prepare.small_shop import no_session
 
@@ -169,7 +169,7 @@ def two_nights(config: Config) -> dict[str, list[dict[str, Any]]]:
     rows: Features = {}
     for run_date in (FIRST, SECOND):
         result = built(config, run_date)
-        of_version = Lake(config.lake).features(result.workflow.version)
+        of_version = LakePaths(config.lake).features(result.workflow.version)
         rows |= {f"{run_date}: {dt}": rows_of(of_version.partition(dt)) for dt in result.features}
     return rows
 
@@ -192,7 +192,7 @@ def test_the_features_of_csv_are_those_of_the_rows(of_csv: tuple[Config, Feature
     weights = good["event"].map({"view": 0.1, "cart": 0.5, "purchase": 1.0})
     assert [row["weight"] for row in clicks] == pytest.approx(weights.tolist())
     assert len(features[day]) > 2 * len(clicks), "there are drawn rows"
-    quarantine = rows_of(Lake(config.lake).quarantine.partition(FIRST))
+    quarantine = rows_of(LakePaths(config.lake).quarantine.partition(FIRST))
     reasons = [row["reason"] for row in quarantine if row["reason"] != "missing_key:user"]
     assert reasons == ["field_count", "field_count", "quote"]
 
@@ -307,6 +307,6 @@ def test_a_csv_file_may_lack_an_optional_column(tmp_path: Path) -> None:
     path = tmp_path / f"csv/clicks_{DAYS[2]}.csv"
     path.write_text(path.read_text().replace("device", "device_type", 1))
     result = built(config, FIRST)
-    features = Lake(config.lake).features(result.workflow.version)
+    features = LakePaths(config.lake).features(result.workflow.version)
     of_day = {day: {row["device"] for row in rows_of(features.partition(day))} for day in DAYS[1:3]}
     assert len(of_day[DAYS[2]]) == 1 < len(of_day[DAYS[1]])

@@ -18,7 +18,7 @@ from conf.types import Negatives
 from etl.ops import RowChanger, frame_operator_from_config
 from etl.prepare.attributes import join_attributes, read_attribute_table
 from etl.prepare.negatives import add_negatives, items_of, merge_items
-from etl.prepare.row_operators import apply_row_operators
+from etl.prepare.task_passes import apply_row_operators
 from etl.readers import text
 from tests.etl import cases
 from tests.etl.prepare import oracle

@@ -15,9 +15,9 @@ from conf.types import Negatives, SplitConfig
 from etl.ops import RowChanger, frame_operator_from_config
 from etl.prepare.negatives import DayItems, add_negatives, items_of, merge_items
 from etl.prepare.positions import add_positions
-from etl.prepare.row_operators import apply_row_operators, keep_users_together
 from etl.prepare.splits import assign_split, count_times, time_cuts
-from etl.spark.shown_positions import join_positions
+from etl.prepare.task_passes import apply_row_operators, keep_users_together
+from etl.spark.frame_passes import join_positions
 from etl.split import negatives, time_split
 from tests.etl.prepare.tables import assert_same_rows, by_user, in_form, to_frame
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from conf.types import Config
-from etl.prepare import unneeded_days
-from etl.prepare.unneeded_days import delete_unneeded_days
+from etl.prepare import prepared_passes
+from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.workflow.feature_plan import plan_of
 from storage import file_io
-from storage.paths import Lake, Partition, Table
+from storage.paths import LakePaths, Partition, Table
 from storage.publish import publish_files
 from storage.publish_rows import write_table
 from storage.remove import remove, written_dates
@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def tables(config: Config) -> list[Table]:
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     return [lake.typed, lake.prepared(config.name)]
 
 
@@ -58,7 +58,7 @@ def age(config: Config, hours: float) -> None:
 
 
 def test_days_before_the_window_are_deleted_after_the_grace_period(config: Config) -> None:
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     delete_unneeded_days(plan_of(config), lake, DAYS[1])
     for table in tables(config):
         assert written_dates(table) == DAYS, "a run that began earlier may still read the first day"
@@ -71,7 +71,7 @@ def test_days_before_the_window_are_deleted_after_the_grace_period(config: Confi
 
 def test_rows_are_deleted_with_the_log_that_they_were_made_from(config: Config, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / f"raw/dt={DAYS[1]}")
-    delete_unneeded_days(plan_of(config), Lake(config.lake), DAYS[0])
+    delete_unneeded_days(plan_of(config), LakePaths(config.lake), DAYS[0])
     assert [written_dates(table) for table in tables(config)] == [[DAYS[0], DAYS[2]]] * 2
 
 
@@ -79,7 +79,7 @@ def test_a_removal_that_was_killed_is_continued(config: Config, tmp_path: Path) 
     shutil.rmtree(tmp_path / f"raw/dt={DAYS[0]}")
     for table in tables(config):
         os.unlink(table.partition(DAYS[0]).file("_MANIFEST.json"))
-    delete_unneeded_days(plan_of(config), Lake(config.lake), DAYS[0])
+    delete_unneeded_days(plan_of(config), LakePaths(config.lake), DAYS[0])
     for table in tables(config):
         assert written_dates(table) == DAYS[1:]
         assert not Path(table.partition(DAYS[0]).path).exists()
@@ -96,8 +96,8 @@ def test_a_day_that_cannot_be_deleted_does_not_stop_the_run(
             raise PermissionError("read-only")
         remove(partition, grace_hours)
 
-    monkeypatch.setattr(unneeded_days, "remove", fails)
-    delete_unneeded_days(plan_of(config), Lake(config.lake), DAYS[0])
+    monkeypatch.setattr(prepared_passes, "remove", fails)
+    delete_unneeded_days(plan_of(config), LakePaths(config.lake), DAYS[0])
     assert [written_dates(table) for table in tables(config)] == [[DAYS[0], DAYS[2]]] * 2
     assert "2026-01-01 cannot be deleted" in caplog.text
 
@@ -106,5 +106,5 @@ def test_histories_keep_the_days_whose_clicks_they_read(config: Config, tmp_path
     history = {"history": {"column": "clicked", "length": 3, "days": 1}}
     with_history = cases.write_config(tmp_path, {"split": SPLIT}, history)
     age(config, hours=25)
-    delete_unneeded_days(plan_of(with_history), Lake(config.lake), DAYS[2])
+    delete_unneeded_days(plan_of(with_history), LakePaths(config.lake), DAYS[2])
     assert [written_dates(table) for table in tables(config)] == [DAYS[1:]] * 2

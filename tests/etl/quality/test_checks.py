@@ -12,9 +12,18 @@ from pydantic import ValidationError
 from conf.errors import EXIT_DATA, DataError
 from conf.load import load_config
 from conf.types import Quality, SplitConfig
-from etl.quality.checks import Finding, check_limits, require_no_stop, unchecked
-from etl.quality.missing_rows import MissingRows, check_missing_rows, require_rows
-from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
+from etl.quality.checks import (
+    ColumnReport,
+    DayComparison,
+    Finding,
+    MissingRows,
+    PieceRows,
+    check_limits,
+    check_missing_rows,
+    require_no_stop,
+    require_rows,
+    unchecked,
+)
 
 DAY = "2026-01-08"
 BY_DAY = SplitConfig(by="day")
@@ -44,13 +53,13 @@ PIECES = (
     PieceRows("2026-01-07", "validation", 1000, 100),
     PieceRows(DAY, "test", 1000, 100),
 )
-COMPARED = Comparison(DAY, False, PIECES, (COLUMN,))
+COMPARED = DayComparison(DAY, False, PIECES, (COLUMN,))
 # The figures of these rows: 100/1000 - 100/2000 nulls, 90/900 new values, rows and clicks as in training.
 FIGURES = {"null_rate_change": 0.05, "new_value_rate": 0.1, "psi": 0.2}
 OFF: dict[str, Any] = {name: None for name in Quality.model_fields if name.endswith(("_warn", "_stop"))}
 
 
-def _findings(compared: Comparison = COMPARED, split: SplitConfig = BY_DAY, **limits: Any) -> list[Any]:
+def _findings(compared: DayComparison = COMPARED, split: SplitConfig = BY_DAY, **limits: Any) -> list[Any]:
     findings = check_limits(Quality(**{**OFF, **limits}), split, compared)
     return [(finding.level, finding.check, finding.column) for finding in findings]
 
@@ -89,7 +98,7 @@ def test_a_psi_that_chance_may_give_is_not_findings() -> None:
     assert _findings(unknown, psi_warn=0.0) == []
 
 
-def _with_day(rows: int, clicks: int) -> Comparison:
+def _with_day(rows: int, clicks: int) -> DayComparison:
     return replace(COMPARED, pieces=(*PIECES[:3], PieceRows(DAY, "test", rows, clicks)))
 
 
@@ -194,7 +203,7 @@ def test_the_limits_of_misdated_rows_are_in_order() -> None:
 
 
 def test_facts_are_read_as_they_were_written() -> None:
-    assert Comparison.from_facts(COMPARED.to_facts()) == COMPARED
+    assert DayComparison.from_facts(COMPARED.to_facts()) == COMPARED
     assert COMPARED.to_facts()["columns"][0]["new_value_rate"] == 0.1
 
 

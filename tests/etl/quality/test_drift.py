@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.histogram import bin_bounds, bin_keys
 from metrics.psi import (
     NULL,
     OTHER,
     Binned,
     above_noise,
+    bin_bounds,
+    bin_keys,
     bin_names,
     bin_numbers,
     drift_of,

@@ -23,19 +23,16 @@ from conf.load import load_config
 from conf.types import SPLITS, Config
 from etl.checked_days import raw_days
 from etl.passes import passes_of
-from etl.quality.column_summary import TOP, Summary
-from etl.quality.counts import Column, feature_columns
-from etl.quality.new_values import Values
-from etl.quality.profile import Piece, profiles_of
-from etl.quality.report import DataReport, report_quality
-from etl.quality.report_rates import ColumnReport, Comparison
+from etl.quality.checks import ColumnReport, DayComparison
+from etl.quality.column_summary import TOP, ColumnSummary, CountedColumn, Values, feature_columns
+from etl.quality.report import DataReport, SplitOfDay, profiles_of, report_quality
 from etl.raw.files import RawFiles
 from etl.synthetic.generate import generate_days, generate_settings
 from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.prepare.small_shop import no_session
 
@@ -48,12 +45,16 @@ class Counted:
     """The value counts of days. `days_read` lists the days whose counts were summarised for a profile."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
-        self.passes = passes_of(SparkWorkers(spark), plan_of(config), Lake(config.lake))
+        self.passes = passes_of(SparkWorkers(spark), plan_of(config), LakePaths(config.lake))
         self.days_read: list[str] = []
 
     def figures_of(
-        self, days: Sequence[Piece], train: Sequence[Piece], day: Piece, columns: Sequence[Column]
-    ) -> tuple[list[dict[str, Summary]], dict[str, Values]]:
+        self,
+        days: Sequence[SplitOfDay],
+        train: Sequence[SplitOfDay],
+        day: SplitOfDay,
+        columns: Sequence[CountedColumn],
+    ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
         self.days_read += [piece.raw.dt for piece in days]
         return self.passes.figures_of(days, train, day, columns)
 
@@ -65,7 +66,7 @@ def report(spark: SparkSession, config: Config, run_date: str, counted: Counted 
     splits = raw_days(plan_of(config), run_date)
     counted = counted or Counted(spark, config)
     counted.passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
-    return report_quality(plan_of(config), Lake(config.lake), run_date, splits, counted)
+    return report_quality(plan_of(config), LakePaths(config.lake), run_date, splits, counted)
 
 
 @contextmanager
@@ -100,15 +101,15 @@ def test_processes_of_this_machine_have_the_same_report(
     rows_config, _, known = hard_log_report
     config = cases.write_config(tmp_path)
     config = config.model_copy(update={"data": rows_config.data})
-    passes = passes_of(LocalWorkers(2, no_session), plan_of(config), Lake(config.lake))
+    passes = passes_of(LocalWorkers(2, no_session), plan_of(config), LakePaths(config.lake))
     splits = raw_days(plan_of(config), RUN_DATE)
     passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
-    counted_report = report_quality(plan_of(config), Lake(config.lake), RUN_DATE, splits, passes)
+    counted_report = report_quality(plan_of(config), LakePaths(config.lake), RUN_DATE, splits, passes)
     assert counted_report.compared.columns == known.compared.columns
     assert counted_report.compared.pieces == known.compared.pieces
 
 
-def _cells(rows: pd.DataFrame, column: Column) -> Counter[Any]:
+def _cells(rows: pd.DataFrame, column: CountedColumn) -> Counter[Any]:
     """Value → cells of a column; text for names, numbers for numbers."""
     values = [value for value in rows[column.name] if not pd.isna(value)]
     kinds: dict[str, Any] = {"string": str, "int": int, "float": float}
@@ -159,7 +160,7 @@ def _number_bins(train: Counter[Any], cells: Counter[Any], nulls: int) -> dict[A
     return bins
 
 
-def _expected(column: Column, train: pd.DataFrame, day: pd.DataFrame) -> dict[str, Any]:
+def _expected(column: CountedColumn, train: pd.DataFrame, day: pd.DataFrame) -> dict[str, Any]:
     before, now = _cells(train, column), _cells(day, column)
     train_nulls, nulls = len(train) - before.total(), len(day) - now.total()
     binned = _number_bins if column.numeric else _named_bins
@@ -220,7 +221,9 @@ def test_the_oracle_notices_a_wrong_figure(
 ) -> None:
     _, good, data_report = hard_log_report
     column = next(column for column in data_report.compared.columns if column.name == "C1")
-    expected = _expected(Column("C1", "string"), pd.concat([good[DAYS[0]], good[DAYS[1]]]), good[RUN_DATE])
+    expected = _expected(
+        CountedColumn("C1", "string"), pd.concat([good[DAYS[0]], good[DAYS[1]]]), good[RUN_DATE]
+    )
     for name in ("psi", "new_cells", "distinct", "nulls"):
         wrong = ColumnReport(**{**asdict(column), name: (getattr(column, name) or 0) + 1})
         with pytest.raises(AssertionError):
@@ -243,8 +246,8 @@ def test_the_published_report_is_the_one_returned(
     hard_log_report: tuple[Config, dict[str, pd.DataFrame], DataReport],
 ) -> None:
     config, _, data_report = hard_log_report
-    facts = read_manifest(Lake(config.lake).quality(config.name).partition(RUN_DATE)).facts
-    assert Comparison.from_facts(facts) == data_report.compared
+    facts = read_manifest(LakePaths(config.lake).quality(config.name).partition(RUN_DATE)).facts
+    assert DayComparison.from_facts(facts) == data_report.compared
     assert facts["findings"] == [finding.to_facts() for finding in data_report.findings]
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
@@ -277,7 +280,7 @@ def test_other_limits_are_judged_without_reading_again(
         judged = report(spark, strict, RUN_DATE, counted)
     assert (counted.days_read, jobs) == ([], [])
     assert judged.compared == data_report.compared
-    facts = read_manifest(Lake(config.lake).quality(config.name).partition(RUN_DATE)).facts
+    facts = read_manifest(LakePaths(config.lake).quality(config.name).partition(RUN_DATE)).facts
     assert facts["findings"] == [finding.to_facts() for finding in judged.findings]
 
 
@@ -317,7 +320,7 @@ def test_a_stop_publishes_the_report_and_nothing_else_and_its_remedy_lets_the_da
         cases.run_build(spark, config, RUN_DATE)
     assert "data quality, stop (new_value_rate=" in caplog.text
     assert RUN_DATE in caught.value.problem
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     assert {path.name for path in Path(lake.root).iterdir()} == {
         "_data",
         "quarantine",
@@ -361,11 +364,11 @@ def test_rows_in_any_order_and_files_give_one_profile(tmp_path: Path, order: int
         parts = 1 if day == RUN_DATE else 4
         for part in range(parts):
             (folder / f"{part}.tsv").write_text("".join(f"{line}\n" for line in lines[part::parts]))
-    passes = passes_of(LocalWorkers(2, no_session), plan_of(config), Lake(config.lake))
+    passes = passes_of(LocalWorkers(2, no_session), plan_of(config), LakePaths(config.lake))
     splits = raw_days(plan_of(config), RUN_DATE)
     passes.scan_days(list({raw.dt: raw for days in splits.values() for raw in days}.values()))
-    pieces = [Piece(raw, split, False) for split in SPLITS for raw in splits[split]]
-    profiles, _ = profiles_of(plan_of(config), Lake(config.lake), pieces, passes)
+    pieces = [SplitOfDay(raw, split, False) for split in SPLITS for raw in splits[split]]
+    profiles, _ = profiles_of(plan_of(config), LakePaths(config.lake), pieces, passes)
     assert all(profile.columns == profiles[0].columns for profile in profiles)
     assert (profiles[0].rows, profiles[0].clicks) == (400, 134)
     assert profiles[0].columns["X"].top == ((0.0, 160), (-2.5, 80), (0.1, 80))
@@ -412,10 +415,10 @@ def test_defaults_are_silent_on_the_generated_log_and_name_what_was_spoiled(
         str(ROOT / "conf/datasets/generated.yaml"),
         [f"lake={tmp_path}", "split.train_days=3", *(f"generate.{override}" for override in overrides)],
     )
-    generate_days(SparkWorkers(spark), Lake(config.lake), generate_settings(config), DAYS)
+    generate_days(SparkWorkers(spark), LakePaths(config.lake), generate_settings(config), DAYS)
     quiet = report(spark, config, NEXT)
     assert quiet.findings == ()
-    partition = Lake(config.lake).raw.partition(NEXT)
+    partition = LakePaths(config.lake).raw.partition(NEXT)
     (path,) = data_files(partition, read_manifest(partition))
     Path(path).write_text("".join(_spoiled(line) for line in Path(path).read_text().splitlines()))
     manifest = Path(partition.file("_MANIFEST.json"))

@@ -12,10 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.quality.column_summary import TOP, Summary, most_frequent, summarise, summarise_values
-from etl.quality.counts import Kind
-from etl.quality.new_values import Values, compare_counts
-from metrics.histogram import bin_bounds
+from etl.quality.column_summary import (
+    TOP,
+    ColumnSummary,
+    Kind,
+    Values,
+    compare_counts,
+    most_frequent,
+    summarise,
+    summarise_values,
+)
+from metrics.psi import bin_bounds
 
 CELLS: dict[Kind, Any] = {
     "int": st.one_of(st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1)),
@@ -26,7 +33,7 @@ CELLS: dict[Kind, Any] = {
 }
 
 
-def _summary(cells: list[Any], kind: Kind) -> Summary:
+def _summary(cells: list[Any], kind: Kind) -> ColumnSummary:
     counted = Counter(cells)
     texts = pa.array(list(counted), {"int": pa.int64(), "float": pa.float64(), "string": pa.string()}[kind])
     return summarise(texts.cast(pa.string()), pa.array(list(counted.values()), pa.int64()), kind)
@@ -71,9 +78,9 @@ def test_parts_add_up_to_the_whole_in_any_order(kind: Kind, data: st.DataObject)
     parts = [_summary([cell for cell in cells if part_of[cell] == part], kind) for part in range(4)]
     whole = _summary(cells, kind)
     for order in (parts, parts[::-1]):
-        total = Summary()
+        total = ColumnSummary()
         for part in order:
-            total += Summary.from_json(part.to_json())
+            total += ColumnSummary.from_json(part.to_json())
         assert total == whole
 
 
@@ -125,4 +132,4 @@ def test_values_that_do_not_occur_are_not_in_a_summary(kind: Kind) -> None:
     assert summarise_values(texts, np.array([2, 0, 1]), kind) == summarise(
         pa.array(["1", "3"]), pa.array([2, 1]), kind
     )
-    assert summarise_values(texts, np.zeros(3, np.int64), kind) == Summary()
+    assert summarise_values(texts, np.zeros(3, np.int64), kind) == ColumnSummary()

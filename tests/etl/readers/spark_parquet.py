@@ -11,12 +11,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from conf.raw_types import LIST_TYPES, TIME_TYPES, EventTime, OperatorType, RawTable, operator_type
+from conf.raw_types import LIST_TYPES, TIME_TYPES, UTC, EventTime, OperatorType, RawTable, operator_type
 from conf.raw_types import Column as RawColumn
-from conf.time_types import UTC
 from etl.raw.parquet_columns import Stored, no_text, read_footer, stored_columns
 from etl.raw.row_rules import NANOSECONDS
-from etl.raw.value_text import EXACT_BELOW
+from etl.raw.text_values import EXACT_BELOW
 from storage.feature_spec import FLOAT32_MAX
 from tests.etl.log_rows import FILE, LINE, LINE_NUMBER, REASON
 

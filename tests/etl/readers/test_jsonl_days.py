@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conf.errors import EXIT_OK
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables
 
@@ -78,7 +78,7 @@ def built(folder: Path, kind: str, broken: str = "") -> dict[str, Any]:
         path.write_text(text + broken, encoding="utf-8")
     run = build(folder)
     assert run.returncode == EXIT_OK, run.stderr[-2000:]
-    return tables(Lake(config.lake))
+    return tables(LakePaths(config.lake))
 
 
 def test_the_tables_are_those_of_csv(tmp_path: Path) -> None:

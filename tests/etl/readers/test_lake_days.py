@@ -13,7 +13,7 @@ import pytest
 from deltalake import write_deltalake
 
 from conf.errors import EXIT_OK
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.readers.test_orc_days import LOG, rows_of
 from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables
@@ -53,7 +53,7 @@ def built(folder: Path, kind: str) -> dict[str, Any]:
         write(kind, folder / "raw", day, rows_of(seed))
     run = build(folder)
     assert run.returncode == EXIT_OK, run.stderr[-2000:]
-    return tables(Lake(config.lake))
+    return tables(LakePaths(config.lake))
 
 
 @pytest.fixture(scope="module")

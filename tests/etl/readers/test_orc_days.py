@@ -18,7 +18,7 @@ from etl.passes import passes_of
 from etl.raw.files import find_raw
 from etl.workflow.feature_plan import plan_of
 from spark.spark_workers import SparkWorkers
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables
 
@@ -62,7 +62,7 @@ def built(folder: Path, kind: str) -> dict[str, Any]:
             pq.write_table(rows_of(seed), path)
     run = build(folder)
     assert run.returncode == EXIT_OK, run.stderr[-2000:]
-    return tables(Lake(config.lake))
+    return tables(LakePaths(config.lake))
 
 
 @pytest.mark.processes
@@ -90,6 +90,6 @@ def test_clusters_read_the_format(spark: SparkSession, tmp_path: Path, kind: str
         path.write_text("".join(f"{json.dumps(row, default=str)}\n" for row in rows.to_pylist()), "utf-8")
     raw = find_raw(config, config.log, DAYS[0])
     assert raw is not None
-    counts = passes_of(SparkWorkers(spark), plan_of(config), Lake(config.lake)).scan_days([raw])[DAYS[0]]
+    counts = passes_of(SparkWorkers(spark), plan_of(config), LakePaths(config.lake)).scan_days([raw])[DAYS[0]]
     assert (counts.rows_in, counts.good) == (len(rows), len(rows) - counts.bad)
     assert counts.good > 0

@@ -20,7 +20,7 @@ from etl import build as build_module
 from etl import checked_days
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
-from etl.quality.counts import LABEL_CELLS
+from etl.quality.column_summary import LABEL_CELLS
 from etl.raw.files import require_raw
 from etl.read_day import read_clicks
 from etl.readers.parquet import ParquetReader
@@ -32,7 +32,7 @@ from spark.workers import Workers
 from storage import file_io
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from tests.etl import cases
 from tests.etl.log_rows import good_rows, read_log
 from tests.etl.text.test_without_a_jvm import build as build_without_java
@@ -125,7 +125,7 @@ def _build(workers: Workers, folder: Path) -> tuple[Config, BuildResult, BuildRe
     """A fit on the first days, and its extension. The users 2 and 41 are erased."""
     config = cases.write_config(folder, LOG)
     _write_days(folder)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     add_erased(lake, list_or_new(lake), ["2", "41"], DAYS[1])
     first = cases.run_build(workers, config, DAYS[2])
     again = config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": "retrain"})})
@@ -147,7 +147,7 @@ def _rows(partition: Partition, *order: str) -> list[dict[str, Any]]:
 
 
 def _tables(config: Config, first: BuildResult, second: BuildResult) -> dict[str, Any]:
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     tables: dict[str, Any] = {"counts": [built.counts for built in (first, second)]}
     for name, built in (("first", first), ("second", second)):
         version = built.workflow.version
@@ -223,7 +223,7 @@ def test_value_counts_are_those_of_the_good_rows(
             expected[name, None if value is None else str(value).removesuffix(".0")] += 1
         expected[LABEL_CELLS, str(int(row["label"]))] += 1
     actual: Counter[tuple[str, str | None]] = Counter()
-    for counted in _rows(Lake(config.lake).value_counts.partition(DAYS[0]), "column"):
+    for counted in _rows(LakePaths(config.lake).value_counts.partition(DAYS[0]), "column"):
         value = counted["value"]
         actual[counted["column"], None if value is None else value.removesuffix(".0")] += counted["count"]
     assert actual == expected

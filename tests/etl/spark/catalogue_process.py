@@ -19,10 +19,10 @@ from etl.raw.files import require_raw
 from etl.raw.table_copies import copy_of
 from jobs.stages import build_features
 from setup import jars
-from spark.properties import read_properties
+from spark.profile import read_properties
 from spark.session import build_session
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl.text.test_without_a_jvm import DAYS, tables
 
@@ -101,7 +101,7 @@ def run(spark: SparkSession, folder: Path) -> dict[str, Any]:
         "users": sorted(
             {user for path in raw[DAYS[0]].paths for user in pq.read_table(path)["user"].to_pylist()}
         ),
-        "tables": tables(Lake(config.lake)),
+        "tables": tables(LakePaths(config.lake)),
     }
 
 

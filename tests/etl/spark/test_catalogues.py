@@ -15,7 +15,7 @@ import pytest
 from conf.errors import EXIT_CONFIG, EXIT_OK
 from jobs.stages import build_features
 from setup import jars
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.spark.catalogue_process import NAMES, ROOT, USER, settings
@@ -36,7 +36,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         path.parent.mkdir(parents=True)
         pq.write_table(rows_of(day, seed), path)
     build_features.run(RunContext("build_features", config, DAYS[-1]))
-    built: dict[str, Any] = json.loads(json.dumps(tables(Lake(config.lake))))
+    built: dict[str, Any] = json.loads(json.dumps(tables(LakePaths(config.lake))))
     return built
 
 
@@ -87,7 +87,7 @@ def test_the_job_with_a_profile(expected: dict[str, Any], tmp_path: Path) -> Non
     (folder / "hive.conf").write_text("\n".join([profile, *lines]))
     ended = run([*job, "--profile", str(folder / "hive.conf")], folder)
     assert ended.returncode == EXIT_OK, ended.stderr[-3000:]
-    built = json.loads(json.dumps(tables(Lake(str(folder / "lake")))))
+    built = json.loads(json.dumps(tables(LakePaths(str(folder / "lake")))))
     assert all(built[f"features {day}"] == expected[f"features {day}"] for day in DAYS)
 
 

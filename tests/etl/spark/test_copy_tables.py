@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.raw_types import RawTable
 from conf.types import Config
-from etl.prepare.unneeded_days import delete_unneeded_days
+from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.raw.files import find_raw, require_raw
 from etl.raw.table_copies import copy_of
 from etl.readers.discovery import open_table
@@ -32,7 +32,7 @@ from jobs.stages import build_features, erase_user, plan_night, prune
 from storage.dataset import read_dataset
 from storage.lineage import RunLineage
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, tables
@@ -110,7 +110,7 @@ class Shop:
 
     def build(self, config: Config) -> dict[str, Any]:
         build_features.run(self.context(config))
-        return tables(Lake(config.lake))
+        return tables(LakePaths(config.lake))
 
     def copy(self, config: Config) -> None:
         copy_tables.copy_tables(self.spark, plan_of(config), DAYS[-1], RunLineage("copy", "test", DAYS[-1]))
@@ -147,7 +147,7 @@ def expected_tables(shop: Shop) -> dict[str, Any]:
         path.parent.mkdir(parents=True)
         pq.write_table(rows_of(day, seed), path)
     build_features.run(RunContext("build_features", config, DAYS[-1]))
-    return tables(Lake(config.lake))
+    return tables(LakePaths(config.lake))
 
 
 @pytest.mark.processes
@@ -279,7 +279,9 @@ def test_erased_users_are_in_no_copy(shop: Shop) -> None:
     assert not any(user in pq.read_table(path, partitioning=None)["user"].to_pylist() for path in files)
 
     digests = {day: require_raw(config, config.log, day).digest for day in DAYS}
-    features = Lake(config.lake).features(read_dataset(Lake(config.lake), DAYS[-1]).workflow_version)
+    features = LakePaths(config.lake).features(
+        read_dataset(LakePaths(config.lake), DAYS[-1]).workflow_version
+    )
     assert {day: read_manifest(features.partition(day)).inputs["raw"] for day in DAYS} == digests
     shop.build(config)
     assert {day: require_raw(config, config.log, day).digest for day in DAYS} == digests
@@ -569,11 +571,11 @@ def test_copies_that_no_run_needs_are_deleted(shop: Shop) -> None:
     shop.copy(config)
     named = {path.name for path in Path(f"{config.lake}/copies/hard").glob("*/dt=*")}
     assert named == {"dt=2025-12-31", *(f"dt={day}" for day in DAYS)}
-    delete_unneeded_days(plan_of(config), Lake(config.lake), DAYS[1])
+    delete_unneeded_days(plan_of(config), LakePaths(config.lake), DAYS[1])
     assert find_raw(config, config.log, DAYS[0]) is None
     assert all(find_raw(config, config.log, day) for day in DAYS[1:])
     other = shop.config("{}.clicks/at={date}", output)
-    delete_unneeded_days(plan_of(other), Lake(config.lake), DAYS[0])
+    delete_unneeded_days(plan_of(other), LakePaths(config.lake), DAYS[0])
     assert not list(Path(f"{config.lake}/_data/copies").rglob("*.parquet"))
 
 

@@ -23,7 +23,7 @@ from etl.spark import frame_passes
 from etl.workflow.feature_plan import plan_of
 from spark.spark_workers import SparkWorkers
 from storage.manifest import Manifest, data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.remove import written_dates
 from tests.etl import cases
 from tests.etl.log_rows import REASON, rows_of_log
@@ -42,11 +42,11 @@ def config(tmp_path: Path) -> Config:
 
 
 def prepared(config: Config, day: str = DAYS[0]) -> Partition:
-    return Lake(config.lake).prepared(config.name).partition(day)
+    return LakePaths(config.lake).prepared(config.name).partition(day)
 
 
 def scan(spark: SparkSession, config: Config, day: str = DAYS[0]) -> None:
-    passes = passes_of(SparkWorkers(spark), plan_of(config), Lake(config.lake))
+    passes = passes_of(SparkWorkers(spark), plan_of(config), LakePaths(config.lake))
     passes.scan_days([require_raw(config, config.log, day)])
 
 
@@ -79,10 +79,10 @@ def test_a_day_is_prepared_when_it_is_needed_and_never_again(spark: SparkSession
     scan(spark, config)
     assert manifest_of(config) == first
     require_rows_of_text(config)
-    quarantine = read_manifest(Lake(config.lake).quarantine.partition(DAYS[0]))
+    quarantine = read_manifest(LakePaths(config.lake).quarantine.partition(DAYS[0]))
     assert quarantine.rows > 5, "the day has malformed lines"
     assert first.rows == quarantine.rows_in - sum(quarantine.dropped.values())
-    assert written_dates(Lake(config.lake).typed) == [], "the table of older releases is not written"
+    assert written_dates(LakePaths(config.lake).typed) == [], "the table of older releases is not written"
 
 
 def test_a_changed_log_is_prepared_again(spark: SparkSession, config: Config, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_other_rules_prepare_the_day_again(spark: SparkSession, config: Config, 
     filtered = cases.write_config(tmp_path, {"split": SPLIT}, ENGINE, kept)
     scan(spark, filtered)
     require_rows_of_text(filtered)
-    quarantine = Lake(filtered.lake).quarantine.partition(DAYS[0])
+    quarantine = LakePaths(filtered.lake).quarantine.partition(DAYS[0])
     dropped = [reason for reason in read_manifest(quarantine).dropped if reason.startswith("filter")]
     assert dropped, "prepare drops rows"
     assert not set(cases.read_rows(quarantine)["reason"]) & set(dropped)
@@ -160,7 +160,7 @@ def test_obsolete_and_damaged_rows_are_prepared_again(
         path = data_files(prepared(config), before)[0]
         os.truncate(path, os.path.getsize(path) - 1)
     workers = SparkWorkers(spark)
-    passes = passes_of(workers, plan_of(config), Lake(config.lake))
+    passes = passes_of(workers, plan_of(config), LakePaths(config.lake))
     passes.scan_days([require_raw(config, config.log, DAYS[0])])
     passes.training_rows([require_raw(config, config.log, DAYS[0])])
     assert manifest_of(config).files != before.files
@@ -212,11 +212,12 @@ def test_the_engine_sql_publishes_what_tasks_publish(
     arrow = arrow.model_copy(update={"lake": str(tmp_path / "arrow")})
     by_tasks = cases.run_build(spark, arrow, DAYS[-1])
     assert not (tmp_path / "arrow/prepared").exists()
-    assert set(written_dates(Lake(config.lake).prepared(config.name))) == set(DAYS)
+    assert set(written_dates(LakePaths(config.lake).prepared(config.name))) == set(DAYS)
     assert by_frames.workflow.version == by_tasks.workflow.version
     for raw in raw_days(plan_of(config), DAYS[-1])["train"]:
         partitions = [
-            Lake(one.lake).features(by_tasks.workflow.version).partition(raw.dt) for one in (config, arrow)
+            LakePaths(one.lake).features(by_tasks.workflow.version).partition(raw.dt)
+            for one in (config, arrow)
         ]
         mine, theirs = (cases.read_rows(partition) for partition in partitions)
         cases.assert_features_equal(mine, theirs, by_tasks.workflow.spec)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING, Column
+from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING, GeneratedColumn
 from etl.synthetic.clicks.layout import hex_multiplier
 
 TIME, LABEL = "event_time", "clicked"
@@ -67,7 +67,7 @@ def average_rank_auc(scores: NDArray[np.int64], labels: NDArray[np.int64]) -> fl
 class _HexCodes:
     """Decodes 8 hex digits to a code, by the inverse of the column's multiplier modulo 2^32."""
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: GeneratedColumn) -> None:
         self.inverse = pow(hex_multiplier(column.criteo), -1, _IDS)
 
     def __call__(self, token: str) -> int:

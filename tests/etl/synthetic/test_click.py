@@ -16,7 +16,7 @@ from etl.synthetic.clicks.click import (
     probability_of,
     tastes_of_day,
 )
-from etl.synthetic.clicks.columns import BY_NAME, FEATURES, MISSING, Column
+from etl.synthetic.clicks.columns import BY_NAME, FEATURES, MISSING, GeneratedColumn
 from etl.synthetic.clicks.draws import drifting_normals, normals, uniforms
 from tests.etl.synthetic.decoded import average_rank_auc
 
@@ -64,7 +64,7 @@ def test_tastes_change_a_little_each_day_and_are_independent_after_months() -> N
 
 
 @pytest.mark.parametrize("column", FEATURES, ids=lambda column: column.name)
-def test_only_the_documented_columns_change_the_probability(column: Column) -> None:
+def test_only_the_documented_columns_change_the_probability(column: GeneratedColumn) -> None:
     in_tastes = {side for taste in INTERACTIONS for side in (taste.left, taste.right)}
     effective = in_tastes | {*LEVEL_SLOPES, *LOG_SLOPES}
     tastes = tastes_of_day(42, DAY)

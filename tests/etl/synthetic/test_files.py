@@ -15,20 +15,28 @@ import etl.synthetic
 from conf.errors import InfrastructureError
 from conf.types import Generate
 from etl.synthetic.clicks.columns import FEATURES
-from etl.synthetic.clicks.damage import WHOLE, draw_damage, lines, reasons_of
-from etl.synthetic.clicks.layout import CRITEO, NAMED, Layout, hex_tokens
-from etl.synthetic.files import WrittenFile, write_file
+from etl.synthetic.clicks.layout import (
+    CRITEO,
+    NAMED,
+    WHOLE,
+    LogLayout,
+    draw_damage,
+    hex_tokens,
+    lines,
+    reasons_of,
+)
+from etl.synthetic.generate import RawFile, write_file
 from etl.synthetic.kinds import kind_of
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.synthetic import decoded
 
 DAY = "2026-01-08"
 SMALL = {"rows_per_day": 3000, "users": 300, "items": 100, "files_per_day": 2}
 
 
-def _write(folder: Path, **settings: object) -> tuple[list[Path], list[WrittenFile]]:
+def _write(folder: Path, **settings: object) -> tuple[list[Path], list[RawFile]]:
     config = Generate.model_validate({**SMALL, **settings})
-    partition = Lake(str(folder)).raw.partition(DAY)
+    partition = LakePaths(str(folder)).raw.partition(DAY)
     written = [write_file(config, partition, file) for file in range(config.files_per_day)]
     return [Path(partition.file(file.name)) for file in written], written
 
@@ -91,7 +99,7 @@ def test_damage_does_not_change_other_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [CRITEO, NAMED], ids=lambda layout: layout.format)
-def test_each_reason_breaks_a_row_in_its_own_way(layout: Layout) -> None:
+def test_each_reason_breaks_a_row_in_its_own_way(layout: LogLayout) -> None:
     texts = [hex_tokens(name, np.arange(2)) for name in layout.names]
     plain = lines(layout, texts, np.full(2, WHOLE)).decode().splitlines()
     for index, reason in enumerate(reasons_of(layout)):

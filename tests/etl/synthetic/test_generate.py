@@ -18,12 +18,11 @@ from etl.raw.files import require_raw
 from etl.synthetic.clicks.click import click_steps, tastes_of_day
 from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING
 from etl.synthetic.clicks.layout import hex_tokens, value_name
-from etl.synthetic.files import write_file
-from etl.synthetic.generate import generate_days, generate_settings, generated_dates
+from etl.synthetic.generate import generate_days, generate_settings, generated_dates, write_file
 from jobs.stages.generate_clicks import run as generate_clicks
 from spark.spark_workers import SparkWorkers
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl.log_rows import read_log
 from tests.etl.synthetic import decoded
@@ -37,25 +36,25 @@ def _config(lake: Path, *overrides: str, name: str = "generated") -> Config:
 
 
 def _generate(spark: SparkSession, config: Config, dates: list[str]) -> None:
-    generate_days(SparkWorkers(spark), Lake(config.lake), generate_settings(config), dates)
+    generate_days(SparkWorkers(spark), LakePaths(config.lake), generate_settings(config), dates)
 
 
 def _files(config: Config, dt: str) -> list[Path]:
-    partition = Lake(config.lake).raw.partition(dt)
+    partition = LakePaths(config.lake).raw.partition(dt)
     return [Path(path) for path in data_files(partition, read_manifest(partition))]
 
 
 def test_bytes_do_not_depend_on_the_run_the_task_or_the_worker(spark: SparkSession, tmp_path: Path) -> None:
     config = _config(tmp_path / "spark", *SMALL)
     _generate(spark, config, ["2026-01-01", "2026-01-02"])
-    partition = Lake(str(tmp_path / "alone")).raw.partition("2026-01-02")
+    partition = LakePaths(str(tmp_path / "alone")).raw.partition("2026-01-02")
     alone = {file: write_file(generate_settings(config), partition, file) for file in (2, 0, 1)}
     for file, path in enumerate(_files(config, "2026-01-02")):
         assert path.read_bytes() == Path(partition.file(alone[file].name)).read_bytes()
-    digest = read_manifest(Lake(config.lake).raw.partition("2026-01-02")).digest
+    digest = read_manifest(LakePaths(config.lake).raw.partition("2026-01-02")).digest
     rerun = _config(tmp_path / "rerun", *SMALL)
     _generate(spark, rerun, ["2026-01-02"])
-    assert read_manifest(Lake(rerun.lake).raw.partition("2026-01-02")).digest == digest
+    assert read_manifest(LakePaths(rerun.lake).raw.partition("2026-01-02")).digest == digest
 
 
 def test_the_job_needs_no_session_and_writes_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_the_job_needs_no_session_and_writes_the_same_bytes(spark: SparkSession,
             assert context.started_spark is None
         else:
             _generate(spark, config, ["2026-01-01", "2026-01-02"])
-        raw = Lake(config.lake).raw
+        raw = LakePaths(config.lake).raw
         digests.append([read_manifest(raw.partition(f"2026-01-0{day}")).digest for day in (1, 2)])
     assert digests[0] == digests[1]
     assert digests[0][0] != digests[0][1]
@@ -94,7 +93,7 @@ def test_facts_match_what_a_reader_counts(spark: SparkSession, tmp_path: Path, n
         tmp_path, *SMALL, "generate.malformed_share=0.03", "generate.missing_share=0.05", name=name
     )
     _generate(spark, config, ["2026-01-01"])
-    manifest = read_manifest(Lake(config.lake).raw.partition("2026-01-01"))
+    manifest = read_manifest(LakePaths(config.lake).raw.partition("2026-01-01"))
     facts = manifest.facts
     rows = read_log(spark, config, require_raw(config, config.log, "2026-01-01"))
     reasons = Counter(row["_reason"] for row in rows.select("_reason").collect())
@@ -121,7 +120,7 @@ def test_the_best_auc_of_default_days_is_exact_and_in_range(spark: SparkSession,
     _generate(spark, config, dates)
     known: dict[str, set[int]] = {}
     for dt in dates:
-        facts = read_manifest(Lake(config.lake).raw.partition(dt)).facts
+        facts = read_manifest(LakePaths(config.lake).raw.partition(dt)).facts
         rows = decoded.criteo_rows(_files(config, dt))
         tastes = tastes_of_day(generate_settings(config).seed, date.fromisoformat(dt).toordinal())
         steps = click_steps(tastes, decoded.values_of(rows))
@@ -172,9 +171,9 @@ def test_the_job_publishes_its_days_and_reports_them(
         result = generate_clicks(RunContext("generate_clicks", config, "2026-01-31", _spark=spark))
     assert "6 of 6 files" in caplog.messages
     assert result.rows_out == 8000
-    assert result.output == Lake(config.lake).raw.path
+    assert result.output == LakePaths(config.lake).raw.path
     assert result.facts["best_auc"] == {
-        dt: read_manifest(Lake(config.lake).raw.partition(dt)).facts["best_auc"]
+        dt: read_manifest(LakePaths(config.lake).raw.partition(dt)).facts["best_auc"]
         for dt in ("2026-01-31", "2026-02-01")
     }
 

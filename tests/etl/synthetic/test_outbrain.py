@@ -12,13 +12,11 @@ import pytest
 from pydantic import ValidationError
 
 from conf.types import Generate
-from etl.synthetic.clicks.damage import WHOLE
-from etl.synthetic.clicks.summary import total
+from etl.synthetic.clicks.blocks import total
+from etl.synthetic.clicks.layout import WHOLE
 from etl.synthetic.kinds import kind_of
-from etl.synthetic.outbrain.columns import OUTBRAIN
-from etl.synthetic.outbrain.displays import Displays, World, draw_displays, draw_world, likeness
-from etl.synthetic.outbrain.rows import column_texts
-from etl.synthetic.outbrain.summary import summarise
+from etl.synthetic.outbrain.displays import Displays, DisplayWorld, draw_displays, draw_world, likeness
+from etl.synthetic.outbrain.rows import OUTBRAIN, column_texts, summarise
 
 DAY = date(2026, 1, 8)
 SMALL = {"layout": "outbrain", "rows_per_day": 6000, "users": 300, "items": 150, "files_per_day": 2}
@@ -41,7 +39,7 @@ def lines_and_facts(settings: Generate) -> tuple[list[list[str]], dict]:
     return all_rows, kind.facts(settings, DAY, total(counts))
 
 
-def displays_of(settings: Generate) -> tuple[World, Displays]:
+def displays_of(settings: Generate) -> tuple[DisplayWorld, Displays]:
     world = draw_world(settings, DAY)
     return world, draw_displays(world, np.random.default_rng(1), 4000, (0.0, 1.0))
 

@@ -15,10 +15,9 @@ from conf.types import Generate
 from etl.synthetic.clicks.click import INTERACTIONS, LEVEL_SLOPES, LOG_SLOPES, probability_of
 from etl.synthetic.clicks.columns import BY_NAME
 from etl.synthetic.clicks.draws import drifting_normals, normals
-from etl.synthetic.clicks.expected_clicks import ExpectedClicks
-from etl.synthetic.clicks.exposure import Exposure
+from etl.synthetic.clicks.expected_clicks import ExpectedClicks, Exposure
 from etl.synthetic.clicks.impressions import draw_impressions
-from etl.synthetic.clicks.world import World, world_of_day
+from etl.synthetic.clicks.world import ClickWorld, world_of_day
 from etl.synthetic.truth import DayTruth
 
 DAY = date(2026, 1, 8)
@@ -48,7 +47,7 @@ def _context(name: str) -> list[tuple[float, int]]:
     return [(share, code) for code, share in enumerate(_skewed(BY_NAME[name].levels, 1.5))]
 
 
-def _terms(world: World, missing: float, user: int, item: int) -> list[Outcomes]:
+def _terms(world: ClickWorld, missing: float, user: int, item: int) -> list[Outcomes]:
     """The outcomes of every term of the logit of one pair, from the formula in click.py."""
 
     def values(name: str) -> list[tuple[float, int]]:

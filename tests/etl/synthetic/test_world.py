@@ -9,15 +9,15 @@ import numpy as np
 from conf.types import Generate
 from etl.synthetic.clicks.click import click_steps, probability_of
 from etl.synthetic.clicks.columns import BY_NAME, FEATURES
-from etl.synthetic.clicks.impressions import Impressions, draw_impressions
-from etl.synthetic.clicks.world import World, world_of_day
+from etl.synthetic.clicks.impressions import DrawnImpressions, draw_impressions
+from etl.synthetic.clicks.world import ClickWorld, world_of_day
 
 DAY = date(2026, 1, 8)
 DEFAULTS = Generate()
 CONTEXT = {"hour_bucket": 6, "page_position": 1, "session_seconds": 90, "session_views": 3}
 
 
-def _day(config: Generate, on: date, missing_share: float = 0.0) -> tuple[World, Impressions]:
+def _day(config: Generate, on: date, missing_share: float = 0.0) -> tuple[ClickWorld, DrawnImpressions]:
     world = world_of_day(config, on)
     rng = np.random.default_rng([config.seed, on.toordinal()])
     return world, draw_impressions(world, rng, config.rows_per_day, (0.0, 1.0), missing_share)

@@ -21,9 +21,8 @@ from etl.ops.tables import LocalTables
 from etl.raw.file_splits import split_files
 from etl.statistics.id_rule import IdRule
 from etl.text import encode_pass, scan_pass
-from etl.text.file_layout import file_layout
-from etl.text.row_source import LogRows
-from etl.value_counts import vocabularies
+from etl.text.parse_block import LogRows, file_layout
+from etl.value_counts import fit_statistics
 from etl.value_counts.requests import CountRequest
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain
@@ -42,8 +41,10 @@ def _scan(task: scan_pass.ScanTask, layout: Any) -> list[str]:
     return [block["file"] for block in json.loads(last.column(1)[0].as_py())["blocks"]]
 
 
-def _complete(request: CountRequest, entries: pa.Table, folders: vocabularies.VocabularyFolders) -> list[str]:
-    files = vocabularies.write_vocabulary(0, request, entries, [], folders)["files"]
+def _complete(
+    request: CountRequest, entries: pa.Table, folders: fit_statistics.VocabularyFolders
+) -> list[str]:
+    files = fit_statistics.write_vocabulary(0, request, entries, [], folders)["files"]
     return [f"{folders.known}/{name}" for name in files["known"]] + [
         f"{folders.rare}/{name}" for name in files["rare"]
     ]
@@ -73,7 +74,7 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
     table = pa.table([pa.array(v, t) for v, t in zip(entries.values(), types, strict=True)], [*entries])
     request_for_ids = CountRequest("C1", "vocabulary", (), rule=IdRule(2, 3, None))
     return partial(
-        _complete, request_for_ids, table, vocabularies.VocabularyFolders(f"{out}/known", f"{out}/rare", 64)
+        _complete, request_for_ids, table, fit_statistics.VocabularyFolders(f"{out}/known", f"{out}/rare", 64)
     )
 
 

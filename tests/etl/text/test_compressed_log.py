@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 
 from conf.types import SPLITS
 from etl.raw import file_splits
-from etl.text import encode_pass, saved_runs
+from etl.text import encode_pass, two_passes
 from etl.text.scan_pass import CountedBlock
 from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.text.test_cut import CUT, LOG, RUN_DATE, _tables
 from tests.etl.text.test_two_passes import GROUPS
@@ -39,7 +39,7 @@ class _Inline(LocalWorkers):
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_splits, "FILE_SPLIT_BYTES", BLOCK_BYTES)
-    for module in (encode_pass, saved_runs):
+    for module in (encode_pass, two_passes):
         monkeypatch.setattr(module, "FILE_SPLIT_BYTES", 2 * BLOCK_BYTES)
 
 
@@ -58,15 +58,15 @@ def _lines() -> bytes:
 
 def _build(
     folder: Path, workers: LocalWorkers, overrides: dict[str, Any]
-) -> tuple[dict[str, Any], Lake, str]:
+) -> tuple[dict[str, Any], LakePaths, str]:
     config = cases.write_config(folder, GROUPS, overrides, LOG)
     (folder / "raw").mkdir()
     (folder / "raw/a.tsv.gz").write_bytes(gzip.compress(_lines()))
     built = cases.run_build(workers, config, RUN_DATE)
-    return _tables(folder, built), Lake(str(folder / "lake")), built.workflow.version
+    return _tables(folder, built), LakePaths(str(folder / "lake")), built.workflow.version
 
 
-def _row_groups(lake: Lake, version: str) -> list[tuple[str, list[int]]]:
+def _row_groups(lake: LakePaths, version: str) -> list[tuple[str, list[int]]]:
     """The split and the row_ids of each row group, in order."""
     partition = lake.features(version).partition(RUN_DATE)
     manifest = read_manifest(partition)
@@ -79,8 +79,8 @@ def _row_groups(lake: Lake, version: str) -> list[tuple[str, list[int]]]:
     ]
 
 
-def _one_run(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> list[saved_runs.SavedRun]:
-    return [saved_runs.SavedRun(0, lines)]
+def _one_run(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> list[two_passes.SavedRun]:
+    return [two_passes.SavedRun(0, lines)]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -118,7 +118,7 @@ def test_a_cut_block_that_was_not_saved_is_read_again(
 ) -> None:
     (tmp_path / "saved").mkdir()
     tables, _, _ = _build(tmp_path / "saved", _workers(monkeypatch, 2), CUT)
-    monkeypatch.setattr("etl.text.parsed_splits.save", lambda *_: False)
+    monkeypatch.setattr("etl.text.parse_block.save", lambda *_: False)
     (tmp_path / "lost").mkdir()
     again, _, _ = _build(tmp_path / "lost", _workers(monkeypatch, 2), CUT)
     for row in [*tables["quarantine"], *again["quarantine"]]:

@@ -17,7 +17,7 @@ from etl.native import lookup as lookups
 from etl.native.count_sums import Sums, buckets_of
 from etl.native.lookup import Lookup
 from etl.quality.column_summary import summarise_values
-from etl.statistics import quantiles
+from etl.statistics import moments
 from etl.value_counts.count_file_format import MAX_BUCKETS, Bucket, buckets_for, read_counts, write_counts
 
 MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -135,8 +135,8 @@ def test_quantiles_are_those_of_all_values_also_if_only_some_are_held(
     expected = [every[position - 1] for position in positions] if every else []
     for held in (0, 1_000):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(quantiles, "_HELD_VALUES", held)
-            assert quantiles.quantiles_of_counts(counted, PROBABILITIES) == expected
+            patch.setattr(moments, "_HELD_VALUES", held)
+            assert moments.quantiles_of_counts(counted, PROBABILITIES) == expected
 
 
 @given(

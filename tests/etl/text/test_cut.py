@@ -25,7 +25,7 @@ from etl.text.cut_counts import rows_of_splits
 from spark.local_workers import LocalWorkers
 from storage import file_io
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.text.test_two_passes import GROUPS, _rows
 
@@ -53,7 +53,7 @@ def _log(folder: Path, compressed: bool) -> None:
 
 
 def _tables(folder: Path, built: BuildResult) -> dict[str, Any]:
-    lake, version = Lake(str(folder / "lake")), built.workflow.version
+    lake, version = LakePaths(str(folder / "lake")), built.workflow.version
     features = lake.features(version).partition(RUN_DATE)
     tables: dict[str, Any] = {
         table: _rows(workflow_table(lake, version, table), "column", "value") for table in (VOCABULARY, RARE)

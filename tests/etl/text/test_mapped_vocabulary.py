@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.native import mapped_vocabulary
+from etl.native import mapped_files
 from etl.native.lookup import Lookup
-from etl.native.mapped_vocabulary import open_vocabulary
+from etl.native.mapped_files import open_vocabulary
 
 ENTRIES = [
     ("C1", "a", 3, 10),
@@ -72,7 +72,7 @@ def test_a_second_worker_maps_what_the_first_one_made(
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     first = _entries(files, "C1", 0)
     open_vocabulary.cache_clear()
-    monkeypatch.setattr(mapped_vocabulary, "_read", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(mapped_files, "_read_vocabulary", lambda *_: pytest.fail("read again"))
     assert _entries(files, "C1", 0) == first
 
 

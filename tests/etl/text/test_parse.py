@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from conf.raw_types import SEPARATORS
 from conf.types import Config
-from etl.text.file_layout import FileLayout, file_layout
-from etl.text.parse_block import plain, unify
-from etl.text.row_source import columns_to_parse
+from etl.text.parse_block import FileLayout, columns_to_parse, file_layout, plain, unify
 from etl.text.scan_pass import ValueCounter
 from etl.workflow.feature_plan import plan_of
 from tests.etl import cases, raw_oracle

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from etl.text import parsed_splits
-from etl.text.parse_block import ParsedBlock
-from etl.text.parsed_splits import SavedBlock
+from etl.text import parse_block
+from etl.text.parse_block import ParsedBlock, SavedBlock
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def report_free(monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int) -> None:
     usage = SimpleNamespace(total=total_gib * 2**30, free=free_gib * 2**30)
-    monkeypatch.setattr("etl.text.parsed_splits.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("etl.text.parse_block.shutil.disk_usage", lambda _: usage)
 
 
 ONE = SavedBlock("one")
@@ -40,48 +39,48 @@ def _block() -> ParsedBlock:
 
 def test_a_saved_block_is_loaded_once(folder: Path) -> None:
     block = _block()
-    parsed_splits.save("one", block)
-    loaded = parsed_splits.load(ONE, {"C1", "label"})
+    parse_block.save("one", block)
+    loaded = parse_block.load(ONE, {"C1", "label"})
     assert loaded is not None
     assert (loaded.bytes, loaded.lines, loaded.row_lines.tolist()) == (77, 5, [0, 1, 3, 4])
     assert {name: column.to_pylist() for name, column in loaded.columns.items()} == {
         name: column.to_pylist() for name, column in block.columns.items()
     }
-    assert parsed_splits.load(ONE, {"C1"}) is None
+    assert parse_block.load(ONE, {"C1"}) is None
     assert not list(folder.iterdir())
 
 
 def test_a_shared_block_is_loaded_by_each_task(folder: Path) -> None:
-    assert parsed_splits.save("one", _block())
+    assert parse_block.save("one", _block())
     shared = SavedBlock("one", shared=True)
     for _ in range(2):
-        loaded = parsed_splits.load(shared, {"C1"})
+        loaded = parse_block.load(shared, {"C1"})
         assert loaded is not None
         assert loaded.columns["C1"].to_pylist() == ["a", None, "é", "a"]
 
 
 def test_blocks_are_loaded_together_or_not_at_all(folder: Path) -> None:
     for name in ("one", "two"):
-        assert parsed_splits.save(name, _block())
+        assert parse_block.save(name, _block())
     together = [SavedBlock("one", shared=True), SavedBlock("two", shared=True)]
-    loaded = parsed_splits.load_all(together, {"C1"})
+    loaded = parse_block.load_all(together, {"C1"})
     assert loaded is not None
     assert [block.lines for block in loaded] == [5, 5]
-    assert parsed_splits.load_all([*together, SavedBlock("three")], {"C1"}) is None
-    assert parsed_splits.load_all([], {"C1"}) is None
+    assert parse_block.load_all([*together, SavedBlock("three")], {"C1"}) is None
+    assert parse_block.load_all([], {"C1"}) is None
 
 
 def test_a_block_that_lacks_a_column_is_not_loaded(folder: Path) -> None:
-    parsed_splits.save("one", _block())
-    assert parsed_splits.load(ONE, {"C1", "C2"}) is None
+    parse_block.save("one", _block())
+    assert parse_block.load(ONE, {"C1", "C2"}) is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
 def test_an_incomplete_file_is_not_loaded(folder: Path, share: float) -> None:
-    parsed_splits.save("one", _block())
+    parse_block.save("one", _block())
     [path] = folder.iterdir()
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    assert parsed_splits.load(ONE, {"C1"}) is None
+    assert parse_block.load(ONE, {"C1"}) is None
 
 
 @pytest.mark.parametrize(
@@ -91,17 +90,17 @@ def test_nothing_is_saved_on_a_nearly_full_disk(
     folder: Path, monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int, saves: bool
 ) -> None:
     report_free(monkeypatch, free_gib, total_gib)
-    assert parsed_splits.save("one", _block()) == saves
-    assert (parsed_splits.load(ONE, {"C1"}) is not None) == saves
+    assert parse_block.save("one", _block()) == saves
+    assert (parse_block.load(ONE, {"C1"}) is not None) == saves
 
 
 def test_a_fifth_of_a_small_disk_suffices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report_free(monkeypatch, 2, 8)
-    parsed_splits.save("one", _block())
-    assert parsed_splits.load(ONE, {"C1"}) is not None
+    parse_block.save("one", _block())
+    assert parse_block.load(ONE, {"C1"}) is not None
 
 
 def test_nothing_is_saved_without_a_local_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    parsed_splits.save("one", _block())
-    assert parsed_splits.load(ONE, {"C1"}) is None
+    parse_block.save("one", _block())
+    assert parse_block.load(ONE, {"C1"}) is None

@@ -19,12 +19,12 @@ from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.spark.frame_passes import FramePasses
 from etl.text import two_passes
 from etl.text.scan_pass import CountedBlock
-from etl.value_counts import merge_tasks
+from etl.value_counts import count_file_format
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from tests.etl import cases
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
@@ -75,7 +75,7 @@ def _in_order(partition: Partition) -> list[dict[str, Any]]:
 
 
 def _tables(config: Config, first: BuildResult, second: BuildResult) -> Tables:
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     tables: Tables = {}
     for name, built in (("first", first), ("second", second)):
         version = built.workflow.version
@@ -116,7 +116,7 @@ def test_processes_of_this_machine_publish_the_tables_that_sparks_workers_publis
 ) -> None:
     """A fit and its extension need no session."""
     monkeypatch.setattr(two_passes, "BUCKET_BYTES", 500 * values_of_task)
-    monkeypatch.setattr(merge_tasks, "MERGE_VALUES", values_of_task)
+    monkeypatch.setattr(count_file_format, "MERGE_VALUES", values_of_task)
     monkeypatch.setattr(latest_rows, "ROWS_IN_DRIVER", rows_in_driver)
 
     def no_session() -> SparkSession:
@@ -139,7 +139,7 @@ def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
     spark: SparkSession, tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(two_passes, "BUCKET_BYTES", 2_000)
-    monkeypatch.setattr(merge_tasks, "MERGE_VALUES", 5)
+    monkeypatch.setattr(count_file_format, "MERGE_VALUES", 5)
     original = two_passes.TextPasses.__init__
 
     def init_without_scratch(self: two_passes.TextPasses, *arguments: Any) -> None:
@@ -166,7 +166,7 @@ def test_spark_prepares_the_same_days(
         monkeypatch.setattr(module, "passes_of", FramePasses)
     config, first, second = _build(spark, tmp_path)
     assert (tmp_path / "lake/prepared").exists()
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     for name, built in (("first", first), ("second", second)):
         vocabulary = _rows(workflow_table(lake, built.workflow.version, VOCABULARY), "column", "value")
         assert vocabulary == expected[f"{name} {VOCABULARY}"]

@@ -19,7 +19,7 @@ import pytest
 from conf.errors import EXIT_CONFIG, EXIT_DATA, EXIT_OK
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl import cases
 from tests.processes import ROOT, environment, wait_for, wait_until_gone
 
@@ -62,14 +62,14 @@ def build(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return run
 
 
-def write_log(folder: Path, rows: int, changes: Mapping[str, Any] = {}) -> Lake:
+def write_log(folder: Path, rows: int, changes: Mapping[str, Any] = {}) -> LakePaths:
     config = cases.write_config(folder, GROUPS, changes)
     for seed, day in enumerate(DAYS):
         cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, rows, seed))
-    return Lake(config.lake)
+    return LakePaths(config.lake)
 
 
-def tables(lake: Lake) -> dict[str, Any]:
+def tables(lake: LakePaths) -> dict[str, Any]:
     """The published rows that a dataset consists of, without the folder of the raw log."""
     dataset = read_dataset(lake, DAYS[-1])
     rows: dict[str, Any] = {}

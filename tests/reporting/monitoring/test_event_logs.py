@@ -11,8 +11,8 @@ import pytest
 
 from jobs.chain.submit import environment, spark_submit
 from reporting.monitoring.run_record import read_records
-from spark.event_logs import event_log_settings
-from storage.paths import Lake
+from spark.session import event_log_settings
+from storage.paths import LakePaths
 from tests.reporting.monitoring.test_observer import ROOT, RUN_DATE, arguments
 
 
@@ -65,7 +65,7 @@ def test_a_real_job_leaves_its_stages_and_its_events(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    (record,) = read_records(Lake(str(lake)), [RUN_DATE])
+    (record,) = read_records(LakePaths(str(lake)), [RUN_DATE])
     assert record.spark is not None
     assert record.spark["cores"] == 2
     assert record.spark["tasks"] == sum(stage["tasks"] for stage in record.stages) > 0

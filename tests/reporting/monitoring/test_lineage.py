@@ -23,7 +23,7 @@ from storage.manifest import (
     read_manifest,
     replace_manifest,
 )
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
 from tests.reporting.monitoring.openlineage import SCHEMA, assert_valid
 
@@ -37,9 +37,9 @@ def lineage() -> RunLineage:
 
 
 @pytest.fixture
-def lake(tmp_path: Path, lineage: RunLineage) -> Lake:
+def lake(tmp_path: Path, lineage: RunLineage) -> LakePaths:
     """An empty lake whose reads and publications are recorded in `lineage`."""
-    return Lake(str(tmp_path / "lake"), lineage)
+    return LakePaths(str(tmp_path / "lake"), lineage)
 
 
 def config_of(folder: Path) -> Config:
@@ -60,8 +60,10 @@ def names(event: Any, side: str) -> list[str]:
     return [dataset["name"].split("/lake/")[1] for dataset in event[side]]
 
 
-def test_published_manifest_names_exactly_its_inputs(tmp_path: Path, lake: Lake, lineage: RunLineage) -> None:
-    without_recorder = Lake(lake.root)
+def test_published_manifest_names_exactly_its_inputs(
+    tmp_path: Path, lake: LakePaths, lineage: RunLineage
+) -> None:
+    without_recorder = LakePaths(lake.root)
     users, items = (
         table.partition(RUN_DATE) for table in (without_recorder.users("w"), without_recorder.items("w"))
     )
@@ -87,14 +89,14 @@ def test_published_manifest_names_exactly_its_inputs(tmp_path: Path, lake: Lake,
 
 
 def test_combined_digests_are_resolved_and_unknown_digests_mean_all_inputs(
-    lake: Lake, lineage: RunLineage
+    lake: LakePaths, lineage: RunLineage
 ) -> None:
     days = [publish(lake.raw.partition(f"2026-01-0{day}"), {}) for day in (1, 2, 3)]
     two_days = combined_digest((f"train {day.digest}" for day in days[:2]), lineage)
     manifest = publish(lake.features("w").partition(RUN_DATE), {"profiles": two_days})
     assert names(manifest.lineage, "inputs") == ["raw/dt=2026-01-01", "raw/dt=2026-01-02"]
     later = RunLineage("score_daily", "nightrank.shop", RUN_DATE)
-    lake_of_later_run = Lake(lake.root, later)
+    lake_of_later_run = LakePaths(lake.root, later)
     for day in days:
         read_manifest(lake_of_later_run.raw.partition(day.partition))
     manifest = publish(lake_of_later_run.scores.partition(RUN_DATE), {"all of it": "0123456789abcdef"})
@@ -102,7 +104,7 @@ def test_combined_digests_are_resolved_and_unknown_digests_mean_all_inputs(
     assert later.run_id != lineage.run_id
 
 
-def test_replaced_partition_is_not_an_input(lake: Lake, lineage: RunLineage) -> None:
+def test_replaced_partition_is_not_an_input(lake: LakePaths, lineage: RunLineage) -> None:
     partition = lake.scores.partition(RUN_DATE)
     old = publish(partition, {"model": "m1"})
     new = publish(partition, {"model": "m2", "before": old.digest})
@@ -113,7 +115,7 @@ def test_replaced_partition_is_not_an_input(lake: Lake, lineage: RunLineage) -> 
     assert names(event, "outputs") == [f"scores/dt={RUN_DATE}"]
 
 
-def test_end_event_has_all_datasets_and_the_error(lake: Lake, lineage: RunLineage) -> None:
+def test_end_event_has_all_datasets_and_the_error(lake: LakePaths, lineage: RunLineage) -> None:
     lineage.record_read(f"{lake.models('m')}/v1", "v1")
     publish(lake.scores.partition(RUN_DATE), {"model": "v1"})
     lineage.record_write(f"{lake.models('m')}/v2", "v2")
@@ -127,7 +129,7 @@ def test_end_event_has_all_datasets_and_the_error(lake: Lake, lineage: RunLineag
 
 
 def test_lake_without_recorder_keeps_nothing(tmp_path: Path, lineage: RunLineage) -> None:
-    partition = Lake(str(tmp_path / "lake")).scores.partition(RUN_DATE)
+    partition = LakePaths(str(tmp_path / "lake")).scores.partition(RUN_DATE)
     assert publish(partition, {}).lineage == {}
     assert is_published(partition)
     assert not lineage.inputs
@@ -146,9 +148,9 @@ def test_two_runs_in_one_process_are_recorded_apart(tmp_path: Path) -> None:
 
 
 def test_recorder_does_not_count_for_equality_and_stays_in_its_process(
-    lake: Lake, lineage: RunLineage
+    lake: LakePaths, lineage: RunLineage
 ) -> None:
-    plain = Lake(lake.root)
+    plain = LakePaths(lake.root)
     for recorded, other in (
         (lake, plain),
         (lake.scores, plain.scores),
@@ -176,10 +178,10 @@ def test_raw_day_without_manifest_is_an_input_and_passes_the_recorder_on(
     assert raw == require_raw(config, config.log, RUN_DATE)
 
 
-def test_lineage_enters_no_digest(lake: Lake) -> None:
+def test_lineage_enters_no_digest(lake: LakePaths) -> None:
     recorded = publish(lake.scores.partition(RUN_DATE), {"model": "m"})
     assert recorded.lineage
-    assert publish(Lake(lake.root).scores.partition(RUN_DATE), {"model": "m"}).digest == recorded.digest
+    assert publish(LakePaths(lake.root).scores.partition(RUN_DATE), {"model": "m"}).digest == recorded.digest
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def _drop(*path: str) -> Callable[[Any], None]:
         lambda event: event["run"]["facets"].update(spark={}),
     ],
 )
-def test_schema_refuses_what_openlineage_refuses(lake: Lake, spoil: Callable[[Any], None]) -> None:
+def test_schema_refuses_what_openlineage_refuses(lake: LakePaths, spoil: Callable[[Any], None]) -> None:
     event = publish(lake.scores.partition(RUN_DATE), {}).lineage
     assert_valid(event)
     spoiled = copy.deepcopy(dict(event))

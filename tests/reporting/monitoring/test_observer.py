@@ -21,7 +21,7 @@ from jobs.runner import run_job
 from reporting.monitoring.run_record import RunRecord, read_records
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, replace_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.reporting.monitoring.openlineage import assert_valid
 
@@ -43,7 +43,7 @@ def ended(body: Callable[[RunContext], JobSummary], words: list[str]) -> int:
 
 
 def only_record(lake: Path) -> RunRecord:
-    (record,) = read_records(Lake(str(lake)), [RUN_DATE])
+    (record,) = read_records(LakePaths(str(lake)), [RUN_DATE])
     return record
 
 
@@ -140,7 +140,7 @@ def test_a_wrong_operator_is_recorded_too(tmp_path: Path) -> None:
 
 def test_a_retry_adds_a_row(tmp_path: Path) -> None:
     assert [ended(work, arguments(tmp_path)) for _ in range(2)] == [0, 0]
-    first, second = read_records(Lake(str(tmp_path)), [RUN_DATE])
+    first, second = read_records(LakePaths(str(tmp_path)), [RUN_DATE])
     assert first.run_id != second.run_id
 
 
@@ -187,6 +187,6 @@ def test_a_job_that_is_killed_leaves_no_row_and_its_rerun_one(tmp_path: Path) ->
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    assert read_records(Lake(str(tmp_path / "lake")), [RUN_DATE]) == []
+    assert read_records(LakePaths(str(tmp_path / "lake")), [RUN_DATE]) == []
     assert ended(work, words) == 0
-    assert len(read_records(Lake(str(tmp_path / "lake")), [RUN_DATE])) == 1
+    assert len(read_records(LakePaths(str(tmp_path / "lake")), [RUN_DATE])) == 1

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import InfrastructureError
 from reporting.monitoring.run_record import RunRecord, dates_up_to, read_records, write_record
-from storage.paths import Lake
+from storage.paths import LakePaths
 
 RUN_DATE = "2026-01-08"
 
@@ -35,7 +35,7 @@ def record(job: str = "score_daily", **values: Any) -> RunRecord:
 
 
 def test_a_row_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     written = record(
         dropped={"é": 1}, error={"kind": "DataError", "problem": "p", "remedy": "r"}, exit_code=3
     )
@@ -48,7 +48,7 @@ def test_a_row_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_jobs_that_end_at_the_same_time_each_leave_their_row(tmp_path: Path) -> None:
-    lake, ready = Lake(str(tmp_path)), threading.Barrier(12)
+    lake, ready = LakePaths(str(tmp_path)), threading.Barrier(12)
 
     def write() -> None:
         ready.wait()
@@ -67,7 +67,7 @@ def test_jobs_that_end_at_the_same_time_each_leave_their_row(tmp_path: Path) -> 
 def test_rows_are_in_the_order_in_which_runs_began_and_of_the_config_that_is_asked_for(
     tmp_path: Path,
 ) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     write_record(lake, record("report", started_at="2026-01-09T04:00:00Z"))
     write_record(lake, record("build_features", started_at="2026-01-09T02:00:00Z"))
     write_record(lake, record("score_daily", config="other"))
@@ -77,7 +77,7 @@ def test_rows_are_in_the_order_in_which_runs_began_and_of_the_config_that_is_ask
 
 
 def test_what_is_no_row_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     path = Path(write_record(lake, record()))
     (path.parent / "half.json").write_text(path.read_text()[:40])
     (path.parent / "other.json").write_text('{"job": "x"}')
@@ -94,7 +94,7 @@ def test_what_is_no_row_is_left_out_with_a_warning(tmp_path: Path, caplog: pytes
 
 
 def test_a_folder_of_rows_is_a_table_to_spark(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     for job, code in (("build_features", 0), ("score_daily", 3)):
         write_record(lake, record(job, exit_code=code, facts={"coverage": 0.5}))
     table = spark.read.json(str(tmp_path / "runs"))
@@ -108,9 +108,9 @@ def test_a_folder_of_rows_is_a_table_to_spark(spark: SparkSession, tmp_path: Pat
 def test_a_row_that_cannot_be_written_is_an_infrastructure_error(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     with pytest.raises(InfrastructureError, match="cannot write"):
-        write_record(Lake(str(tmp_path)), record())
+        write_record(LakePaths(str(tmp_path)), record())
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write_record(Lake(str(tmp_path / "elsewhere")), record(facts={"auc": float("nan")}))
+        write_record(LakePaths(str(tmp_path / "elsewhere")), record(facts={"auc": float("nan")}))
 
 
 def test_dates_end_on_the_run_date_and_cross_months() -> None:

@@ -9,14 +9,14 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from reporting.monitoring import spark_stages
-from reporting.monitoring.spark_stages import SparkWork, Work, read_spark_work, spark_work
+from reporting.monitoring import run_observer
+from reporting.monitoring.run_observer import SparkWork, Work, read_spark_work, spark_work
 
 
 @pytest.fixture
 def all_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session of the tests has run more and longer stages than a job's record keeps."""
-    monkeypatch.setattr(spark_stages, "_MOST_STAGES", 100_000)
+    monkeypatch.setattr(run_observer, "_MOST_STAGES", 100_000)
 
 
 def _since(before: SparkWork, after: SparkWork) -> list[Any]:

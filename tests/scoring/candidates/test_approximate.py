@@ -20,7 +20,7 @@ from conf.errors import DataError
 from conf.types import Generate, ModelConfig, MultiHot
 from etl.synthetic.clicks.columns import FEATURES
 from etl.synthetic.clicks.impressions import draw_impressions
-from etl.synthetic.clicks.world import World, world_of_day
+from etl.synthetic.clicks.world import ClickWorld, world_of_day
 from scoring.candidates.approximate import ApproximateSearch
 from scoring.candidates.clusters import (
     CLUSTERED,
@@ -33,9 +33,9 @@ from scoring.candidates.clusters import (
 from scoring.candidates.retrieval import Retriever, load_retriever
 from scoring.candidates.retrieval_in_spark import clustered_items, is_approximate, retrieved_items
 from scoring.candidates.sources.retrieval import Settings as Retrieval
-from scoring.inputs.requests import ModelRequest, RetrievalRequest
 from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side
+from scoring.requests import ModelRequest, RetrievalRequest
 from storage.feature_spec import Feature, FeatureSpec
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
 from training.models import build_model
@@ -206,7 +206,7 @@ def test_the_table_of_clusters_is_read_in_the_order_of_the_items(
         read_clusters(files[1:])
 
 
-def encoded(world: World, side: str, cardinalities: dict[str, int]) -> torch.Tensor:
+def encoded(world: ClickWorld, side: str, cardinalities: dict[str, int]) -> torch.Tensor:
     """The ids of all users or all items of a generated day, (rows, columns); 0 where the other side has its columns."""
     of_side = {"user": world.users, "item": world.items}[side]
     rows = len(next(iter(of_side.values())))

@@ -21,7 +21,7 @@ from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from scoring.model import context_features
 from storage.manifest import data_files, read_manifest
-from storage.paths import Lake, Partition
+from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import ReferenceScores, write_model
 from tests.scoring.scoring_lake import (
@@ -141,7 +141,7 @@ class CandidateRun:
     """A lake after the jobs of RUN_DATE that use candidates, and their facts by name."""
 
     spark: SparkSession
-    lake: Lake
+    lake: LakePaths
     facts: dict[str, Any]
 
     def job(self, **candidates: Any) -> RunContext:
@@ -170,7 +170,7 @@ def candidate_run(
 ) -> CandidateRun:
     """All jobs of RUN_DATE that candidates go through."""
     config: Config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     write_tables(config.lake, attributes)
     write_model(Path(lake.models("toy-retriever")) / "t1", "two_tower", version="t1")
     record_run(lake, "toy-retriever", RUN_DATE, "t1")

@@ -13,7 +13,7 @@ import torch
 from conf.errors import DataError, InfrastructureError
 from scoring.candidates.ease_weights import WEIGHTS, ease_weights, gram_matrix, weight_batches
 from scoring.candidates.item_vectors import ItemVectors, load_item_vectors, rounded
-from scoring.inputs.requests import ItemVectorsRequest
+from scoring.requests import ItemVectorsRequest
 
 # Item indices with gaps: the items between them have no clicks.
 ITEMS = np.arange(40, dtype=np.int32) * 3 + 1

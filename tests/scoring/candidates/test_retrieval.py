@@ -17,9 +17,9 @@ from conf.errors import ConfigError, DataError
 from conf.types import ModelConfig, MultiHot
 from scoring.candidates.retrieval import Retriever, load_retriever
 from scoring.candidates.retrieval_in_spark import RetrievalRequest, retrieved_items
-from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side
+from scoring.requests import ModelRequest
 from storage.feature_spec import Feature, FeatureSpec
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, write_model
 from tests.training.architectures import SEQUENCE_VARIANTS, VARIANTS, small_spec, variant

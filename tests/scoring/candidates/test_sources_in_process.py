@@ -34,12 +34,12 @@ from scoring.candidates.sources.als import Settings as Als
 from scoring.candidates.sources.covisitation import Settings as Covisitation
 from scoring.candidates.sources.ease import Settings as Ease
 from scoring.candidates.sources.item_knn import Settings as ItemKnn
-from scoring.evaluation.blend_pairs import measured_pairs
+from scoring.evaluation.blend_fit import measured_pairs
 from scoring.model import context_features
 from scoring.model.champion import champion_and_dataset
-from spark.arrow_frames import collected, frame_of
+from spark.rows import collected, frame_of
 from storage.manifest import Manifest, read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.scoring.candidates.test_candidate_jobs import SECTION, SOURCES, read_rows, write_tables
 from tests.scoring.reference_scores import CONTEXT, ReferenceScores, write_model
@@ -313,10 +313,10 @@ def test_segments_are_equal_where_values_are(spark: SparkSession) -> None:
 
 
 @pytest.fixture(scope="module")
-def lake(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LakePaths]:
     """A lake with a champion, a retriever, and the tables of the section `candidates`."""
     config = publish_lake(tmp_path_factory.mktemp("lake"), reference)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     users = reference.users.user_key[:-1]
     attributes = pd.DataFrame(
         {
@@ -335,7 +335,7 @@ def lake(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory) -
         yield lake
 
 
-def context_of(lake: Lake, session: SparkSession | None, **candidates: Any) -> RunContext:
+def context_of(lake: LakePaths, session: SparkSession | None, **candidates: Any) -> RunContext:
     """The context of a job; without a session, it fails if one is opened."""
     score = {"k": 5, "context": CONTEXT, "device": "cpu", "blend": "auto"}
     config = make_config(Path(lake.root), candidates={**SECTION, **candidates}, score=score)
@@ -348,7 +348,7 @@ def without_files(manifest: Manifest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("search", ["exact", "approximate"])
-def test_the_job_publishes_what_spark_publishes(lake: Lake, spark: SparkSession, search: str) -> None:
+def test_the_job_publishes_what_spark_publishes(lake: LakePaths, spark: SparkSession, search: str) -> None:
     sources = [
         {**source, "search": search} if source["source"] == "retrieval" else source for source in SOURCES
     ]
@@ -378,7 +378,7 @@ def test_the_job_publishes_what_spark_publishes(lake: Lake, spark: SparkSession,
     assert all(count > 0 for count in facts["places_by_source"].values())
 
 
-def test_pairs_for_a_blend_are_those_of_spark(lake: Lake, spark: SparkSession) -> None:
+def test_pairs_for_a_blend_are_those_of_spark(lake: LakePaths, spark: SparkSession) -> None:
     measured = []
     for session in (spark, None):
         context = context_of(lake, session)

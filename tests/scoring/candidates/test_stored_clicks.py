@@ -14,9 +14,8 @@ from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.filters import exclude
 from scoring.candidates.popular import popularity
 from scoring.candidates.source_tables import SourceTables
-from spark.rows import query, with_value
-from spark.stored_rows import StoredRows
-from storage.paths import Lake
+from spark.rows import StoredRows, query, with_value
+from storage.paths import LakePaths
 from storage.publish_rows import publish_rows
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
@@ -38,7 +37,7 @@ def stored_clicks(folder: Path, *, timed: bool) -> StoredRows:
         }
         if timed:
             columns["event_time"] = pa.array(FIRST_US + number * DAY_US + draw.integers(0, DAY_US, 40))
-        partition = Lake(str(folder)).features("v").partition(day)
+        partition = LakePaths(str(folder)).features("v").partition(day)
         manifest = publish_rows(pa.table(columns), partition, inputs={}, row_group_rows=15)
         parts.append(StoredRows.of(partition, manifest).with_value("features_dt", day))
     return StoredRows(parts[0].schema, tuple(some for part in parts for some in part.files))

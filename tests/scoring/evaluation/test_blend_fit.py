@@ -19,7 +19,7 @@ from scoring.evaluation.blend_fit import (
     fit,
     learn,
 )
-from scoring.inputs.requests import BlendRequest
+from scoring.requests import BlendRequest
 
 NAN = np.float32(np.nan)
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import metrics
-from metrics import bootstrap, compiled_replicates
+from metrics import bootstrap
 from metrics.bootstrap import Resample, combine_means, draw_weights, interval, reduce_means
 from scoring.evaluation.prediction_quality import (
     UNIT,
@@ -78,7 +78,7 @@ def test_each_replicate_equals_measures_of_repeated_rows() -> None:
 @pytest.mark.parametrize("replicates", [1, 33])
 def test_the_compiled_sums_equal_those_of_numpy(rows: int, scores: int, replicates: int) -> None:
     """The numbers of rows and of distinct scores are around the size of a chunk of the compiled loop."""
-    library = compiled_replicates.library()
+    library = bootstrap.replicates_library()
     assert library is not None, "run `make setup`"
     draw = np.random.default_rng(rows + scores)
     ordered = np.sort(draw.integers(0, scores, rows)).astype(np.float64)
@@ -93,7 +93,7 @@ def test_the_compiled_sums_equal_those_of_numpy(rows: int, scores: int, replicat
 def test_without_the_library_numpy_computes_the_same_replicates(monkeypatch: pytest.MonkeyPatch) -> None:
     label, probability, units = rows_of_users()
     compiled = measured(label, probability, units)
-    monkeypatch.setattr(compiled_replicates, "library", lambda: None)
+    monkeypatch.setattr(bootstrap, "replicates_library", lambda: None)
     for name, values in measured(label, probability, units).replicates.items():
         np.testing.assert_array_equal(values, compiled.replicates[name])
 
@@ -101,14 +101,14 @@ def test_without_the_library_numpy_computes_the_same_replicates(monkeypatch: pyt
 def test_a_missing_library_is_a_warning_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiled_replicates.library.cache_clear()
+    bootstrap.replicates_library.cache_clear()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     try:
-        assert compiled_replicates.library() is None
+        assert bootstrap.replicates_library() is None
         assert "run `make setup`" in caplog.text
     finally:
         monkeypatch.undo()
-        compiled_replicates.library.cache_clear()
+        bootstrap.replicates_library.cache_clear()
 
 
 def test_no_weight_is_larger_than_the_compiled_sums_allow() -> None:

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from scoring.evaluation.cold_start import users_and_items
+from scoring.evaluation.list_facts import users_and_items
 from storage import file_io
 from storage.feature_spec import OOV_ID, Feature, FeatureSpec, dumps
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.scoring.scoring_lake import RUN_DATE, write_table
 
@@ -55,7 +55,7 @@ def config_of(root: Path, ops: list[object]) -> Config:
 
 def publish(config: Config) -> None:
     """Users a to f and items x to z. The model knows users with an id above OOV_ID."""
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     file_io.replace_text(lake.feature_spec("w1"), dumps(SPEC))
     ids = pa.array([3, OOV_ID, 4, 1, 5, OOV_ID], pa.int32())
     users = pa.table({"user_key": list("abcdef"), "user": ids, "age": pa.array([0.5] * 6, pa.float32())})

@@ -15,7 +15,7 @@ from conf.types import Config
 from etl.build import BuildResult
 from scoring.evaluation.features_before_test import features_before_test, rows_before_test
 from storage.manifest import MANIFEST_NAME, is_published
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases
 
@@ -53,7 +53,7 @@ def builds(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Two
 
 def latest(config: Config, built: BuildResult, side: Side, days: list[str]) -> pd.DataFrame:
     """The oracle: the last of the published rows of each key, by pandas."""
-    table = Lake(config.lake).features(built.workflow.version)
+    table = LakePaths(config.lake).features(built.workflow.version)
     rows = pd.concat([cases.read_rows(table.partition(day)).assign(day=day) for day in days])
     names = [feature.name for feature in built.workflow.spec.scoped(side)]
     last = rows.sort_values(["day", "row_id"]).groupby(KEYS[side]).tail(1)
@@ -87,7 +87,9 @@ def test_features_before_the_validation_split_use_train_days_only(builds: TwoBui
 
 def test_a_day_that_is_not_published_is_encoded_again(builds: TwoBuilds) -> None:
     expected = builds.features(builds.first, "user")
-    partition = Lake(builds.context.config.lake).features(builds.first.workflow.version).partition(DAYS[1])
+    partition = (
+        LakePaths(builds.context.config.lake).features(builds.first.workflow.version).partition(DAYS[1])
+    )
     manifest = Path(partition.file(MANIFEST_NAME))
     kept = manifest.read_text()
     manifest.unlink()
@@ -107,7 +109,7 @@ def test_this_process_computes_the_same_features(builds: TwoBuilds, side: Side) 
     here = RunContext("test", builds.context.config, DAYS[3], open_session=no_session, in_process=True)
     for built in (builds.first, builds.second):
         expected = builds.features(built, side)
-        partition = Lake(here.config.lake).features(built.workflow.version).partition(DAYS[1])
+        partition = LakePaths(here.config.lake).features(built.workflow.version).partition(DAYS[1])
         if built is builds.first:
             Path(partition.file(MANIFEST_NAME)).unlink()
         rows = rows_before_test(here, builds.second.dataset, built.workflow.spec, side)

@@ -8,10 +8,10 @@ import pytest
 
 from conf.types import Gate
 from metrics.bootstrap import Interval
-from scoring.evaluation.gate import Check, Comparison, Figures, Verdict, decide, level_of
+from scoring.evaluation.gate import ChallengerComparison, GateCheck, ModelFigures, Verdict, decide, level_of
 
-GOOD = Figures(0.7612, 0.4, 1.02)
-CHAMPION = Figures(0.7590, 0.41, 0.98)
+GOOD = ModelFigures(0.7612, 0.4, 1.02)
+CHAMPION = ModelFigures(0.7590, 0.41, 0.98)
 
 
 def verdict(
@@ -19,17 +19,17 @@ def verdict(
     high: float,
     *,
     gate: dict[str, Any] | None = None,
-    challenger: Figures = GOOD,
-    champion: Figures = CHAMPION,
+    challenger: ModelFigures = GOOD,
+    champion: ModelFigures = CHAMPION,
     loss: tuple[float, float] = (-0.02, 0.0),
     rows: int = 60_000,
     users: int = 4_000,
-    other_checks: tuple[Check, ...] = (),
+    other_checks: tuple[GateCheck, ...] = (),
 ) -> Verdict:
     """The verdict on a challenger with this interval of the AUC."""
     auc = Interval(challenger.auc - champion.auc, low, high, 0.95, 1000)
     log_loss = Interval(challenger.log_loss - champion.log_loss, *loss, 0.95, 1000)
-    comparison = Comparison(champion, auc, log_loss, rows, users)
+    comparison = ChallengerComparison(champion, auc, log_loss, rows, users)
     return decide(Gate(**(gate or {})), challenger, comparison, other_checks)
 
 
@@ -110,8 +110,8 @@ def test_calibration_stays_in_its_band_unless_the_champion_is_further_off(
     decision = verdict(
         0.0,
         0.01,
-        challenger=Figures(0.7612, 0.4, challenger_ratio),
-        champion=Figures(0.7590, 0.41, champion_ratio),
+        challenger=ModelFigures(0.7612, 0.4, challenger_ratio),
+        champion=ModelFigures(0.7590, 0.41, champion_ratio),
     )
     assert levels(decision)["calibration"] == level
     assert decision.promoted is (level != "hold")
@@ -121,33 +121,33 @@ def test_calibration_stays_in_its_band_unless_the_champion_is_further_off(
 
 
 def test_without_an_interval_nothing_is_promoted() -> None:
-    comparison = Comparison(CHAMPION, None, None, 60_000, 4_000)
+    comparison = ChallengerComparison(CHAMPION, None, None, 60_000, 4_000)
     decision = decide(Gate(), GOOD, comparison)
     assert not decision.promoted
     assert "no interval: too few clicks or non-clicks to resample" in decision.reason
 
 
 def test_drift_that_holds_is_named_after_the_comparison() -> None:
-    drift = Check("score_psi", "hold", "scores moved by PSI 0.700", 0.7, 0.5, "gate.drift.score_psi_hold")
-    decision = verdict(0.0, 0.01, other_checks=(drift, Check("oov_share", "warn", "new ids", 0.6)))
+    drift = GateCheck("score_psi", "hold", "scores moved by PSI 0.700", 0.7, 0.5, "gate.drift.score_psi_hold")
+    decision = verdict(0.0, 0.01, other_checks=(drift, GateCheck("oov_share", "warn", "new ids", 0.6)))
     assert not decision.promoted
     assert decision.reason.endswith("not worse by more than gate.margin=0.002; scores moved by PSI 0.700")
 
 
 def test_a_first_model_is_promoted_whatever_drift_says_but_not_against_people() -> None:
-    drift = Check("feature_psi", "hold", "C1 moved", 0.9)
-    decision = decide(Gate(), Figures(0.61, 0.5, 3.0), None, [drift])
+    drift = GateCheck("feature_psi", "hold", "C1 moved", 0.9)
+    decision = decide(Gate(), ModelFigures(0.61, 0.5, 3.0), None, [drift])
     assert decision.promoted
     assert decision.reason == "first model: AUC 0.6100, no champion to compare with"
     assert levels(decision) == {"calibration": "warn", "feature_psi": "warn"}
-    decision = decide(Gate(), GOOD, None, [Check("standing", "hold", "it was withdrawn")])
+    decision = decide(Gate(), GOOD, None, [GateCheck("standing", "hold", "it was withdrawn")])
     assert not decision.promoted
     assert decision.reason.endswith("; it was withdrawn")
 
 
-@pytest.mark.parametrize("comparison", [None, Comparison(CHAMPION, None, None, 60_000, 4_000)])
-def test_a_model_without_an_auc_never_serves(comparison: Comparison | None) -> None:
-    decision = decide(Gate(), Figures(float("nan"), float("nan"), 1.0), comparison)
+@pytest.mark.parametrize("comparison", [None, ChallengerComparison(CHAMPION, None, None, 60_000, 4_000)])
+def test_a_model_without_an_auc_never_serves(comparison: ChallengerComparison | None) -> None:
+    decision = decide(Gate(), ModelFigures(float("nan"), float("nan"), 1.0), comparison)
     assert not decision.promoted
     assert "the challenger's AUC is nan" in decision.reason
 
@@ -184,10 +184,10 @@ def test_limits_that_contradict_themselves_are_refused(values: dict[str, Any], m
 
 
 def test_scores_that_are_no_click_probabilities_have_no_calibration_and_no_log_loss() -> None:
-    ranking, drawn = Figures(0.7612, None, None), Figures(0.7612, 0.9, None)
+    ranking, drawn = ModelFigures(0.7612, None, None), ModelFigures(0.7612, 0.9, None)
     assert levels(decide(Gate(), ranking, None)) == {}
-    comparison = Comparison(
-        Figures(0.7590, None, None), Interval(0.0022, 0.0, 0.004, 0.95, 9), None, 10**5, 10**4
+    comparison = ChallengerComparison(
+        ModelFigures(0.7590, None, None), Interval(0.0022, 0.0, 0.004, 0.95, 9), None, 10**5, 10**4
     )
     assert levels(decide(Gate(), ranking, comparison)) == {"auc": "ok", "rows": "ok", "users": "ok"}
     margin = Gate(log_loss_margin=0.1)
@@ -197,7 +197,7 @@ def test_scores_that_are_no_click_probabilities_have_no_calibration_and_no_log_l
         (check,) = [check for check in decision.checks if check.name == "log_loss"]
         assert (check.level, check.setting) == ("warn", "gate.log_loss_margin")
         assert "gate.log_loss_margin=0.1 was not checked" in check.message
-    probabilities = decide(Gate(calibration_high=1.5), Figures(0.7612, 0.4, 3.0), comparison)
+    probabilities = decide(Gate(calibration_high=1.5), ModelFigures(0.7612, 0.4, 3.0), comparison)
     assert levels(probabilities)["calibration"] == "hold"  # the champion has no ratio to compare with
 
 

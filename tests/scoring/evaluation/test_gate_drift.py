@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from conf.types import Config
-from etl.quality.report_rates import ColumnReport, Comparison, PieceRows
-from metrics.histogram import bin_keys
-from scoring.evaluation.gate_drift import drift_checks, score_drift
+from etl.quality.checks import ColumnReport, DayComparison, PieceRows
+from metrics.psi import bin_keys
 from scoring.evaluation.gate_measures import ModelMeasures
+from scoring.evaluation.gate_run import drift_checks, score_drift
 from scoring.evaluation.prediction_quality import PredictionQuality
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.reporting.report_lake import RUN_DATE, publish_facts
 from tests.scoring.scoring_lake import make_config
@@ -27,7 +27,7 @@ def column(name: str, psi: float | None, noise: float = 0.01) -> ColumnReport:
     return ColumnReport(name, "string", 0, 100, 0, 700, 5, 9, 1, psi, noise, None, (), (), None, None, None)
 
 
-REPORT = Comparison(
+REPORT = DayComparison(
     RUN_DATE,
     False,
     (
@@ -57,10 +57,10 @@ def job_of(folder: Path, drift: dict[str, Any] | None = None, exempt: list[str] 
     return RunContext("evaluate_model", config, RUN_DATE)
 
 
-def publish(config: Config, report: Comparison) -> None:
+def publish(config: Config, report: DayComparison) -> None:
     """Publishes a data report."""
     facts = {**report.to_facts(), "findings": []}
-    publish_facts(Lake(config.lake).quality(config.name).partition(RUN_DATE), facts)
+    publish_facts(LakePaths(config.lake).quality(config.name).partition(RUN_DATE), facts)
 
 
 def checks_of(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from conf.types import Gate
 from metrics.bootstrap import Interval
-from scoring.evaluation.gate import Comparison, Figures, Verdict, decide
-from scoring.evaluation.gate_list_checks import ListComparison, compare_lists, list_checks
+from scoring.evaluation.gate import ChallengerComparison, ModelFigures, Verdict, decide
 from scoring.evaluation.gate_lists import ListFigures, ListMeasurement
+from scoring.evaluation.gate_run import ListComparison, compare_lists, list_checks
 
-CHALLENGER, CHAMPION = Figures(0.80, 0.4, 1.0), Figures(0.75, 0.4, 1.0)
+CHALLENGER, CHAMPION = ModelFigures(0.80, 0.4, 1.0), ModelFigures(0.75, 0.4, 1.0)
 SMALL = st.floats(-0.2, 0.2)
 
 
@@ -31,7 +31,7 @@ def comparison(low: float | None, high: float = 0.0, users: int = 500) -> ListCo
 def verdict(lists: ListComparison, **gate: Any) -> Verdict:
     """The verdict on a challenger with a better AUC."""
     settings = Gate(**gate)
-    better = Comparison(CHAMPION, Interval(0.05, 0.04, 0.06, 0.95, 1000), None, 60_000, 4_000)
+    better = ChallengerComparison(CHAMPION, Interval(0.05, 0.04, 0.06, 0.95, 1000), None, 60_000, 4_000)
     return decide(settings, CHALLENGER, better, list_checks(settings, lists))
 
 

@@ -26,7 +26,7 @@ from scoring.model.model_info import ModelInfo, read_model_info
 from storage.dataset import Dataset, Member, publish_dataset
 from storage.feature_spec import Feature
 from storage.manifest import read_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.scoring.reference_scores import SPEC, ReferenceScores, logistic_probabilities, write_model
 from tests.scoring.scoring_lake import (
@@ -71,7 +71,7 @@ class Gated:
         log = pd.concat([steep_rows(self.reference, day).to_pandas().assign(day=day) for day in range(4)])
         before, test = log[log.day < 3], log[(log.day == 3) & (log.label == 1)]
         users, items = self.reference.users, self.reference.items
-        path = model_path(Lake(self.config.lake), "toy", version)
+        path = model_path(LakePaths(self.config.lake), "toy", version)
         scores = logistic_probabilities(path, users, items).astype(np.float32)
         rows = {}
         for user in sorted(set(test.user_key) & set(before.user_key)):
@@ -108,7 +108,7 @@ def with_gate(config: Config, **changed: Any) -> Config:
 def evaluated(spark: SparkSession, config: Config, run_date: str = DAY_AFTER) -> dict[str, Any]:
     """The facts of a new evaluation."""
     evaluate_model(RunContext("test", config, run_date, _spark=spark))
-    return dict(read_manifest(Lake(config.lake).evaluations.partition(run_date)).facts)
+    return dict(read_manifest(LakePaths(config.lake).evaluations.partition(run_date)).facts)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def gated(
     config = with_gate(
         config, calibration_low=0.01, calibration_high=100.0, replicates=REPLICATES, min_users=10, margin=0.1
     )
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     for number, day in enumerate(DAYS):
         write_table(lake.features(WORKFLOW).partition(day), steep_rows(reference, number))
     for run_date in (RUN_DATE, DAY_AFTER):
@@ -181,7 +181,7 @@ def test_worse_lists_hold_a_challenger_with_a_better_auc(gated: Gated) -> None:
     assert [name for name, level in levels.items() if level == "hold"] == ["list_ndcg"]
     assert "worse by more than gate.lists_margin=0.02" in facts["reason"]
     assert any("not promoted" in message and "NDCG@5 of lists" in message for message in gated.messages)
-    decision = read_decisions(Lake(gated.config.lake), "toy", DAY_AFTER)[-1][1]
+    decision = read_decisions(LakePaths(gated.config.lake), "toy", DAY_AFTER)[-1][1]
     assert decision["metrics"]["challenger"]["lists"] == facts["lists"]["challenger"]
     assert decision["champion_after"] == "champion"
 
@@ -207,7 +207,7 @@ def test_a_sample_has_the_users_with_the_smallest_hashes(spark: SparkSession, ga
     candidates = config.candidates.model_copy(update={"exclude_clicked": ["train", "validation", "test"]})
     config = config.model_copy(update={"candidates": candidates})
     context = RunContext("test", config, DAY_AFTER, _spark=spark)
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     versions = ["champion", "challenger"]
     models = [read_model_info(model_path(lake, "toy", version)) for version in versions]
     measured = measure_lists_of(context, dataset_of(lake), models)
@@ -219,7 +219,7 @@ def test_a_sample_has_the_users_with_the_smallest_hashes(spark: SparkSession, ga
         assert measured.models[version].ndcg == pytest.approx(sample.ndcg.mean(), abs=1e-9)
 
 
-def dataset_of(lake: Lake, run_date: str = DAY_AFTER) -> Dataset:
+def dataset_of(lake: LakePaths, run_date: str = DAY_AFTER) -> Dataset:
     """The dataset of the lake, by its published partitions."""
     members = [
         Member(day, read_manifest(lake.features(WORKFLOW).partition(day)).digest, None) for day in DAYS
@@ -233,7 +233,7 @@ def test_users_without_earlier_rows_are_not_measured(
 ) -> None:
     """The last three users of the lake have rows on the test day only."""
     config = gated.config.model_copy(update={"lake": str(tmp_path / "lake")})
-    lake = Lake(config.lake)
+    lake = LakePaths(config.lake)
     for number, day in enumerate(DAYS):
         rows = feature_rows(gated.reference, number)
         if day == RUN_DATE:

@@ -11,19 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
-from scoring.evaluation.cold_start import cold_start_facts
-from scoring.evaluation.list_facts import PUBLISHED, relevance_facts, shown_kinds, truth_facts
-from scoring.evaluation.list_relevance import Relevance
+from scoring.evaluation.list_facts import (
+    BEST,
+    CLICK_PROBABILITY,
+    PUBLISHED,
+    cold_start_facts,
+    relevance_facts,
+    shown_kinds,
+    truth_facts,
+)
 from scoring.evaluation.measured_lists import (
     CLICKS,
     ITEMS,
     NO_LISTS,
-    ItemCounts,
+    ListedItems,
     MeasuredLists,
+    Relevance,
     count_items,
     measure_kinds,
 )
-from scoring.evaluation.true_lists import BEST, CLICK_PROBABILITY
 from storage.manifest import Manifest
 from tests.rows import BOTH_FORMS, AsRows, as_frame, as_table
 
@@ -128,18 +134,18 @@ def test_figures_equal_plain_python(spark: SparkSession, seed: int, users: int) 
         assert_expected(world, actual, count_items(lists, clicks, items))
 
 
-def assert_expected(world: World, actual: dict[str, MeasuredLists], counts: dict[str, ItemCounts]) -> None:
+def assert_expected(world: World, actual: dict[str, MeasuredLists], counts: dict[str, ListedItems]) -> None:
     """Compares the figures of all kinds of lists with those of plain Python."""
     for kind in KINDS:
         assert_same(actual.get(kind, NO_LISTS), world.expected(kind))
         entries = [item for listed in world.lists[kind].values() for item in listed]
         if entries:
             new = sum(world.items[item] for item in entries)
-            assert counts[kind] == ItemCounts(len({*entries}), new, new / len(entries))
+            assert counts[kind] == ListedItems(len({*entries}), new, new / len(entries))
     clicked = [item for wanted in world.wanted.values() for item in wanted]
     known = [item for item in clicked if item in world.items]
     new = sum(world.items[item] for item in known)
-    assert counts[CLICKS] == ItemCounts(len({*clicked}), new, new / len(known) if known else None)
+    assert counts[CLICKS] == ListedItems(len({*clicked}), new, new / len(known) if known else None)
     assert counts[ITEMS].distinct == 9
     assert counts[ITEMS].new == sum(world.items.values())
 
@@ -198,8 +204,8 @@ def test_facts_name_the_figures_of_each_kind() -> None:
         BEST: lists(0.75),
         CLICK_PROBABILITY: lists(0.25),
     }
-    counts = {kind: ItemCounts(n, 2, 0.25) for n, kind in enumerate(measured, 1)}
-    counts |= {CLICKS: ItemCounts(7, 3, 0.5), ITEMS: ItemCounts(8, 5, 0.625)}
+    counts = {kind: ListedItems(n, 2, 0.25) for n, kind in enumerate(measured, 1)}
+    counts |= {CLICKS: ListedItems(7, 3, 0.5), ITEMS: ListedItems(8, 5, 0.625)}
     published = Manifest(
         "recommendations", "2026-01-01", (), (), {}, facts={"k": K, "items": 8, "coverage": 0.9}
     )

@@ -15,16 +15,12 @@ from conf.types import Generate
 from etl.synthetic.generate import generate_days
 from etl.synthetic.truth import DayTruth, GeneratedDays, generated_days
 from scoring.candidates.filters import Exclusions
-from scoring.evaluation import true_lists as true_lists_module
-from scoring.evaluation.true_lists import (
-    BEST,
-    CLICK_PROBABILITY,
-    true_lists,
-)
+from scoring.evaluation import list_facts as true_lists_module
+from scoring.evaluation.list_facts import BEST, CLICK_PROBABILITY, true_lists
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from storage.manifest import read_manifest, replace_manifest
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.rows import as_table
 
 DAYS = ("2026-01-10", "2026-01-11")
@@ -96,7 +92,7 @@ def test_lists_equal_a_sort_of_all_candidates(spark: SparkSession, days: tuple[s
 
 
 def test_settings_of_a_generated_log_are_found_again(spark: SparkSession, tmp_path: Path) -> None:
-    lake, keys = Lake(str(tmp_path)), Keys(user="user_id", item="item_id")
+    lake, keys = LakePaths(str(tmp_path)), Keys(user="user_id", item="item_id")
     generate_days(SparkWorkers(spark), lake, SETTINGS, [DAYS[0]])
     generate_days(
         SparkWorkers(spark), lake, SETTINGS.model_copy(update={"days": 3, "compression": "gzip"}), [DAYS[1]]
@@ -117,7 +113,7 @@ def test_settings_of_a_generated_log_are_found_again(spark: SparkSession, tmp_pa
 
 
 def test_a_log_of_displays_has_no_true_lists(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
+    lake = LakePaths(str(tmp_path))
     settings = Generate(layout="outbrain", users=50, items=120, rows_per_day=200, files_per_day=1)
     generate_days(SparkWorkers(spark), lake, settings, [DAYS[0]])
     columns = read_manifest(lake.raw.partition(DAYS[0])).schema

@@ -11,9 +11,18 @@ import pytest
 
 from conf.serving_types import ServingExperiment
 from metrics.bootstrap import Resample
-from metrics.sample_ratio import sample_ratio_p
-from scoring.evaluation.variant_figures import compare_variants, sample_ratios, stop_reason
-from scoring.evaluation.variant_sums import SUMS, Sums, add_days, from_table, sum_variants, to_table
+from scoring.evaluation.experiment_measures import (
+    SUMS,
+    Sums,
+    add_days,
+    compare_variants,
+    from_table,
+    sample_ratio_p,
+    sample_ratios,
+    stop_reason,
+    sum_variants,
+    to_table,
+)
 
 K = 4
 RESAMPLE = Resample(300, 7)

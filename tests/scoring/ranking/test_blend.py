@@ -13,11 +13,10 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import DataError
-from scoring.inputs.requests import BlendRequest
 from scoring.model.predictor import load_predictor
 from scoring.ranking import recommender as module
-from scoring.ranking.candidate_logits import CandidateLogits
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.recommender import CandidateLogits, Recommender
+from scoring.requests import BlendRequest
 from scoring.rules.request import rules_request
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
 from tests.scoring.reference_scores import ReferenceScores, make_recommender

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 import torch
 
-from scoring.inputs.requests import ModelRequest
 from scoring.model import predictor as predictor_module
 from scoring.model.predictor import load_predictor
 from scoring.ranking.pair_scorer import PairScorer
 from scoring.ranking.recommender import Recommender
+from scoring.requests import ModelRequest
 from scoring.rules.request import rules_request
 from tests.checked_device import checked_device
 from tests.scoring.ranking import test_blend

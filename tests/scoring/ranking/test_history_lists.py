@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from scoring.inputs.requests import ListRequest, ModelRequest
-from scoring.model.micro_batch import row_bytes
+from scoring.model.predictor import row_bytes
 from scoring.ranking.pair_scorer import PairScorer
 from scoring.ranking.recommender import Recommender
+from scoring.requests import ListRequest, ModelRequest
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
 from tests.scoring.ranking.test_user_major import K, assert_close_lists
 from tests.scoring.reference_scores import make_recommender

@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import DataError
-from scoring.inputs.requests import ModelRequest
-from scoring.ranking.candidate_items import Items
-from scoring.ranking.pieces import Pieces, piece_width
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.pairs import Items
+from scoring.ranking.recommender import Pieces, Recommender, piece_width
+from scoring.requests import ModelRequest
 from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of
 from tests.scoring.ranking.test_user_major import save
 from tests.scoring.reference_scores import ReferenceScores, make_items, make_recommender

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from conf.errors import ConfigError, DataError
-from scoring.inputs.requests import ModelRequest
-from scoring.model.micro_batch import MicroBatch
+from scoring.model.predictor import MicroBatch
 from scoring.ranking import recommender as module
-from scoring.ranking.candidate_items import read_items
-from scoring.ranking.pairs import blocks
+from scoring.ranking.pairs import blocks, read_items
 from scoring.ranking.recommender import Recommender
+from scoring.requests import ModelRequest
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, make_recommender, write_model
 
 LIST = pa.list_(pa.int32())

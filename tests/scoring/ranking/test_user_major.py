@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from conf.types import ModelConfig
-from scoring.inputs.requests import ListRequest, ModelRequest
 from scoring.ranking import recommender as module
 from scoring.ranking.pair_scorer import JoinedRows, PairScorer, factorization_of
 from scoring.ranking.recommender import Recommender
 from scoring.ranking.top_k import NO_CANDIDATE
+from scoring.requests import ListRequest, ModelRequest
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
 from tests.scoring.reference_scores import (
     CONTEXT,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoring.rows.file_splits import RowGroup, divide_rows
+from scoring.rows.file_splits import FileRowGroup, divide_rows
 
 
-def groups_of(rows: list[int]) -> list[RowGroup]:
+def groups_of(rows: list[int]) -> list[FileRowGroup]:
     """Row groups of these sizes."""
-    return [RowGroup(f"f{place}", place % 3, 3, count, "2026-01-01") for place, count in enumerate(rows)]
+    return [FileRowGroup(f"f{place}", place % 3, 3, count, "2026-01-01") for place, count in enumerate(rows)]
 
 
 @pytest.mark.parametrize("seed", range(40))

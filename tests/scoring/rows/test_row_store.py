@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import DataError
-from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import load_predictor
-from scoring.rows.file_splits import RowGroup, divide_rows
+from scoring.requests import ModelRequest
+from scoring.rows.file_splits import FileRowGroup, divide_rows
 from scoring.rows.task import write_scores
 from storage import file_io
 from tests.etl.lakes import servers
@@ -36,7 +36,7 @@ def test_rows_are_scored_from_and_to_an_object_store(bucket: str, reference: Ref
     files, inner = file_io.filesystem(path)
     with files.open_output_stream(inner) as sink:
         pq.write_table(rows, sink, row_group_size=50)
-    groups = [RowGroup(path, index, 3, count, "2026-01-04") for index, count in enumerate((50, 50, 20))]
+    groups = [FileRowGroup(path, index, 3, count, "2026-01-04") for index, count in enumerate((50, 50, 20))]
     predictor = load_predictor(ModelRequest(reference.request.model.path, "cpu", None), None, 1)
     folder = f"{bucket}/scores/dt=2026-01-05/a1"
     names = [write_scores(predictor, task, folder, 1) for task in divide_rows(groups, 2, 1000)]

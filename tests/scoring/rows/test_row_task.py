@@ -12,12 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import DataError
-from scoring.inputs.requests import ModelRequest
 from scoring.model.predictor import Predictor, load_predictor
+from scoring.requests import ModelRequest
 from scoring.rows import task as row_task
-from scoring.rows.file_splits import Piece, RowGroup, divide_rows
-from scoring.rows.reader import read_piece
-from scoring.rows.task import score_pieces, write_scores
+from scoring.rows.file_splits import FileRowGroup, RowGroupRange, divide_rows
+from scoring.rows.task import read_piece, score_pieces, write_scores
 from storage.feature_spec import FeatureSpec
 from tests.scoring import test_multi_hot as lists
 from tests.scoring.reference_scores import SPEC, ReferenceScores
@@ -38,12 +37,14 @@ def predictor(reference: ReferenceScores) -> Predictor:
     return load_predictor(ModelRequest(reference.request.model.path, "cpu", 16), None, 1)
 
 
-def write(path: Path, rows: pa.Table, dt: str = "2026-01-02") -> list[RowGroup]:
+def write(path: Path, rows: pa.Table, dt: str = "2026-01-02") -> list[FileRowGroup]:
     """The rows as a file of several row groups, the last one shorter."""
     pq.write_table(rows, path, row_group_size=GROUP_ROWS)
     footer = pq.read_metadata(path)
     count = footer.num_row_groups
-    return [RowGroup(str(path), index, count, footer.row_group(index).num_rows, dt) for index in range(count)]
+    return [
+        FileRowGroup(str(path), index, count, footer.row_group(index).num_rows, dt) for index in range(count)
+    ]
 
 
 def expected_of(reference: ReferenceScores, rows: pa.Table) -> np.ndarray:
@@ -111,9 +112,9 @@ def test_lists_of_ids_are_read_from_files(tmp_path: Path) -> None:
     np.testing.assert_allclose(actual.column("probability").to_numpy(), expected, atol=1e-6)
 
 
-def read_all(groups: list[RowGroup], spec: FeatureSpec = SPEC) -> int:
+def read_all(groups: list[FileRowGroup], spec: FeatureSpec = SPEC) -> int:
     """Number of rows that are read."""
-    pieces = [Piece(group, 0, group.rows) for group in groups]
+    pieces = [RowGroupRange(group, 0, group.rows) for group in groups]
     return sum(batch.num_rows for piece in pieces for batch in read_piece(piece, spec, ["row_id"], 64))
 
 
@@ -178,4 +179,4 @@ def test_a_nan_row_is_named_with_its_date(rows: pa.Table, predictor: Predictor, 
     prices[77] = np.nan
     groups = write(tmp_path / "rows", _set(rows, "price", pa.array(prices)))
     with pytest.raises(DataError, match=r"row \{'row_id': 77, 'features_dt': '2026-01-02'\} as NaN"):
-        list(score_pieces(predictor, [Piece(group, 0, group.rows) for group in groups], 1))
+        list(score_pieces(predictor, [RowGroupRange(group, 0, group.rows) for group in groups], 1))

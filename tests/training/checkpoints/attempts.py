@@ -20,16 +20,9 @@ from typing import Any
 from storage import file_io
 from tests.processes import fork_server
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer
-from training.checkpoints import (
-    Checkpoints,
-    Position,
-    checkpoint_writer,
-    checkpoints,
-    model_writer,
-    save_trained,
-)
+from training.checkpoints import Checkpoints, Position, checkpoints, model, save_trained
 from training.checkpoints.stored import StoredState
-from training.distributed.collectives import LocalCollectives
+from training.collectives import LocalCollectives
 
 CARDINALITIES = [9, 5, 17]
 END = "the end"
@@ -135,8 +128,8 @@ def _run(
     stopping(file_io, "_upload", "upload", of_path)
     stopping(checkpoints, "damage", "examine", lambda _, entry: entry.name)
     stopping(StoredState, "load", "load", lambda *_: "state")
-    stopping(model_writer, "write_tensors", "write", of_tensors)
-    stopping(checkpoint_writer, "write_tensors", "write", of_tensors)
+    stopping(model, "write_tensors", "write", of_tensors)
+    stopping(checkpoints, "write_tensors", "write", of_tensors)
     try:
         value = body(*arguments)
     except Exception as error:

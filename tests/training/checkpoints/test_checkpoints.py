@@ -16,8 +16,8 @@ import torch
 from conf.errors import DataError, InfrastructureError
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer, equal
 from tests.training.ranks_in_threads import on_ranks
-from training.checkpoints import Checkpoints, Position, checkpoint_writer, checkpoints
-from training.distributed.collectives import Collectives, LocalCollectives
+from training.checkpoints import Checkpoints, Position, checkpoints
+from training.collectives import Collectives, LocalCollectives
 
 CARDINALITIES = [9, 5, 17, 1]
 
@@ -172,14 +172,14 @@ def test_what_killed_attempts_left_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, only: str) -> None:
-    original = checkpoint_writer.write_tensors
+    original = checkpoints.write_tensors
 
     def refuse(folder: str, name: str, tensors: Any) -> Any:
         if only in name:
             raise InfrastructureError(f"cannot write {name}: no space left", "make room")
         return original(folder, name, tensors)
 
-    monkeypatch.setattr(checkpoint_writer, "write_tensors", refuse)
+    monkeypatch.setattr(checkpoints, "write_tensors", refuse)
 
 
 @pytest.mark.parametrize("at", ["the next save", "the end"])

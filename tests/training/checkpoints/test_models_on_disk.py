@@ -17,9 +17,9 @@ from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer
 from tests.training.feature_rows import make_spec
 from tests.training.ranks_in_threads import on_ranks
 from training.checkpoints import load_model, open_trained, save_model, save_trained
-from training.distributed.collectives import Collectives, LocalCollectives
+from training.collectives import Collectives, LocalCollectives
+from training.loop.run import warm_start
 from training.loop.train_step import Trainer
-from training.loop.warm_start import warm_start
 from training.models import build_model
 from training.registry.model_json import is_complete
 

@@ -21,8 +21,8 @@ from tests.training.ranks_in_threads import on_ranks
 from training.checkpoints import Checkpoints, Position, load_model, open_trained, save_model, save_trained
 from training.checkpoints.checkpoints import log
 from training.checkpoints.tensor_file import TensorFile
-from training.distributed.collectives import Collectives, LocalCollectives
-from training.loop.warm_start import warm_start
+from training.collectives import Collectives, LocalCollectives
+from training.loop.run import warm_start
 from training.models import build_model
 
 CARDINALITIES = [9, 5, 17]

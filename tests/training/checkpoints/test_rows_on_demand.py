@@ -33,10 +33,10 @@ from tests.training.checkpoints.test_models_on_disk import (
 from tests.training.feature_rows import make_spec, random_rows
 from tests.training.test_kernels import ROOT, plain_environment
 from training.checkpoints import load_model, save_model
-from training.checkpoints.stored_rows import spans_of
+from training.checkpoints.stored import spans_of
 from training.checkpoints.tensor_file import TensorFile
-from training.embeddings.rows_on_demand import KeptRows, RowsOnDemand
-from training.embeddings.tables_of_model import tables_of
+from training.embeddings.scoring_tables import KeptRows, RowsOnDemand
+from training.embeddings.table import tables_of
 from training.models import build_model
 
 

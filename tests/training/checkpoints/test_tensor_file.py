@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from conf.errors import DataError, InfrastructureError
 from training.checkpoints import tensor_file
 from training.checkpoints.tensor_file import TensorFile, write_tensors
-from training.registry.written_file import damage
+from training.registry.model_json import damage
 
 TENSORS = {
     "a": torch.arange(60, dtype=torch.float32).view(20, 3),

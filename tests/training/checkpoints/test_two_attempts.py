@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage import file_io
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.etl.lakes import servers
 from tests.training.checkpoints.attempts import (
     attempt,
@@ -80,7 +80,7 @@ def test_both_at_once_step_by_step(tmp_path: Path) -> None:
 
 def test_an_attempt_killed_at_any_step_leaves_what_the_next_one_needs(tmp_path: Path) -> None:
     """The killed attempt comes first, and then second; what it left is deleted when it is old."""
-    lake, taken, more = Lake(str(tmp_path)), 0, True
+    lake, taken, more = LakePaths(str(tmp_path)), 0, True
     while more:
         folders = [Path(lake.models("m")) / f"{when}{taken}" for when in ("first", "second")]
         for folder in folders:

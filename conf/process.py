@@ -1,0 +1,132 @@
+"""Memory and threads of this process: freed memory, garbage collection, the host's memory, waiting threads.
+
+A training step on a CPU, or a task that scans text, allocates and frees arrays of tens of megabytes. By
+default, glibc requests the memory of each array from the system and returns it afterwards. So in every step,
+each memory page must be set up again at its first use. GPUs need no such setting, because torch keeps freed
+GPU memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+from pathlib import Path
+
+# Constants from glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Makes this process allocate all memory from its heap, and keeps the heap from shrinking.
+
+    Call this after the model is loaded: large tables that were allocated before the call are returned to the
+    system when they are freed.
+
+    Returns:
+        True if the C library is glibc. With other C libraries, this function does nothing and returns False.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_TRIM_THRESHOLD, _NEVER)) and bool(mallopt(_MMAP_MAX, 0))
+
+
+def return_freed_memory(above_bytes: int) -> bool:
+    """Returns freed memory to the system if this process occupies more than `above_bytes`.
+
+    Call this between two kinds of work. Free pages within the heap are returned, too (glibc's malloc_trim).
+
+    Returns:
+        True if memory was returned. False if the process is small, or if the C library is not glibc.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None or _resident_bytes() <= above_bytes:
+        return False
+    return bool(trim(0))
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+# How often Python looks for garbage that reference counting cannot free: objects that refer to each other.
+#
+# By default, Python looks after every 700 new objects. A job imports some hundred thousand objects that live
+# as long as the job, and each search in the oldest generation visits all of them.
+
+# Number of new objects after which Python looks for garbage, and number of searches in a generation after
+# which it looks in the next older one, too.
+_THRESHOLDS = (20_000, 20, 20)
+_DEFAULT_THRESHOLDS = gc.get_threshold()  # Python's, unless the process has changed them before
+
+
+def collect_rarely() -> None:
+    """Makes Python look for garbage less often. Call this before the imports of a process."""
+    gc.set_threshold(*_THRESHOLDS)
+
+
+def collect_often() -> None:
+    """Sets the thresholds from before `collect_rarely` again.
+
+    A process with a Spark session needs this. Each Python object for an object of the JVM refers to itself
+    after its first call, so without searches the JVM's memory fills with objects that nobody uses.
+    """
+    gc.set_threshold(*_DEFAULT_THRESHOLDS)
+
+
+def ignore_imported() -> None:
+    """Excludes the objects that exist now from later searches. Only the first call in a process does so.
+
+    Call this after the imports of a process. Garbage among these objects is never freed, so later calls would
+    keep the garbage of the work between them.
+    """
+    if gc.get_freeze_count() == 0:
+        gc.freeze()
+
+
+# Returns how much memory this host, or its container, has left.
+
+
+def available_memory() -> int:
+    """Returns the memory of this host, or of its container, that new tensors can use, in bytes.
+
+    Memory of the page cache counts as available, because the system frees it when it is needed.
+    """
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    sizes = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
+    return min(sizes["MemAvailable"], _left_in_container())
+
+
+def _left_in_container() -> int:
+    """Returns what the memory limit of the control group (version 2) leaves; a large number without one."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # there is no such group, or its limit is `max`
+        return 2**62
+    return max(limit - used + int(counts["inactive_file"]), 0)
+
+
+# How the threads of torch wait for one another on CPUs.
+
+# libgomp reads this variable: how often a waiting thread looks again before it sleeps. Its default of 300,000
+# takes about a millisecond.
+_VARIABLE, _LOOKS = "GOMP_SPINCOUNT", "1000"
+
+
+def limit_spinning() -> None:
+    """Makes waiting threads of torch sleep after some microseconds, unless the environment says otherwise.
+
+    By default, a thread that waits for the others keeps its core busy. If the loader, a second rank or a
+    Spark task then wants the core, every operation of torch has to wait for it.
+
+    OpenMP reads the environment when torch is imported. So the packages that import torch call this function
+    first, in their `__init__.py`.
+    """
+    os.environ.setdefault(_VARIABLE, _LOOKS)

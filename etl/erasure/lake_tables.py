@@ -1,0 +1,368 @@
+"""The published tables of a lake: their partitions, which rows belong to a user, and what remains of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.raw_types import format_settings
+from conf.types import Config
+from etl.ops.keyed import KEY
+from etl.ops.tables import RARE, VOCABULARY, workflow_table
+from etl.raw.erased_rows import has_erased_field, json_texts
+from etl.raw.files import raw_path
+from etl.raw.table_copies import COPIES, USER_COLUMN
+from etl.raw.text_values import SEPARATOR
+from etl.workflow.local_workflow import FILE_NAME, read_version
+from storage import file_io, format_versions
+from storage.erased_users import ErasedUsers
+from storage.feature_spec import LABEL, ROW_ID, USER_KEY
+from storage.manifest import MANIFEST_NAME, Manifest, data_files
+from storage.parquet_files import read_file
+from storage.paths import DATA, LakePaths, Partition
+
+TYPED, PREPARED = "typed", "prepared"
+_RAW = "raw"
+
+
+@dataclass(frozen=True)
+class PublishedPartition:
+    """A published partition.
+
+    Attributes:
+        partition: the partition. Its recorder is that of the lake.
+        manifest: its manifest.
+    """
+
+    partition: Partition
+    manifest: Manifest
+
+    @property
+    def path(self) -> str:
+        """Returns the folder of the partition, which identifies it."""
+        return self.partition.path
+
+    @property
+    def kind(self) -> str:
+        """Returns the first part of the name of the table, such as `features`."""
+        return self.partition.table.split("/")[0]
+
+    @property
+    def version(self) -> str:
+        """Returns the second part of the name of the table, such as a workflow version; empty if none."""
+        return self.partition.table.partition("/")[2].split("/")[0]
+
+
+def published_partitions(lake: LakePaths, config: Config) -> list[PublishedPartition]:
+    """Returns all published partitions, ordered by path, without raw logs.
+
+    Raises:
+        DataError: a manifest is damaged, or a newer release wrote it.
+    """
+    return [
+        one
+        for one in all_partitions(lake)
+        if one.kind != _RAW and one.path != _folder(raw_path(config, config.log, one.partition.dt))
+    ]
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def all_partitions(lake: LakePaths) -> list[PublishedPartition]:
+    """Returns all published partitions, also raw logs whose folder in the lake has a manifest.
+
+    Raises:
+        DataError: a manifest is damaged, or a newer release wrote it.
+    """
+    root = lake.root.rstrip("/")
+    _, inner = file_io.filesystem(root)
+    partitions = []
+    for info in file_io.list_files(root, recursive=True):
+        path = info.path.removeprefix(f"{inner}/")
+        table, _, name = path.removesuffix(f"/{MANIFEST_NAME}").rpartition("/")
+        if info.base_name != MANIFEST_NAME or path.split("/")[0] == DATA or not table:
+            continue
+        depth = table.count("/") + 2
+        dt = name.removeprefix("dt=")
+        folder = f"{root}/{table}/{name}"
+        internal = table.split("/")[0] in (TYPED, PREPARED, COPIES)
+        partition = Partition(table, dt, folder, depth, lake.recorder, internal=internal)
+        partitions.append(PublishedPartition(partition, read_unrecorded(partition)))
+    return partitions
+
+
+def read_unrecorded(partition: Partition) -> Manifest:
+    """Reads a manifest without recording it as an input of the run.
+
+    Raises:
+        DataError: the manifest is damaged, or a newer release wrote it.
+    """
+    path = partition.file(MANIFEST_NAME)
+    return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
+
+
+# Which rows of a table belong to a user, and what remains of them.
+
+USER_ID = "user_id"
+FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
+    "features",
+    "scores",
+    "quarantine",
+    "value_counts",
+    "workflow",
+    "profiles",
+)
+
+# Tables that the next run computes again from the raw log, without erased users. Their counts of other
+# columns include the users' rows, so it is not enough to remove rows.
+COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
+_FEATURES_DT = "features_dt"
+_COUNTED = {"column", "value"}
+Matches = Callable[[pa.Table], np.ndarray]
+
+
+@dataclass(frozen=True)
+class UsersToErase:
+    """The users to erase.
+
+    Attributes:
+        ids: their ids, as texts.
+        digests: the same users by their salted digests.
+        column: the raw column with the id of the user.
+        separator: the separator of the log's fields.
+        in_json: whether the quarantine stores rows as JSON, as it does for Parquet logs.
+    """
+
+    ids: frozenset[str]
+    digests: ErasedUsers
+    column: str
+    separator: str
+    in_json: bool
+
+    @classmethod
+    def of(cls, ids: frozenset[str], salt: str, digest: Callable[[str], str], config: Config) -> UsersToErase:
+        """Returns the users of a configuration, whose section `keys` must be set.
+
+        Args:
+            ids: the ids.
+            salt: the salt of the lake.
+            digest: returns the salted digest of an id.
+            config: the configuration.
+        """
+        digests = ErasedUsers(salt, frozenset(map(digest, ids)))
+        column, log = config.keys.user if config.keys else "", config.log
+        return cls(ids, digests, column, log.field_separator, not format_settings(log.format).is_separated)
+
+    def are_in(self, values: pa.ChunkedArray) -> np.ndarray:
+        """Returns which of n ids (string or int64, some of them null) are those of the users: (n,) bool."""
+        texts = values if pa.types.is_string(values.type) else values.cast(pa.string())
+        matched = pc.is_in(texts, value_set=pa.array(sorted(self.ids), pa.string()))
+        return np.asarray(matched.combine_chunks().to_numpy(zero_copy_only=False), bool)
+
+
+@dataclass(frozen=True)
+class TableRule:
+    """Finds the rows of users in a table.
+
+    Attributes:
+        columns: the columns that decide. They are also collected for the found rows.
+        matches: returns which of the n rows of a table with these columns are found: (n,) bool.
+        keeps_rows: whether found rows stay, with a tombstone as their `value` (vocabularies).
+    """
+
+    columns: tuple[str, ...]
+    matches: Matches
+    keeps_rows: bool = False
+
+    def applied(self, rows: pa.Table) -> pa.Table:
+        """Returns what remains of some rows of the table, with all their columns, in their order."""
+        matched = self.matches(rows)
+        if not matched.any():
+            return rows
+        if not self.keeps_rows:
+            return rows.filter(pa.array(~matched))
+        values = pc.if_else(pa.array(matched), tombstones(rows["id"]), rows["value"].combine_chunks())
+        return rows.set_column(rows.column_names.index("value"), rows.schema.field("value"), values)
+
+
+def rule_of(
+    published: PublishedPartition,
+    users: UsersToErase,
+    workflows: Mapping[str, UserTables],
+    row_ids: Mapping[str, np.ndarray],
+) -> TableRule | None:
+    """Returns the rule of a table; None if it contains no ids of users.
+
+    Args:
+        published: a partition of the table.
+        users: the users.
+        workflows: maps each workflow version to its tables with ids of users.
+        row_ids: maps each day to the row_ids of the users' rows in the feature partitions, for `scores`.
+    """
+    types = dict(published.manifest.schema)
+    if published.kind == WORKFLOW:
+        return _workflow_rule(published.partition.dt, users, workflows.get(published.version, UserTables()))
+    if published.kind == SCORES:
+        return TableRule((_FEATURES_DT, ROW_ID), partial(_has_row_id, row_ids))
+    if published.kind == QUARANTINE:
+        return TableRule(("line", "reason"), partial(_has_field, users))
+    if published.kind == TYPED:
+        return TableRule((users.column,), partial(_has_key, users, users.column))
+    if published.kind == COPIES:
+        user = published.manifest.facts.get(USER_COLUMN)
+        return TableRule((user,), partial(_has_stored_id, users, user)) if user in types else None
+    if types.keys() >= _COUNTED:
+        return TableRule(("column", "value"), partial(_is_counted, users, frozenset({users.column})))
+    key = next((name for name in (USER_KEY, USER_ID) if types.get(name) == "string"), None)
+    if key is None:
+        return None
+    columns = (key, ROW_ID, LABEL) if published.kind == FEATURES else (key,)
+    return TableRule(columns, partial(_has_key, users, key))
+
+
+def _workflow_rule(table: str, users: UsersToErase, tables: UserTables) -> TableRule | None:
+    if table in (VOCABULARY, RARE):
+        matches = partial(_is_counted, users, tables.vocabularies)
+        is_vocabulary = table == VOCABULARY
+        columns = ("column", "value", "id") if is_vocabulary else ("column", "value")
+        return TableRule(columns, matches, keeps_rows=is_vocabulary) if tables.vocabularies else None
+    if table in tables.keyed:
+        return TableRule((KEY,), partial(_has_part, users, tables.keyed[table]))
+    return None
+
+
+def _has_key(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
+    return users.are_in(rows[name])
+
+
+def _has_stored_id(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
+    """Does what `_has_key` does, for a column of any type that readers accept as ids."""
+    values = rows[name]
+    if pa.types.is_floating(values.type):
+        values = values.cast(pa.int64(), safe=False)
+    elif pa.types.is_decimal(values.type):
+        values = values.cast(pa.decimal128(38, 0), safe=False)
+    return users.are_in(values.cast(pa.string()))
+
+
+def _has_row_id(row_ids: Mapping[str, np.ndarray], rows: pa.Table) -> np.ndarray:
+    matched = np.zeros(len(rows), bool)
+    for day, ids in row_ids.items():
+        of_day = pc.fill_null(pc.equal(rows[_FEATURES_DT], day), False).to_numpy()
+        matched |= of_day & np.isin(rows[ROW_ID].to_numpy(), ids)
+    return matched
+
+
+def _has_field(users: UsersToErase, rows: pa.Table) -> np.ndarray:
+    lines = [line or "" for line in rows["line"].to_pylist()]
+    if users.in_json:
+        return np.array([not users.ids.isdisjoint(json_texts(line)) for line in lines], bool)
+    return np.array([has_erased_field(line, users.separator, users.digests) for line in lines], bool)
+
+
+def _is_counted(users: UsersToErase, columns: frozenset[str], rows: pa.Table) -> np.ndarray:
+    of_columns = pc.is_in(rows["column"], value_set=pa.array(sorted(columns), pa.string()))
+    return np.asarray(of_columns.to_numpy(), bool) & users.are_in(rows["value"])
+
+
+def _has_part(users: UsersToErase, positions: frozenset[int], rows: pa.Table) -> np.ndarray:
+    return np.array([key_has_user(key, users.ids, positions) for key in rows[KEY].to_pylist()], bool)
+
+
+# Which tables and vocabularies of a workflow version contain the ids of users.
+#
+# A vocabulary keeps the id of an erased value, so no other id changes. The value is replaced by a text with a
+# control character. No log has such an id (etl/raw/row_rules.py), so no value is ever looked up as the erased
+# one: a user who comes back with the same id is unknown until the next extension, and then gets a new id.
+
+
+@dataclass(frozen=True)
+class UserTables:
+    """The tables of a workflow version that contain ids of users.
+
+    Attributes:
+        vocabularies: names of the vocabularies that count the column of the user's id.
+        keyed: maps each table with a column `key` to the positions of the user's id among the parts of a key.
+        features: names of the features whose values are ids of these vocabularies.
+    """
+
+    vocabularies: frozenset[str] = frozenset()
+    keyed: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+
+
+def user_tables(chains: list[dict[str, Any]], column: str) -> UserTables:
+    """Returns the tables with ids of users.
+
+    Args:
+        chains: the fitted chains of a workflow version, as JSON.
+        column: the raw column with the user's id. Columns that an operator computes from it are not followed,
+            except those that `rename` gives another name.
+    """
+    vocabularies: set[str] = set()
+    keyed: dict[str, set[int]] = defaultdict(set)
+    features: list[str] = []
+    for chain in chains:
+        names = {column}
+        for step in chain["steps"]:
+            positions = [place for place, name in enumerate(step["inputs"]) if name in names]
+            if not positions:
+                continue
+            state = step["state"]
+            if step["op"] == "rename":
+                names |= {step["outputs"][place] for place in positions}
+            elif "vocabulary" in state:
+                vocabularies.add(state["vocabulary"])
+                features += chain["outputs"]
+            elif state.get("table"):
+                keyed[state["table"]] |= set(positions)
+    tables = {name: frozenset(positions) for name, positions in keyed.items()}
+    return UserTables(frozenset(vocabularies), tables, tuple(features))
+
+
+def key_has_user(key: str, users: frozenset[str], positions: frozenset[int]) -> bool:
+    """Returns whether a key (one value, or several joined values) contains the id of a user."""
+    parts = key.split(SEPARATOR)
+    if len(parts) == 1:
+        return key in users
+    return any(place < len(parts) and parts[place] in users for place in positions)
+
+
+def tombstones(ids: pa.ChunkedArray) -> pa.Array:
+    """Returns, for n ids of a vocabulary (int32), the texts that replace their values: (n,) string."""
+    texts = ids.combine_chunks().cast(pa.string())
+    return pc.binary_join_element_wise(pa.scalar(SEPARATOR + "erased"), texts, ":")
+
+
+def refresh_workflow(lake: LakePaths, version: str, tables: UserTables) -> None:
+    """Updates the numbers of rows in workflow.json, after tables of a version have lost rows.
+
+    These are the sizes of the version's tables, and the numbers of rare values of the users' vocabularies.
+    """
+    stored = read_version(lake, version)
+    changed = {**stored, "tables": dict(stored["tables"]), "vocabularies": dict(stored["vocabularies"])}
+    for name in stored["tables"]:
+        changed["tables"][name] = read_unrecorded(workflow_table(lake, version, name)).rows
+    if RARE in stored["tables"]:
+        partition = workflow_table(lake, version, RARE)
+        files = data_files(partition, read_unrecorded(partition))
+        rare = [read_file(path, ["column", "count"]) for path in files]
+        for name in tables.vocabularies & set(stored["vocabularies"]):
+            counts = [rows.filter(pc.equal(rows["column"], name))["count"] for rows in rare]
+            changed["vocabularies"][name] = {
+                **stored["vocabularies"][name],
+                "rare_values": sum(len(values) for values in counts),
+                "rare_occurrences": sum(pc.sum(values).as_py() or 0 for values in counts),
+            }
+    if changed != stored:
+        path = f"{lake.workflow(version)}/{FILE_NAME}"
+        file_io.replace_json(path, format_versions.WORKFLOW.stamp(changed))

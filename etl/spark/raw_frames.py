@@ -1,0 +1,147 @@
+"""Reads raw tables as Spark frames: the good rows of a log, and tables of attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from conf.types import Config, RawTable
+from etl.prepare.attributes import read_attribute_table
+from etl.raw.file_splits import FileSplit
+from etl.raw.files import RawFiles, require_raw
+from etl.raw.text_values import ARROW_TYPES
+from etl.readers.base import TableReader
+from etl.readers.discovery import open_table
+from etl.readers.table_heads import first_reasons
+from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, read_split
+from etl.workflow.feature_plan import FeaturePlan
+from etl.workflow.fitted_chains import decoded
+from spark.rows import frame_of, spark_types
+from spark.tasks import run_tasks
+from spark.workers import Workers
+from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT, raw_keys
+from storage.lineage import NOT_RECORDED, LineageRecorder
+
+# A file split has fewer lines. So row ids of a log are ordered as its lines, without counting them first.
+_LINES_OF_SPLIT = 2**40
+_FIXED = {
+    **dict.fromkeys((USER_KEY, ITEM_KEY, GROUP_KEY), pa.string()),
+    EVENT_TIME: pa.int64(),
+    LABEL: pa.float32(),
+    WEIGHT: pa.float32(),
+}
+
+
+def ordered_rows(
+    workers: Workers, plan: FeaturePlan, raw: RawFiles, columns: Sequence[str] = ()
+) -> DataFrame:
+    """Returns the good rows of a day's log as a lazy frame.
+
+    The columns are row_id, label, keys, event_time and weight if the configuration has them, and `columns`.
+    Here row_ids are only ordered as the lines of the log: they are not the indices of the lines.
+
+    Args:
+        workers, plan, raw: the workers, the plan of the run, and the files of the day.
+        columns: raw columns to read as well.
+
+    Raises:
+        DataError, ConfigError: a file is damaged or lacks a column.
+    """
+    layout = layout_of_days(plan, [raw])
+    types = column_types(plan, columns)
+    schema = pa.schema([(ROW_ID, pa.int64()), *types.items()])
+    splits = tuple(layout.reader.splits())
+    parsed = columns_to_parse(layout, columns)
+    task = partial(_rows_of, splits, layout, parsed, schema)
+    return frame_of(workers.spark, workers.run(len(splits), task, schema))
+
+
+def column_types(plan: FeaturePlan, columns: Sequence[str]) -> Mapping[str, pa.DataType]:
+    """Returns the types of the columns of good rows: what the rules of the log compute, and raw columns."""
+    times = [EVENT_TIME] if plan.config.log.event_time else []
+    weights = [WEIGHT] if plan.config.log.label.weights is not None else []
+    fixed = [*raw_keys(plan.config.keys), *times, LABEL, *weights]
+    types = {name: _FIXED[name] for name in fixed}
+    return types | {name: ARROW_TYPES[plan.config.log.types[name]] for name in columns if name not in types}
+
+
+def _rows_of(
+    splits: tuple[FileSplit, ...],
+    layout: FileLayout,
+    parsed: Sequence[str],
+    schema: pa.Schema,
+    index: int,
+) -> Iterator[pa.RecordBatch]:
+    """Runs one task: parses one file split."""
+    before = index * _LINES_OF_SPLIT
+    for block in read_split(splits[index], layout, parsed):
+        columns = {ROW_ID: pa.array(block.row_lines + before, pa.int64()), **block.columns}
+        arrays = [decoded(columns[field.name]).cast(field.type) for field in schema]
+        before += block.lines
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# Reads tables other than the log, such as attributes of users or items, as Spark frames.
+
+_REJECTED = "_rejected"
+
+
+def read_attributes(
+    spark: SparkSession,
+    config: Config,
+    table: RawTable,
+    key: str | Sequence[str],
+    section: str,
+    dt: str,
+    id_column: str | None = None,
+    recorder: LineageRecorder = NOT_RECORDED,
+) -> DataFrame:
+    """Reads a table as a frame, with one row per key. Tasks read the blocks of its reader.
+
+    The arguments are those of etl.prepare.attributes.read_attribute_table, which returns the same rows as a
+    table of this process, and raises the same errors.
+    """
+    raw = require_raw(config, table, dt, f"{section}.path", recorder)
+    reader = open_table(table, raw.paths)
+    splits = tuple(reader.splits())
+    text_id = id_column if id_column is not None and table.types[id_column] == "string" else None
+    schema = pa.schema(
+        [(_REJECTED, pa.int64()), *((name, ARROW_TYPES[kind]) for name, kind in table.types.items())]
+    )
+    task = partial(_read_split, reader, splits, text_id, schema)
+    rows = run_tasks(spark, len(splits), task, spark_types(schema))
+    keys = [key] if isinstance(key, str) else list(key)
+    checked = rows.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count(_REJECTED).alias("rejected"),
+        F.countDistinct(*keys).alias("keys"),
+    ).first()
+    if checked is None:
+        raise ValueError("internal error, please report: an aggregation has no row")
+    if checked["rejected"] or checked["keys"] != checked["rows"]:
+        read_attribute_table(config, table, key, section, dt, id_column)  # its error names file and line
+        raise ValueError(f"internal error, please report: {section} has invalid rows in Spark only")
+    return rows.drop(_REJECTED)
+
+
+def _read_split(
+    reader: TableReader,
+    splits: tuple[FileSplit, ...],
+    text_id: str | None,
+    schema: pa.Schema,
+    index: int,
+) -> Iterator[pa.RecordBatch]:
+    """Runs one task: reads one file split. Rejected rows are one row with their number."""
+    names = schema.names[1:]
+    for block in reader.blocks(splits[index], names):
+        arrays = [decoded(block.columns[name]).cast(schema.field(name).type) for name in names]
+        none = pa.nulls(len(block.row_lines), pa.int64())
+        yield pa.RecordBatch.from_arrays([none, *arrays], schema=schema)
+        rejected = len(first_reasons(block, text_id))
+        if rejected:
+            nulls = [pa.nulls(1, schema.field(name).type) for name in names]
+            yield pa.RecordBatch.from_arrays([pa.array([rejected]), *nulls], schema=schema)

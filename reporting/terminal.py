@@ -1,0 +1,184 @@
+"""Shows progress lines, tables and bars on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from shutil import get_terminal_size
+from types import TracebackType
+from typing import Any, TextIO
+
+from conf.messages import printable, printable_lines
+
+# A line on a terminal that is redrawn while a job runs.
+
+
+class LiveLine:
+    """A line that each call of draw() replaces.
+
+    If the stream is not a terminal, or one without control sequences (TERM=dumb), nothing is drawn.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._drawn = False
+        self.is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+
+    def draw(self, text: str) -> None:
+        """Replaces the text of the line. A terminal would break a longer line, and could not erase it."""
+        if self.is_terminal:
+            text = text[: get_terminal_size().columns - 1]
+            self._write(f"\r\x1b[K{text}")
+            self._drawn = True
+
+    def erase(self) -> None:
+        """Removes the line, so that the next text appears in its place."""
+        if self._drawn:
+            self._write("\r\x1b[K")
+        self._drawn = False
+
+    def end(self) -> None:
+        """Ends the line and keeps its text. The next text begins on a new line."""
+        if self._drawn:
+            self._write("\n")
+        self._drawn = False
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+# Shows the progress of a run on a terminal: one line per stage, with the seconds of the running stage.
+
+_JOB_WIDTH = 23  # measure_recommendations
+
+
+class StageProgress:
+    """Writes one line per stage. On a terminal, the line of the running stage also shows its seconds."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._clock = LiveLine(self._stream)
+        self._shown_s = -1
+
+    def write(self, text: str = "") -> None:
+        """Writes lines of text, and escapes control characters, because the text may contain log values."""
+        self._clock.erase()
+        self._shown_s = -1
+        print(printable_lines(text), file=self._stream, flush=True)
+
+    def tick(self, job: str, seconds: float) -> None:
+        """Shows the seconds of the running stage. The caller calls this method several times per second."""
+        if int(seconds) != self._shown_s:
+            self._shown_s = int(seconds)
+            self._clock.draw(_stage_line(job, "running", self._shown_s, ""))
+
+    def finished(self, job: str, state: str, seconds: float, remark: str) -> None:
+        """Writes the line of a stage that has ended."""
+        self.write(_stage_line(job, state, seconds, printable(remark)))
+
+
+def _stage_line(job: str, state: str, seconds: float, remark: str) -> str:
+    """Returns the line of a stage, in columns.
+
+    An example, without the padding, is `train_model  done  1.4 s  30 steps`.
+    """
+    return f"  {job:<{_JOB_WIDTH}}  {state:<7} {seconds:>6.1f} s  {remark}".rstrip()
+
+
+# Shows the progress of a training on the driver: a bar on a terminal, otherwise one line per log entry.
+
+log = logging.getLogger("nightrank.training")
+_WIDTH = 24
+
+
+class TrainingBar:
+    """Shows the log entries of rank 0 during a training. Use it as a context manager.
+
+    Leaving the context manager ends the line of the bar. An entry is a dictionary with these keys:
+
+    - `training`: the architecture
+    - `step`, `steps`: index of the current step, and number of all steps
+    - `batch_rows`: number of rows per step
+    - `loss`, `rows_per_s`, `loader_wait_share`: measured since the previous entry
+
+    The time left is computed from `rows_per_s`. The step index may decrease: if an elastic training loses a
+    rank, the training continues from its last checkpoint.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._bar = LiveLine(stream or sys.stderr)
+        self._last: tuple[str, int] | None = None
+
+    def __enter__(self) -> TrainingBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.end()
+
+    def show(self, entry: Mapping[str, Any]) -> None:
+        """Shows an entry. If the entry belongs to another training than the last one, a new line begins."""
+        name, step = str(entry["training"]), int(entry["step"])
+        if self._last and self._last[0] != name:
+            self._bar.end()
+        text = _training_line(entry)
+        if self._last and self._last[0] == name and step <= self._last[1]:
+            text += f"  (back from step {self._last[1]:,})"
+        self._last = (name, step)
+        if self._bar.is_terminal:
+            done = _WIDTH * step // int(entry["steps"])
+            line = f"  [{'#' * done}{'.' * (_WIDTH - done)}]  {text}"
+            # On a narrow terminal, the figures are more useful than the bar.
+            self._bar.draw(line if len(line) < get_terminal_size().columns else f"  {text}")
+        else:
+            log.info(text)
+
+
+def _training_line(entry: Mapping[str, Any]) -> str:
+    """Returns the figures of an entry as one line with columns."""
+    step, steps = int(entry["step"]), int(entry["steps"])
+    parts = [
+        f"{step:>{len(f'{steps:,}')},}/{steps:,}",
+        f"loss {entry['loss']:.5f}",
+        f"{entry['rows_per_s']:,.0f} rows/s",
+        f"{entry['loader_wait_share']:.0%} waiting",
+        _time_left(entry, steps - step),
+    ]
+    return f"{entry['training']}  {'  '.join(parts)}"
+
+
+def _time_left(entry: Mapping[str, Any], steps: int) -> str:
+    """Returns, as text, the time that `steps` more steps take at the speed of the entry."""
+    seconds = round(steps * entry["batch_rows"] / max(entry["rows_per_s"], 1))
+    hours, minutes = seconds // 3600, seconds // 60 % 60
+    clock = f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
+    return f"{clock} left"
+
+
+# Formats aligned tables for a terminal.
+
+
+def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Returns an aligned table, indented by two spaces. Control characters in the cells are escaped.
+
+    Args:
+        headers: one header per column.
+        rows: the cells of each row.
+        right: indices of the columns that are aligned right.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[index]) for row in (headers, *rows)) for index in range(len(headers))]
+
+    def aligned(row: Sequence[str]) -> str:
+        cells = [
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return f"  {'  '.join(cells)}".rstrip()
+
+    rule = f"  {'  '.join('-' * width for width in widths)}"
+    return "\n".join([aligned(headers), rule, *(aligned(row) for row in rows)])

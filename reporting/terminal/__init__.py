@@ -1,1 +1,0 @@
-"""Shows progress lines, tables and bars on a terminal."""

@@ -1,0 +1,98 @@
+"""The device of a process: its choice, mixed precision, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal, assert_never
+
+import torch
+
+from conf.errors import ConfigError
+
+# The choice of the device on which a process trains or scores.
+
+
+def choose_device(
+    wanted: Literal["auto", "cpu", "cuda"], gpu: int | None, setting: Literal["train.device", "score.device"]
+) -> torch.device:
+    """Returns the CPU, or the GPU with the index `gpu` in torch's list of GPUs.
+
+    Args:
+        wanted: `cpu`, `cuda`, or `auto`, which takes a GPU if torch finds one.
+        gpu: index of the GPU for this process; None takes the first GPU.
+        setting: the name of the setting that has the value `wanted`, for the error message.
+
+    Raises:
+        ConfigError: a GPU was chosen, but the GPU with this index does not exist.
+    """
+    num_gpus = torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and not num_gpus):
+        return torch.device("cpu")
+    if wanted != "auto" and wanted != "cuda":
+        assert_never(wanted)
+    index = gpu or 0
+    if index >= num_gpus:
+        raise ConfigError(
+            f"{setting}={wanted}: this process needs GPU {index}, torch sees {num_gpus} GPUs on this host",
+            f"--set {setting}=cpu, or run under a Spark profile whose executors have GPUs, "
+            "with no more processes on a host than it has GPUs",
+        )
+    return torch.device("cuda", index)
+
+
+# Mixed precision: a context in which matrix products are computed in a 16-bit dtype.
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+
+def mixed_precision(
+    precision: Precision, device: torch.device, *, cached: bool = True
+) -> AbstractContextManager[object]:
+    """Returns a context in which matrix products are computed in bf16 or fp16, if `precision` says so.
+
+    Args:
+        precision: `bf16` or `fp16`; with `fp32` and `tf32`, the context changes nothing.
+        device: the device that computes the products.
+        cached: whether a weight that is used several times is converted only once.
+    """
+    kind = product_dtype(precision)
+    if kind == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, kind, cache_enabled=cached)
+
+
+def product_dtype(precision: Precision) -> torch.dtype:
+    """Returns the dtype of the operands of matrix products; float32 for `tf32`, which rounds them itself."""
+    if precision == "fp32" or precision == "tf32":
+        return torch.float32
+    if precision == "bf16":
+        return torch.bfloat16
+    if precision == "fp16":
+        return torch.float16
+    assert_never(precision)
+
+
+def vector_dtype(device: torch.device) -> torch.dtype:
+    """Returns the dtype of looked-up vectors that enter only matrix products.
+
+    It is bf16 in mixed precision in bf16, and float32 otherwise. With fp16, the gradients of the scaled loss
+    must be divided by the scale in float32, because small gradients are zero in fp16.
+    """
+    if torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.bfloat16:
+        return torch.bfloat16
+    return torch.float32
+
+
+# The number of threads that torch uses on a CPU.
+
+
+@contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """Makes torch use this number of threads inside the `with` block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,1 +1,0 @@
-"""The device of a process: its choice, mixed precision, and memory."""
