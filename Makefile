@@ -71,10 +71,11 @@ format: setup ## sort imports and format the code
 	@$(IN_ENV) ruff check --select I --fix --quiet $(LINTED)
 	@$(IN_ENV) ruff format $(LINTED)
 
-check: setup ## check lint rules, formatting and types
+check: setup ## check lint rules, formatting, types, and the number and size of modules
 	@$(IN_ENV) ruff check $(LINTED)
 	@$(IN_ENV) ruff format --check $(LINTED)
 	@$(IN_ENV) mypy $(PACKAGES) $(wildcard benchmarks)
+	@$(IN_ENV) python -m setup.house --check
 
 docs: setup ## make the generated reference pages, conf/schema.json, and the documentation site in build/docs/site
 	@$(IN_ENV) python -m etl.ops.pages docs/operators

@@ -14,7 +14,7 @@ from etl.synthetic.outbrain.rows import OUTBRAIN, display_blocks, display_facts
 
 
 @dataclass(frozen=True)
-class Kind:
+class ClickLogKind:
     """The layout and the functions that generate one kind of log.
 
     Attributes:
@@ -30,13 +30,13 @@ class Kind:
     facts: Callable[[Generate, date, Any], dict[str, Any]]
 
 
-_KINDS: Mapping[str, Kind] = {
-    "criteo": Kind(CRITEO, impression_blocks(CRITEO), impression_facts(CRITEO)),
-    "named": Kind(NAMED, impression_blocks(NAMED), impression_facts(NAMED)),
-    "outbrain": Kind(OUTBRAIN, display_blocks, display_facts),
+_KINDS: Mapping[str, ClickLogKind] = {
+    "criteo": ClickLogKind(CRITEO, impression_blocks(CRITEO), impression_facts(CRITEO)),
+    "named": ClickLogKind(NAMED, impression_blocks(NAMED), impression_facts(NAMED)),
+    "outbrain": ClickLogKind(OUTBRAIN, display_blocks, display_facts),
 }
 
 
-def kind_of(config: Generate) -> Kind:
+def kind_of(config: Generate) -> ClickLogKind:
     """Returns the kind of log that `generate.layout` selects."""
     return _KINDS[config.layout]
