@@ -102,6 +102,19 @@ def as_id(rows: DataFrame, column: str) -> Column:
     return value.cast("string")
 
 
+def with_plain_integers(rows: DataFrame, column: str) -> DataFrame:
+    """Returns the rows with texts of integers in a column as the readers write them: `007` is `7`.
+
+    Other texts stay, and are quarantined when the copy is read.
+    """
+    if not isinstance(rows.schema[column].dataType, T.StringType):
+        return rows
+    text = F.col(_quoted(column))
+    plain = F.regexp_replace(text, "[.]0*$", "").cast(T.DecimalType(38, 0)).cast("string")
+    is_integer = text.rlike("^[+-]?[0-9]{1,19}([.]0*)?$")  # as etl/raw/text_values.py
+    return rows.withColumn(column, F.when(is_integer, plain).otherwise(text))
+
+
 def content_of(rows: DataFrame) -> str:
     """Returns a digest of the rows and their columns that does not depend on the order of the rows."""
     names = sorted(rows.columns)

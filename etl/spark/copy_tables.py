@@ -17,7 +17,15 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.types import Config
 from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
 from etl.raw.table_copies import CONTENT, USER_COLUMN, copy_of, is_by_day
-from etl.spark.catalogue import as_id, content_of, identity, open_rows, order_of, state_of
+from etl.spark.catalogue import (
+    as_id,
+    content_of,
+    identity,
+    open_rows,
+    order_of,
+    state_of,
+    with_plain_integers,
+)
 from etl.workflow.copied_tables import LOG, CopiedTable, copied_days, copied_tables
 from etl.workflow.feature_plan import FeaturePlan
 from storage.lineage import LineageRecorder
@@ -77,6 +85,7 @@ def _copy(
         return
     uri, state = identity(spark, table.table, dt), state_of(spark, rows)
     if published is None or state is None or published.facts.get(_STATE) != state:
+        rows = _with_plain_ids(rows, table)
         rows = _without_erased(rows, config, table, dt)
         if published is not None and content_of(rows) == _content(spark, partition, published):
             published = replace(published, facts={**published.facts, _STATE: state}, lineage={})
@@ -114,6 +123,14 @@ def _content(spark: SparkSession, partition: Partition, published: Manifest) -> 
     if CONTENT in published.facts or not published.files:
         return published.facts.get(CONTENT)
     return content_of(spark.read.parquet(*data_files(partition, published)))
+
+
+def _with_plain_ids(rows: DataFrame, table: CopiedTable) -> DataFrame:
+    """Writes ids of users as readers do, so that an erased user is found in the copy by its id."""
+    declared = {column.source_name: column.type for column in table.table.columns}
+    if table.user is None or table.user not in rows.columns or declared.get(table.user) != "int":
+        return rows
+    return with_plain_integers(rows, table.user)
 
 
 def _without_erased(rows: DataFrame, config: Config, table: CopiedTable, dt: str) -> DataFrame:

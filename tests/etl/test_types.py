@@ -1070,7 +1070,7 @@ def test_frames_of_callers_may_have_times_and_dates() -> None:
             "naive": pa.array([EPOCH], pa.timestamp("us")),
         }
     )
-    assert column_types(plan_of(rows), ["at", "born"], {}) == {"at": "int", "born": "int"}
+    assert column_types(rows, ["at", "born"], {}) == {"at": "int", "born": "int"}
     values = raw_values(rows, {"at": "int", "born": "int"})
     assert values["at"].to_pylist() == [1_767_265_200_000_000]
     assert values["born"].to_pylist() == [2]

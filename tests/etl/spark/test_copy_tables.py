@@ -297,6 +297,25 @@ def test_erased_users_are_in_no_copy(shop: Shop) -> None:
     assert user not in {row["user"] for row in shop.copies(config, *DAYS)}
 
 
+def test_an_erased_user_is_found_by_an_integer_that_is_stored_as_text(shop: Shop) -> None:
+    shop.sql(
+        "CREATE VIEW {0}.numbered AS SELECT label, at, I1, visits, concat('0', substr(user, 2), '.0') AS user, "
+        "item, C1, dt FROM {0}.clicks"
+    )
+    columns = [{**column, "type": "int"} if column["name"] == "user" else column for column in COLUMNS]
+    log = {"format": "spark_table", "path": f"{shop.name}.numbered/dt={{date}}", "columns": columns}
+    config = shop.config("", {"log": {**LOG, **log}})
+    shop.build(config)
+    assert {"5", "12"} <= {row["user"] for row in shop.copies(config, *DAYS)}
+    context = RunContext("erase_user", config, DAYS[-1], open_session=lambda _: shop.spark)
+    erase_user.run(context, ["5"], dry_run=False)
+    shop.fill(DAYS[1], seed=50)
+    shop.build(config)
+    left = {row["user"] for row in shop.copies(config, *DAYS)}
+    assert "12" in left
+    assert "5" not in left
+
+
 def test_a_killed_copy_leaves_the_old_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     config = shop.config("{}.clicks/dt={date}")
     shop.copy(config)
