@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
 
 from storage import file_io
 from storage.manifest import Manifest
 from storage.paths import Partition
 from storage.publish import Rules, new_attempt, own_path, publish, publish_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def publish_rows(

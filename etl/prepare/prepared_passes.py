@@ -54,7 +54,6 @@ from etl.value_counts.report_statistics import summarise_and_compare
 from etl.value_counts.requests import Counts
 from etl.workflow.copied_tables import copied_tables
 from etl.workflow.feature_plan import FeaturePlan
-from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
 from storage import file_io
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
@@ -74,6 +73,8 @@ from storage.remove import is_younger, remove, written_dates
 
 if TYPE_CHECKING:  # workers do not import pyspark
     from pyspark.sql import DataFrame
+
+    from etl.workflow.fitted_workflow import FittedWorkflow
 
 log = logging.getLogger("nightrank.etl")
 

@@ -22,7 +22,6 @@ from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.parse_block import RowSource, SavedBlock
 from etl.text.scan_pass import SplitSummary
 from etl.workflow.feature_plan import FeaturePlan
-from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers
 from storage.feature_spec import ROW_ID
 from storage.manifest import Manifest
@@ -32,6 +31,8 @@ from storage.publish_rows import write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from etl.workflow.fitted_workflow import FittedWorkflow
 
 
 @dataclass(frozen=True)
