@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 JOB = """
 import logging, os, signal, sys, time
 sys.path.insert(0, os.getcwd())
-from storage.paths import Lake
+from storage.paths import LakePaths
 from tests.training.test_registry import description
 from training.registry import mlflow_mirror, mlflow_process
 logging.basicConfig(level=logging.INFO)
-lake, kill = Lake(sys.argv[1]), sys.argv[2]
+lake, kill = LakePaths(sys.argv[1]), sys.argv[2]
 mlflow_process.start()
 child = mlflow_process._process.pid
 print(child, flush=True)
