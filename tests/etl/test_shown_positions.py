@@ -19,7 +19,6 @@ from etl.build import feature_inputs
 from etl.fit.fit_workflow import workflow_version
 from etl.raw.files import require_raw, rows_digest
 from etl.spark.frame_passes import join_positions
-from etl.text.two_passes import preparations
 from etl.workflow.feature_plan import plan_of, preparation
 from tests.etl import cases
 from tests.etl.log_rows import prepared_rows
@@ -228,8 +227,8 @@ def test_other_configurations_keep_their_digests(tmp_path: Path, spark: SparkSes
     assert workflow_version(plan_of(only_measured), None, [raw]) == before
     joined = cases.write_config(tmp_path, SETTINGS)
     assert set(preparation(joined)) == {"shown_positions"}
-    assert not preparations(plan_of(only_measured))
-    assert preparations(plan_of(joined))
+    assert not plan_of(only_measured).preparations
+    assert plan_of(joined).preparations
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
