@@ -198,8 +198,8 @@ class Plugin:
         Raises:
             ConfigError: see `member`.
         """
-        found: type[Settings] = self._member(self.load_settings(), "Settings", kind)
-        return found
+        settings_class: type[Settings] = self._member(self.load_settings(), "Settings", kind)
+        return settings_class
 
     def member(self, name: str, kind: type = object) -> Any:
         """Returns a class or function of the module.

@@ -80,14 +80,14 @@ def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
             continue
         source = (root / path).read_text(encoding="utf-8")
         tree = ast.parse(source)
-        found: set[str] = set()
+        needed: set[str] = set()
         for name in _imported(tree, _module_of(path), path.endswith("__init__.py")):
-            found |= {modules[part] for part in _with_packages(name) if part in modules}
+            needed |= {modules[part] for part in _with_packages(name) if part in modules}
         for text in _texts(tree):
-            found |= {text} & known
-            found |= {named[text]} if text in named and text.endswith((".py", ".yaml", ".sh")) else set()
+            needed |= {text} & known
+            needed |= {named[text]} if text in named and text.endswith((".py", ".yaml", ".sh")) else set()
             if "." in text and (module := _longest(text, modules)):
-                found.add(module)
+                needed.add(module)
         if "import_module(" in source:  # it finds plug-ins by the names of files
             folders = {
                 text.replace(".", "/")
@@ -95,9 +95,9 @@ def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
                 if f"{text.replace('.', '/')}/__init__.py" in known
             }
             folders |= {str(PurePosixPath(path).parent)} if 'import_module(f"{__name__}' in source else set()
-            found |= {other for other in modules.values() if str(PurePosixPath(other).parent) in folders}
-        found |= {f"{folder}/conftest.py" for folder in PurePosixPath(path).parents} & known
-        depends[path] = found - {path}
+            needed |= {other for other in modules.values() if str(PurePosixPath(other).parent) in folders}
+        needed |= {f"{folder}/conftest.py" for folder in PurePosixPath(path).parents} & known
+        depends[path] = needed - {path}
     return depends
 
 

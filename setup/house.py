@@ -14,19 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from setup.environment import PACKAGES
+
 ROOT = Path(__file__).parent.parent
-FOLDERS = (
-    "conf",
-    "storage",
-    "metrics",
-    "spark",
-    "etl",
-    "training",
-    "scoring",
-    "reporting",
-    "nightrank",
-    "jobs",
-)
 # Limits of `--check`. Lower the first one when modules are merged; a new idea may raise it.
 MOST_MODULES = 620
 MOST_LINES = 800
@@ -67,7 +57,7 @@ class House:
         return {name: paths for name, paths in self.classes.items() if len(paths) > 1 and name != _CONTRACT}
 
 
-def count(root: Path, folders: Sequence[str] = FOLDERS) -> House:
+def count(root: Path, folders: Sequence[str] = PACKAGES) -> House:
     """Counts modules, imports and classes of the product.
 
     Args:
@@ -92,29 +82,29 @@ def count(root: Path, folders: Sequence[str] = FOLDERS) -> House:
     return House(
         lines,
         {name: frozenset(by) for name, by in importers.items() if name is not None},
-        {name: tuple(sorted(found)) for name, found in classes.items()},
+        {name: tuple(sorted(paths)) for name, paths in classes.items()},
         _tree_lines(root),
     )
 
 
 def problems(house: House) -> list[str]:
     """Returns what exceeds a limit, a sentence each."""
-    found = []
+    exceeded = []
     if len(house.lines) > MOST_MODULES:
-        found.append(
+        exceeded.append(
             f"{len(house.lines)} modules are more than {MOST_MODULES}: merge modules that one idea was cut "
             "into, or raise MOST_MODULES in setup/house.py if there is a new idea"
         )
-    found += [
+    exceeded += [
         f"{path} has {lines} lines, more than {MOST_LINES}: it is no longer one idea"
         for path, lines in house.lines.items()
         if lines > MOST_LINES
     ]
-    found += [
+    exceeded += [
         f"{' and '.join(paths)} define a class {name}: rename one"
         for name, paths in sorted(house.repeated.items())
     ]
-    return found
+    return exceeded
 
 
 def report(house: House) -> str:
@@ -143,11 +133,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="print only what exceeds a limit")
     options = parser.parse_args(arguments)
     house = count(ROOT)
-    found = problems(house)
+    exceeded = problems(house)
     print(
-        "\n".join(found) if options.check else report(house), end="\n" if found or not options.check else ""
+        "\n".join(exceeded) if options.check else report(house),
+        end="\n" if exceeded or not options.check else "",
     )
-    return 1 if options.check and found else 0
+    return 1 if options.check and exceeded else 0
 
 
 def _module_of(path: str) -> str:
@@ -156,13 +147,13 @@ def _module_of(path: str) -> str:
 
 def _imports(tree: ast.Module) -> list[tuple[str, ...]]:
     """Returns, for each imported name, the modules that it may be or be in, the longest name first."""
-    found: list[tuple[str, ...]] = []
+    imported: list[tuple[str, ...]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name,) for alias in node.names]
+            imported += [(alias.name,) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found += [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
-    return found
+            imported += [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+    return imported
 
 
 def _tree_lines(root: Path) -> dict[str, int]:

@@ -69,10 +69,10 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
     Raises:
         ConfigError: the operator does not exist, or the operator of a package cannot be used.
     """
-    found = find_operator(name)
-    if found is None or found[1][1] is None:
+    plugin_and_classes = find_operator(name)
+    if plugin_and_classes is None or plugin_and_classes[1][1] is None:
         raise _unknown(name, "features.ops", OPERATORS)
-    return cast(type[Operator], found[1][0]), found[1][1]
+    return cast(type[Operator], plugin_and_classes[1][0]), plugin_and_classes[1][1]
 
 
 def operator_extension(name: str) -> Plugin | None:
@@ -108,16 +108,16 @@ def stored_fitted_type(name: str, package: str | None) -> type[Fitted]:
     Raises:
         ConfigError: the operator does not exist here, or is one of another package.
     """
-    found = find_operator(name)
-    fitted = found and found[1][1]
-    if found is None or fitted is None:
+    plugin_and_classes = find_operator(name)
+    fitted = plugin_and_classes and plugin_and_classes[1][1]
+    if plugin_and_classes is None or fitted is None:
         owner = f"the package {package}" if package else "another release"
         raise ConfigError(
             f"a workflow contains the operator {name!r} of {owner}, which is not installed here",
             f"install {package or 'that release'} in the environment of every process that computes features "
             "of this workflow, or fit a workflow without the operator",
         )
-    plugin = found[0]
+    plugin = plugin_and_classes[0]
     if plugin.package != package:
         owner = f"the package {package}" if package else "another release"
         raise ConfigError(
@@ -144,10 +144,10 @@ def _from_config(
             f"{where}: the entry {dict(entry)} has {len(entry)} operators", "write one operator per entry"
         )
     name, parameters = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
-    found = find_operator(name)
-    if found is None or not issubclass(found[1][0], kind):
+    plugin_and_classes = find_operator(name)
+    if plugin_and_classes is None or not issubclass(plugin_and_classes[1][0], kind):
         raise _unknown(name, where, known)
-    operator_type: type[Parameters] = found[1][0]
+    operator_type: type[Parameters] = plugin_and_classes[1][0]
     parameters = {} if parameters is None else parameters
     if not isinstance(parameters, Mapping) or not all(isinstance(key, str) for key in parameters):
         raise ConfigError(

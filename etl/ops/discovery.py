@@ -71,12 +71,12 @@ def find_operator(name: str) -> tuple[Plugin, Found] | None:
         return plugin, _built_in(name)
     module = plugin.load()
     try:
-        found = operator_in(module)
+        classes = operator_in(module)
     except ConfigError as error:
         raise _wrong(plugin, error.problem) from error
-    if found[0].name != name:
-        raise _wrong(plugin, f"its operator is named {found[0].name!r}")
-    return plugin, found
+    if classes[0].name != name:
+        raise _wrong(plugin, f"its operator is named {classes[0].name!r}")
+    return plugin, classes
 
 
 def operator_in(module: ModuleType) -> Found:
@@ -119,12 +119,13 @@ def _built_in(name: str) -> Found:
 
 @cache
 def _of_module(module: str, name: str) -> Found:
-    found = operator_in(import_module(module))
-    if found[0].name != name:
+    classes = operator_in(import_module(module))
+    if classes[0].name != name:
         raise ConfigError(
-            f"{module} defines the operator {found[0].name!r}", "give the file the name of its operator"
+            f"{module} defines the operator {classes[0].name!r}",
+            "give the file the name of its operator",
         )
-    return found
+    return classes
 
 
 def _wrong(plugin: Plugin, problem: str) -> ConfigError:

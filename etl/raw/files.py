@@ -79,8 +79,8 @@ def find_raw(
         return _find_delta(pattern, dt, recorder)
     if table.format == SPARK_TABLE:
         copy = copy_of(config, table, dt, recorder)
-        found = _of_manifest(copy, dt) if is_published(copy) else None
-        return found if found is not None and found.paths else None
+        copied = _of_manifest(copy, dt) if is_published(copy) else None
+        return copied if copied is not None and copied.paths else None
     folder = Partition("raw", dt, pattern.rsplit("/", 1)[0], recorder=recorder)
     if is_published(folder):
         return _of_manifest(folder, dt)

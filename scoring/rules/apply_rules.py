@@ -215,13 +215,13 @@ def _reasons(rules: Mapping[str, ItemRule], num_items: int) -> tuple[Tensor, tup
     """
     reasons, codes = [RANKED, EXPLORE], torch.full((num_items,), _RANKED_CODE)
     for name, rule in rules.items():
-        found = rule.reasons()
-        moved = rule.moved() if found is None else None
+        rule_reasons = rule.reasons()
+        moved = rule.moved() if rule_reasons is None else None
         if moved is not None:
             _require_tensor(name, "moved", moved, (num_items,))
-            found = moved.long() - 1, [f"rule:{name}"]
-        if found is not None:
-            of_items, texts = found[0].cpu(), found[1]
+            rule_reasons = moved.long() - 1, [f"rule:{name}"]
+        if rule_reasons is not None:
+            of_items, texts = rule_reasons[0].cpu(), rule_reasons[1]
             codes = codes.where((codes != _RANKED_CODE) | (of_items < 0), of_items + len(reasons))
             reasons += texts
     return codes, tuple(reasons)

@@ -80,7 +80,6 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "etl.raw.file_splits",
         "etl.readers",
         "training.data.batch",
-        "training.data.batch",
         "training.models",
         "training.settings",
         "scoring",

@@ -46,7 +46,7 @@ def test_what_exceeds_a_limit_is_a_sentence_with_its_remedy(
     monkeypatch.setattr(house, "ROOT", tree)
     monkeypatch.setattr(house, "MOST_MODULES", 6)
     monkeypatch.setattr(house, "MOST_LINES", 5)
-    for folder in house.FOLDERS:
+    for folder in house.PACKAGES:
         (tree / folder).mkdir(exist_ok=True)
     assert house.main(["--check"]) == 1
     assert capsys.readouterr().out.splitlines() == [

@@ -239,10 +239,10 @@ class StoredTensorRows:
         first = self._blocks[0]
         dtype, width = self._files[first.file].row_type(self._names[first.file])
         values = np.empty((len(wanted), width * dtype.itemsize), dtype=np.uint8)
-        found = sum(self._read_block(stored, wanted, values) for stored in self._blocks)
-        if found != len(wanted):
+        rows_read = sum(self._read_block(stored, wanted, values) for stored in self._blocks)
+        if rows_read != len(wanted):
             raise DataError(
-                f"{self._folder} has only {found} of {len(wanted)} rows of {self._names[first.file]}",
+                f"{self._folder} has only {rows_read} of {len(wanted)} rows of {self._names[first.file]}",
                 "train the model again",
             )
         return torch.from_numpy(values).view(dtype)
