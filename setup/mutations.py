@@ -1,0 +1,206 @@
+"""Measures which deliberate faults the tests of `make test-changed` find: python -m setup.mutations run.
+
+`draw` names functions of the product, drawn by a seed. Somebody writes one fault for each of them into
+setup/mutations.yaml. `run` puts one fault after the other into a work tree of its own, and runs there what
+`make test-changed` chooses. A fault is found if a test fails. A run that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from setup.environment import PACKAGES
+
+ROOT = Path(__file__).parent.parent
+FAULTS = ROOT / "setup/mutations.yaml"
+RESULTS = ROOT / "build/mutations.jsonl"
+_TREE = ROOT / "build/mutations"
+_FEWEST_STATEMENTS = 3
+_NO_TESTS = 5  # pytest's exit code if it ran none
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A deliberate fault.
+
+    Attributes:
+        file: the changed file, relative to the checkout.
+        old: text that occurs in the file exactly once.
+        new: the text that replaces it.
+        effect: what goes wrong for a user.
+    """
+
+    file: str
+    old: str
+    new: str
+    effect: str
+
+    def applied(self, text: str) -> str:
+        """Returns the text of the file with the fault.
+
+        Raises:
+            ValueError: the text to replace does not occur exactly once.
+        """
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.file} has {text.count(self.old)} times, not once: {self.old!r}")
+        return text.replace(self.old, self.new)
+
+
+def read_faults(path: Path) -> list[Fault]:
+    """Reads the faults of a YAML file, which is a list of mappings with the attributes of `Fault`."""
+    return [Fault(**entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
+
+
+def draw(root: Path, folders: Sequence[str], count: int, seed: int) -> list[str]:
+    """Draws functions with at least three statements, each with equal probability, without repetition.
+
+    Returns:
+        `file:line name` of each function, in the order of the draw.
+    """
+    found = [
+        f"{path.relative_to(root).as_posix()}:{node.lineno} {node.name}"
+        for folder in folders
+        for path in sorted((root / folder).rglob("*.py"))
+        for node in _functions(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    return random.Random(seed).sample(found, min(count, len(found)))
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            statements = sum(isinstance(part, ast.stmt) for body in node.body for part in ast.walk(body))
+            if statements >= _FEWEST_STATEMENTS + (ast.get_docstring(node) is not None):
+                yield node
+
+
+def run(faults: Sequence[Fault], arguments: Sequence[str], results: Path, tree: Path) -> None:
+    """Tries the faults that have no result yet, and appends a line of JSON for each of them.
+
+    Args:
+        faults: the faults.
+        arguments: further arguments of `setup.changed_tests`, or the command of another run of tests.
+        results: the file of results, made if it does not exist.
+        tree: a work tree of the checkout that nothing else uses.
+    """
+    known = {(line["file"], line["old"]) for line in read_results(results)}
+    results.parent.mkdir(parents=True, exist_ok=True)
+    for number, fault in enumerate(faults, 1):
+        if (fault.file, fault.old) in known:
+            continue
+        path = tree / fault.file
+        text = path.read_text(encoding="utf-8")
+        started = time.monotonic()
+        path.write_text(fault.applied(text), encoding="utf-8")
+        try:
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "setup.changed_tests",
+                    "-x",
+                    "-q",
+                    "-p",
+                    "no:cacheprovider",
+                    *arguments,
+                ],
+                cwd=tree,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            path.write_text(text, encoding="utf-8")
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        found = done.returncode not in (0, _NO_TESTS)
+        line = {
+            "file": fault.file,
+            "old": fault.old,
+            "found": found,
+            "by": failed[:1] or ([done.stdout[-500:] + done.stderr[-500:]] if found else []),
+            "seconds": round(time.monotonic() - started, 1),
+        }
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(
+            f"{number} {'found' if found else 'NOT FOUND'} {line['seconds']:.0f} s {fault.file}", flush=True
+        )
+
+
+def read_results(path: Path) -> list[dict]:
+    """Reads the results of earlier runs; none if there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def prepare_tree(root: Path, tree: Path) -> None:
+    """Makes a work tree of the last commit that uses the environment of this checkout, or brings it there."""
+    if (tree / ".git").exists():
+        for command in (["reset", "--quiet", "--hard"], ["checkout", "--quiet", "--detach", _head(root)]):
+            subprocess.run(["git", *command], cwd=tree, check=True)
+    else:
+        subprocess.run(
+            ["git", "worktree", "add", "--quiet", "--force", "--detach", str(tree), _head(root)],
+            cwd=root,
+            check=True,
+        )
+    environment = tree / ".venv"
+    if not environment.exists():
+        environment.symlink_to((root / ".venv").resolve())
+    seconds = root / "build/test_seconds.json"
+    if seconds.exists():
+        (tree / "build").mkdir(exist_ok=True)
+        shutil.copy(seconds, tree / "build")
+
+
+def _head(root: Path) -> str:
+    named = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+    return named.stdout.strip()
+
+
+def main() -> None:
+    """Draws functions, checks that the faults apply, or tries the faults."""
+    parser = argparse.ArgumentParser(prog="python -m setup.mutations", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    drawn = commands.add_parser("draw", help="print functions drawn by a seed")
+    drawn.add_argument("--seed", type=int, default=43, help="seed (default: 43)")
+    drawn.add_argument("--count", type=int, default=100, help="number of functions (default: 100)")
+    tried = commands.add_parser("run", help="try the faults of setup/mutations.yaml that have no result yet")
+    tried.add_argument("--results", type=Path, default=RESULTS, help="file of results")
+    tried.add_argument("--every", type=int, default=1, help="only each N-th fault (default: 1)")
+    commands.add_parser("check", help="say which faults no longer apply to the code")
+    options, of_tests = parser.parse_known_args()
+    if options.command == "draw":
+        print(*draw(ROOT, PACKAGES, options.count, options.seed), sep="\n")
+        return
+    faults = read_faults(FAULTS)
+    if options.command == "check":
+        for fault in faults:
+            try:
+                fault.applied((ROOT / fault.file).read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                print(error)
+        return
+    prepare_tree(ROOT, _TREE)
+    run(faults[:: options.every], of_tests, options.results, _TREE)
+    results = read_results(options.results)
+    missed = [line["file"] for line in results if not line["found"]]
+    print(f"{len(results) - len(missed)} of {len(results)} faults found; not found: {missed or 'none'}")
+
+
+if __name__ == "__main__":
+    main()
