@@ -30,7 +30,7 @@ def _count_processes(event: str, _: object) -> None:
 def _jvm_seconds() -> float:
     """CPU seconds of this process' shared JVM so far; 0 without one."""
     context = sys.modules.get("pyspark.context")
-    gateway = context and context.SparkContext._gateway  # noqa: SLF001 - there is no public name for it
+    gateway = context and context.SparkContext._gateway
     if not gateway or not getattr(gateway, "proc", None):
         return 0.0
     try:
