@@ -27,7 +27,7 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
     If the file has the key `extends`, the file that this key names is read first, and the mappings of both
     files are merged key by key. If a key `model` names a file, the mapping in that file replaces the name.
     This applies to `model` itself and to the sources of `candidates`. Paths are relative to the file that
-    names them. Then each override `a.b=value` is set; conf/load.py describes how its value is read. An
+    names them. Then each override `a.b=value` is set; `set_override` reads its value. An
     override of `model` is set before the model file is read, and an override of `model.a` after that.
 
     Raises:

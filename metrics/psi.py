@@ -159,7 +159,7 @@ def bin_numbers(
 
     The size of a bin is its number of cells in the training window. The three other bins are for numbers
     below all numbers of the training window, for numbers above all of them, and for nulls. All other bins
-    consist of consecutive histogram keys (metrics.psi). The cells of the training window, in ascending
+    consist of consecutive histogram keys (`bin_keys`). The cells of the training window, in ascending
     order, are divided into tenths. All cells of a key are in the tenth that contains the first of them. So a
     number that makes up several tenths has its own bin, and there are fewer than ten bins. The bins depend
     only on the training window.

@@ -20,7 +20,7 @@ from etl.workflow.feature_plan import plan_of
 from jobs.stages.table_copies import copy_tables_of_run
 from scoring.candidates.candidate_tables import exclusions, frames_needed, read_candidate_tables
 from scoring.candidates.clicks import CLICK_COLUMNS
-from scoring.candidates.filters import Exclusions
+from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.popular import popular_items, popularity
 from scoring.candidates.recall import measure_recall
 from scoring.evaluation.experiment_measures import measure_experiment

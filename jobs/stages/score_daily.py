@@ -14,15 +14,9 @@ from conf.train_types import ScoreKind
 from scoring.candidates.treatment_items import publish_treatment_items
 from scoring.delivery.publish_limits import publish_changes
 from scoring.feature_rows import list_manifests
-from scoring.model.champion import (
-    Treatment,
-    blend_request,
-    read_treatment,
-    served_blend,
-    serving_model_and_dataset,
-    with_variants,
-)
+from scoring.model.champion import blend_request, served_blend, serving_model_and_dataset
 from scoring.model.context_features import encoded_context
+from scoring.model.experiment import Treatment, read_treatment, with_variants
 from scoring.model.model_info import ModelInfo
 from scoring.ranking.list_summary import summarize_lists
 from scoring.requests import CONTROL, TREATMENT, VARIANT, ListRequest, require_listable

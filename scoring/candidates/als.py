@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F, Window
 from scoring.candidates.clicks import weight_of_clicks
-from scoring.candidates.filters import Exclusions
+from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore, lists_from_vectors, no_lists, with_exclusions
 from scoring.candidates.parameters import AlsParameters
 from scoring.requests import ITEM_INDEX, VECTOR

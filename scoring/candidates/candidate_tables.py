@@ -19,7 +19,7 @@ from etl.prepare.attributes import plain_array, read_attribute_table
 from etl.raw.files import require_raw
 from etl.spark.raw_frames import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
-from scoring.candidates.filters import AttributeFilter, Exclusions, exclude, known_items
+from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude, known_items
 from scoring.candidates.popular import SEGMENT
 from scoring.candidates.read_sources import frames_needed_by, source_digests
 from scoring.feature_rows import read_split

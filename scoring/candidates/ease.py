@@ -20,7 +20,7 @@ import pyarrow as pa
 from conf.errors import DataError
 from conf.lazy_pyspark import F
 from scoring.candidates.clicks import clicked_items
-from scoring.candidates.filters import Exclusions
+from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import (
     VectorStore,
     histories,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F, Window
 from scoring.candidates.clicks import weight_of_clicks
-from scoring.candidates.filters import Exclusions
+from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.requests import CANDIDATES, EXCLUDED, ITEM_INDEX, LISTED, SCORES
 from spark.rows import Rows, query

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from scoring.candidates.candidate_tables import CandidateTables, users_of
-from scoring.candidates.filters import Exclusions
+from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.parameters import SearchParameters
 from scoring.candidates.retrieval_in_spark import clustered_items, is_approximate, retrieved_items

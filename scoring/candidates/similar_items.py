@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from conf.lazy_pyspark import F, Window
 from scoring.candidates.clicks import recency
-from scoring.candidates.filters import Exclusions
+from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import USERS_PER_BATCH, VectorStore, empty_lists, histories
 from scoring.candidates.parameters import SimilarItems
 from scoring.requests import ITEM_INDEX, LISTED, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scoring.candidates.clicks import within
-from scoring.candidates.filters import Exclusions
+from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import VectorStore
 from spark.rows import ReadableRows, Rows, StoredRows, query
 

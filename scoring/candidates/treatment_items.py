@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conf.errors import DataError
 from etl.latest.latest_features import latest_rules
-from scoring.model.champion import Treatment
+from scoring.model.experiment import Treatment
 from scoring.requests import ITEM_INDEX
 from spark.rows import count, query, quoted, read_rows
 from storage.feature_spec import ITEM_KEY

@@ -30,7 +30,7 @@ from etl.latest.latest_features import latest_rules
 from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_tables import CandidateTables, candidate_rows, column_names, segment_of
 from scoring.candidates.clicks import CLICK_COLUMNS, within
-from scoring.candidates.filters import exclude, known_items
+from scoring.candidates.exclusions import exclude, known_items
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.retrieved import retrieve

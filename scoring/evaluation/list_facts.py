@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from conf.types import Generate
 from etl.synthetic.truth import DayTruth, GeneratedDays
 from etl.workflow.feature_plan import id_feature_of, plan_of
-from scoring.candidates.filters import Exclusions
+from scoring.candidates.exclusions import Exclusions
 from scoring.evaluation.measured_lists import (
     CLICKS,
     ITEMS,

@@ -1,4 +1,4 @@
-"""Finds the model that serves on a run date, and checks it against the features of this date.
+"""Finds the model that serves on a run date, and its blend, and checks them against the date's tables.
 
 The champion serves, or its refit if it has one (training/registry/refits.py).
 """
@@ -6,22 +6,17 @@ The champion serves, or its refit if it has one (training/registry/refits.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
-from conf.errors import ConfigError, DataError
-from conf.serving_types import ServingExperiment
+from conf.errors import DataError
 from conf.types import Split
 from scoring.model.model_info import ModelInfo, read_model_info
-from scoring.requests import CONTROL, SOURCE_SCORES, TREATMENT, VARIANT, BlendRequest, require_listable
-from spark.rows import Rows, query, quoted, with_hash
+from scoring.requests import SOURCE_SCORES, BlendRequest
 from storage.dataset import Dataset, read_dataset, read_spec
-from storage.manifest import Manifest, is_published, read_manifest
+from storage.manifest import Manifest
 from storage.run_context import RunContext
 from training.registry.blends import BlendKey, BlendRecord, blend_as_of
 from training.registry.refits import ServingModel, serving_model
-from training.registry.served_experiments import ServedExperiment, served_experiment
 from training.registry.versions import champion_as_of, model_path
 from training.registry.warm_or_fresh import day_name
 
@@ -148,109 +143,3 @@ def blend_request(blend: BlendRecord, candidates: Manifest) -> BlendRequest | No
         )
     weights, absent = (tuple(blend.weights[name]) for name in ("weights", "absent"))
     return BlendRequest(blend.weights["intercept"], blend.weights["logit"], weights, absent)
-
-
-# Finds the model of an experiment's treatment, and checks whether it can make lists on the run date.
-
-
-@dataclass(frozen=True)
-class Treatment:
-    """The model of the treatment, and the features of its workflow.
-
-    Attributes:
-        model: the model.
-        users, items: the manifests of the tables `users` and `items` of the run date and of its workflow.
-    """
-
-    model: ModelInfo
-    users: Manifest
-    items: Manifest
-
-
-def read_treatment(
-    context: RunContext, control: ModelInfo
-) -> tuple[ServedExperiment | None, Treatment | None]:
-    """Returns the experiment of the run date, and its treatment.
-
-    The experiment is None if the configuration has none for the run date. The treatment is None if the
-    control serves all users; a warning then says why.
-
-    Args:
-        context: the context of the run.
-        control: the model of the control.
-
-    Raises:
-        ConfigError: the model does not exist or cannot make lists, or build_features did not compute the
-            features of its workflow for the run date.
-    """
-    lake = context.lake
-    experiment = served_experiment(context.config, lake, context.run_date)
-    if experiment is None or experiment.folder is None:
-        if experiment is not None:
-            log.warning(
-                "experiment %s: the control serves all users, because %s",
-                experiment.settings.name,
-                experiment.idle_because,
-            )
-        return experiment, None
-    model = read_model_info(experiment.folder, lake.recorder)
-    require_listable(model.spec)
-    version = model.spec.workflow_version
-    partitions = [table.partition(context.run_date) for table in (lake.users(version), lake.items(version))]
-    missing = [partition.path for partition in partitions if not is_published(partition)]
-    if missing:
-        raise ConfigError(
-            f"serving.experiment: model {model.version} needs features of workflow {version}, but {missing} "
-            "do not exist",
-            f"run build_features for {context.run_date} again with this section `serving`, then the jobs "
-            "after it; or choose a model of the champion's workflow",
-        )
-    if control.refit_of and not model.refit_of:
-        log.warning(
-            "experiment %s: the control is a refit, which was also trained on validation and test days, but "
-            "the treatment is not: the difference contains the effect of these days",
-            experiment.settings.name,
-        )
-    return experiment, Treatment(model, *(read_manifest(partition) for partition in partitions))
-
-
-# Assigns users to the variants of an experiment, by a salted hash of the user.
-#
-# The hash is XXH64, of the salt and the key. Spark and this process compute the same hash, so the variant of
-# a user depends neither on the engine nor on other users. A user is in the treatment if the hash, as a number
-# from 0 to 1, is smaller than the share.
-
-_SALTED, _HASH = "salted", "hashed"
-
-
-def hash_limit(share: float) -> int:
-    """Returns the limit of the hashes of a share: smaller hashes, as int64, are those of the treatment."""
-    return min(max(round(share * 2**64), 1), 2**64 - 1) - 2**63
-
-
-def with_variants(
-    rows: Rows, key: str, experiment: ServingExperiment | None, columns: Sequence[str] = ()
-) -> Rows:
-    """Returns some columns of rows of users, and the column `variant`: `control` or `treatment`.
-
-    Args:
-        rows: rows with the column `key`.
-        key: the column with the key of the user, a text.
-        experiment: the salt and the share. With None, all users are in the control.
-        columns: the columns to return; none of them is `variant`. Empty: only the key.
-    """
-    kept = ", ".join(quoted(name) for name in columns or (key,))
-    if experiment is None:
-        return query(f"SELECT {kept}, '{CONTROL}' AS {VARIANT} FROM {{rows}}", rows=rows)
-    salted = query(
-        f"SELECT {kept}, concat('{experiment.salted_prefix}', {quoted(key)}) AS {_SALTED} FROM {{rows}}",
-        rows=rows,
-    )
-    return query(
-        f"""
-        SELECT {kept}, CASE WHEN {_HASH} < {hash_limit(experiment.share)} THEN '{TREATMENT}'
-            ELSE '{CONTROL}' END AS {VARIANT}
-        FROM {{hashed}}
-        """,
-        hashed=with_hash(salted, _SALTED, _HASH),
-    )

@@ -28,7 +28,7 @@ from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from scoring.evaluation.experiment_measures import measure_experiment
 from scoring.model import context_features
-from scoring.model.champion import hash_limit, read_treatment, with_variants
+from scoring.model.experiment import hash_limit, read_treatment, with_variants
 from scoring.model.model_info import read_model_info
 from spark.choose_workers import stay_in_process
 from spark.rows import frame_of, table_of

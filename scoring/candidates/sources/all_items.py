@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from conf.candidate_types import SourceSettings
 
 if TYPE_CHECKING:
-    from scoring.candidates.filters import Exclusions
+    from scoring.candidates.exclusions import Exclusions
     from scoring.candidates.source_tables import SourceTables
     from spark.rows import Rows
 

@@ -19,7 +19,7 @@ from conf.candidate_types import WindowedSource
 from conf.raw_types import PositiveInt
 
 if TYPE_CHECKING:
-    from scoring.candidates.filters import Exclusions
+    from scoring.candidates.exclusions import Exclusions
     from scoring.candidates.lists_in_spark import VectorStore
     from scoring.candidates.source_tables import SourceTables
     from spark.rows import Rows

@@ -16,7 +16,7 @@ from conf.errors import DataError
 from conf.types import Candidates
 from scoring.candidates.build import make_candidates
 from scoring.candidates.clicks import clicked_items, observed_items, within
-from scoring.candidates.filters import AttributeFilter, Exclusions, exclude
+from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity

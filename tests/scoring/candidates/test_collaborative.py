@@ -16,7 +16,7 @@ from scoring.candidates.als import als_items, als_vectors
 from scoring.candidates.build import make_candidates
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.ease import ease_items
-from scoring.candidates.filters import Exclusions, exclude
+from scoring.candidates.exclusions import Exclusions, exclude
 from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.source_tables import SourceTables

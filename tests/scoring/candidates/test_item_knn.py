@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.types import Candidates
 from scoring.candidates.build import make_candidates
 from scoring.candidates.clicks import clicked_items
-from scoring.candidates.filters import Exclusions, exclude
+from scoring.candidates.exclusions import Exclusions, exclude
 from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.source_tables import SourceTables

@@ -24,7 +24,7 @@ from scoring.candidates.candidate_tables import read_candidate_tables, segment_o
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.ease import ease_items
 from scoring.candidates.ease_weights import gram_matrix
-from scoring.candidates.filters import Exclusions, exclude
+from scoring.candidates.exclusions import Exclusions, exclude
 from scoring.candidates.item_pairs import ClickMatrix, neighbour_table, pair_batches
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.mllib_random import first_vectors

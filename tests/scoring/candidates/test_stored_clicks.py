@@ -11,7 +11,7 @@ import pytest
 from conf.types import Candidates
 from scoring.candidates.build import make_candidates
 from scoring.candidates.clicks import clicked_items, observed_items, within
-from scoring.candidates.filters import exclude
+from scoring.candidates.exclusions import exclude
 from scoring.candidates.popular import popularity
 from scoring.candidates.source_tables import SourceTables
 from spark.rows import StoredRows, query, with_value

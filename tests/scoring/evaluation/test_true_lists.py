@@ -14,7 +14,7 @@ from conf.raw_types import Keys
 from conf.types import Generate
 from etl.synthetic.generate import generate_days
 from etl.synthetic.truth import DayTruth, GeneratedDays, generated_days
-from scoring.candidates.filters import Exclusions
+from scoring.candidates.exclusions import Exclusions
 from scoring.evaluation import list_facts as true_lists_module
 from scoring.evaluation.list_facts import BEST, CLICK_PROBABILITY, true_lists
 from spark.local_workers import LocalWorkers

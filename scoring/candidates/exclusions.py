@@ -1,4 +1,9 @@
-"""Excludes items for each user: items that the user clicked or saw, and items that attributes forbid."""
+"""Excludes items for each user: items that the user clicked or saw, and items that attributes forbid.
+
+Here they are found. Each source leaves them out of its proposals: `top_items.py`, `approximate.py`,
+`neighbour_lists.py`, `popular.py` and, for packages, `proposals.py`. The source `all_items` proposes every
+item; `scoring/ranking/recommender.py` leaves them out of its lists.
+"""
 
 from __future__ import annotations
 
