@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
+from glob import glob
 from itertools import pairwise
 from pathlib import Path
 
@@ -153,9 +154,9 @@ def _problem_of(path: str) -> str | None:
         return None
     if "/" not in path:
         return None if shutil.which(path) or Path(path).exists() else "which is not on PATH"
+    if any(character in path for character in "*?[{"):  # in folders too, as Hadoop's patterns are
+        return None if "{" in path or glob(path) else "which matches no file"
     file = Path(path)
-    if any(character in path for character in "*?[{"):
-        return None if any(file.parent.glob(file.name)) or "{" in path else "which matches no file"
     if file.exists():
         return None
     if file.is_symlink():

@@ -130,6 +130,7 @@ def test_an_unknown_profile_is_named_with_those_that_exist() -> None:
         ({"spark.jars": f"{LOCAL},/absent/a.jar"}, False, "spark.jars"),
         ({"spark.jars": "file:///absent/a.jar"}, False, "spark.jars"),
         ({"spark.jars": "/absent/*.jar"}, False, "spark.jars"),
+        ({"spark.jars": f"{LOCAL.parent.parent}/*/absent.jar"}, False, "spark.jars"),
         ({"spark.driver.extraClassPath": "/absent:/absent/b.jar"}, False, "spark.driver.extraClassPath"),
         ({"spark.archives": "/absent/e.tar.gz#environment"}, True, "spark.archives"),
         (
@@ -154,6 +155,7 @@ def test_a_missing_file_of_a_profile_is_named(settings: dict[str, str], submits:
         ({"spark.driver.extraClassPath": "/etc/absent/conf"}, True),
         ({"spark.pyspark.python": "python3", "spark.pyspark.driver.python": sys.executable}, True),
         ({"spark.jars": f"{LOCAL.parent}/*.conf"}, True),
+        ({"spark.jars": f"{LOCAL.parent.parent}/sp*/{LOCAL.name}"}, True),
     ],
 )
 def test_files_that_the_driver_does_not_need_here_are_not_checked(
