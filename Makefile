@@ -17,7 +17,7 @@ ARGS ?=
 # With 0, all tests run in one process, which needs less memory.
 TEST_WORKERS ?= 3
 
-.PHONY: help setup demo airflow airflow-test jars doctor dist wheel test test-fast test-changed image-test check format docs lock clean
+.PHONY: help setup demo airflow airflow-test jars doctor dist wheel test test-extended test-all test-fast test-changed image-test check format docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,12 +51,17 @@ wheel: setup ## make build/nightrank-<version>-….whl, which reads lakes and us
 
 # On CI the tests of GPU plans, lakes and sinks must not be skipped, so the jars that they need are fetched first.
 # Our packages are compiled once here. Otherwise, if PYTHONDONTWRITEBYTECODE is set, each test process would compile them again.
-test: setup $(if $(CI),jars) ## run the test suite
-	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) $(ARGS)
+test: setup $(if $(CI),jars) ## run every behaviour's tests once (about 15 minutes on two cores)
+	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) -m "not extended" $(ARGS)
+
+test-extended: setup $(if $(CI),jars) ## run what make test leaves out: clusters, every store and engine, long faults, old lakes, rehearsals, Airflow's scheduler
+	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) -m extended $(ARGS)
+
+test-all: test test-extended image-test ## run all tests: make test, make test-extended and make image-test
 
 # OMP_NUM_THREADS is 1, because two test processes share two cores.
 test-fast: setup ## run only unit and property tests, without Spark jobs (under 90 seconds on two cores)
-	@$(IN_ENV) OMP_NUM_THREADS=1 pytest -n 2 -m "not spark and not servers and not cluster and not processes and not slow" $(ARGS)
+	@$(IN_ENV) OMP_NUM_THREADS=1 pytest -n 2 -m "not spark and not servers and not cluster and not processes and not slow and not extended" $(ARGS)
 
 # SINCE is a commit. HEAD, the default, means the changes that are not committed.
 SINCE ?= HEAD

@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*choice.run, sep="\n")
         return 0
     workers = [] if options.workers < 2 else ["-n", str(options.workers)]
-    command = [sys.executable, "-m", "pytest", *workers, *of_pytest, *choice.run]
+    command = [sys.executable, "-m", "pytest", *workers, "-m", "not extended", *of_pytest, *choice.run]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

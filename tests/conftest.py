@@ -110,7 +110,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Records how long each test file took, for `make test-changed`, unless only some of its tests ran."""
-    if config.option.keyword or config.option.markexpr or any("::" in argument for argument in config.args):
+    only_some = config.option.keyword or config.option.markexpr not in ("", "not extended")
+    if only_some or any("::" in argument for argument in config.args):
         return
     seconds: dict[str, float] = defaultdict(float)
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
