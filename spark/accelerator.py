@@ -193,7 +193,7 @@ def _native(spark_version: str) -> Shim:
 
 
 def _numbers(spark_version: str) -> tuple[int, int, int]:
-    """Returns the major, minor and patch of a version."""
+    """Returns the major, minor and patch number of a version."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", spark_version)
     if match is None:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Hard links in a local partition's folder, for tools that list it: one link for each file of the manifest.
 
 Several links cannot be replaced atomically. So while the links change, the folder also contains a file that
-no tool can read. A tool that lists the folder then either reads the files of one manifest or fails. If a
+no tool can read. So a tool that lists the folder reads the files of one manifest, or it fails. If a
 process is killed while it changes the links, the unreadable file remains, and the next run repairs the links.
 """
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy.testing  # noqa: F401 - its first import runs `lscpu`, which would be counted for a test
@@ -20,6 +20,7 @@ from setup.changed_tests import SECONDS
 from spark.profile import read_properties
 from spark.session import build_session
 from tests.checked_device import register_checked_device
+from tests.extended import beginnings
 from tests.spark_settings import set_meanwhile
 from tests.standalone import Cluster, standalone_cluster
 
@@ -96,11 +97,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("image")]
         items[:] = [item for item in items if not item.get_closest_marker("image")]
         config.hook.pytest_deselected(items=left_out)
+    unused = _mark_extended(items)
+    if unused and config.args == config.getini("testpaths") and not config.option.keyword:
+        raise pytest.UsageError(f"tests/extended.py names tests that do not exist: {unused}")
     for item in items:
         fixtures = {*getattr(item, "fixturenames", ())}
         for marker, names in MARKED_FIXTURES.items():
             if fixtures & names:
                 item.add_marker(marker)
+
+
+def _mark_extended(items: Sequence[pytest.Item]) -> list[str]:
+    """Marks the tests that only `make test-extended` runs. Returns the patterns that fit no test."""
+    unused = beginnings()
+    for pattern, regex in beginnings().items():
+        for item in items:
+            if regex.match(item.nodeid):
+                item.add_marker("extended")
+                unused.pop(pattern, None)
+    return [*unused]
 
 
 def pytest_collection_finish() -> None:

@@ -315,7 +315,7 @@ def _click_rate_check(
 
 
 def _oov_check(context: RunContext, oov_shares: list[NamedValue]) -> GateCheck | None:
-    """Checks the feature with the largest share of unknown ids. Returns None if no feature has ids."""
+    """Checks the largest share of unknown ids that any feature has. Returns None if no feature has ids."""
     if not oov_shares:
         return None
     name, value = oov_shares[0]

@@ -397,7 +397,7 @@ class BatchRows:
         self._early: RowsOfBatch | None = None
 
     def of_batch(self, ids: Tensor, *, padded: bool, trains: bool) -> RowsOfBatch:
-        """Returns the rows of ids (B, W). If `trains`, they are those that were requested for these ids.
+        """Returns the rows of ids (B, W). Training steps use the rows that were requested early.
 
         Args:
             ids: the ids.

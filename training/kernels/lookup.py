@@ -60,7 +60,7 @@ class FeaturePositions:
 @cache
 @torch.inference_mode(False)  # a later training could not use inference tensors
 def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns `column` and `width` of `Features`, cached because each copy would wait for the device."""
+    """Returns `column` and `width` of `FeaturePositions`, cached: each copy would wait for the device."""
     starts = [0, *accumulate(widths)][:-1]
     return (
         torch.tensor(starts, dtype=torch.int32, device=device),

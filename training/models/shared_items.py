@@ -104,7 +104,7 @@ class SharedItems:
         return PairLogits(items, self._top.after, None if bottom is None else bottom.after)
 
     def logits(self, users: Part, items: slice) -> Tensor:
-        """Returns the logits (U, I) float32 of users with a range of items.
+        """Returns the logit of each user for each item of a range, as float32 (U, I).
 
         Args:
             users: the parts of the users: (U, H), (U, P, E), and with a bottom MLP (U, H').

@@ -125,7 +125,7 @@ class _Problem(ctypes.Structure):
 
 
 class PairLogits:
-    """Computes the logits of blocks of users with a range of items.
+    """Computes the logit of each user of a block for each item of a range.
 
     Args:
         items: the inputs of all items.
@@ -147,7 +147,7 @@ class PairLogits:
         self._instructions = instructions
 
     def fill(self, logits: Tensor, block: UserBlock, items: slice) -> None:
-        """Writes the logits of a block of users with a range of items into `logits` (U, I).
+        """Writes the logit of each user of a block for each item of a range into `logits` (U, I).
 
         Raises:
             MemoryError: memory ran out.

@@ -261,7 +261,7 @@ def experiments_config(config: Config) -> Config:
 
 
 def delete_old_experiments(config: Config) -> int:
-    """Deletes old models that no published comparison names, and unused files; returns how many models.
+    """Deletes unused files, and old models that no published comparison lists. Returns the number of models.
 
     An error is only logged, because the result of the comparison is already published.
     """

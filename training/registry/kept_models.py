@@ -122,7 +122,7 @@ def _is_of(description: dict[str, Any], first_date: str) -> bool:
 def _served(lake: LakePaths, name: str, first_date: str, dates: Iterable[str]) -> set[str]:
     """Returns the champions of kept dates, at the beginning and at the end of a run.
 
-    With each of them, it returns the previous champion, to which a rollback returns.
+    The result also has the champion before each of them, which a rollback would restore.
     """
     decided = {day for kind in (PROMOTIONS, OVERRIDES) for day in dates_of(lake, name, kind)}
     later = {day for day in decided if day >= first_date}

@@ -1,4 +1,4 @@
-"""The settings that architectures over histories of items have in common, and their check."""
+"""The settings that sequence models (of a user's item history) share, and the checks of these settings."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
 
 
 def _facts(model: Mapping[str, Any], scores: ScoreKind) -> Html:
-    """Returns a list of facts: architecture, the model that training started from, validation figures.
+    """Returns the facts of the training: its architecture, its initial model and its validation measures.
 
     Figures that scores of this kind cannot have are left out.
     """
