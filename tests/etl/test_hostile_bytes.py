@@ -148,9 +148,10 @@ def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows
     return rows, reasons
 
 
+@pytest.mark.parametrize("examples", [80, pytest.param(400, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("form", ["tsv", "csv"])
-def test_files_are_read_as_the_oracle_reads_them(form: str) -> None:
-    @settings(max_examples=250, deadline=None, derandomize=True, database=None)
+def test_files_are_read_as_the_oracle_reads_them(form: str, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
     @given(files=hostile_files(form, 25), split_bytes=st.sampled_from([40, 300, 1 << 20]), suffix=SUFFIX)
     def check(files: list[bytes], split_bytes: int, suffix: str) -> None:
         with TemporaryDirectory() as name:
@@ -165,7 +166,7 @@ def test_files_are_read_as_the_oracle_reads_them(form: str) -> None:
     check()
     kinds = {"good", "not_utf8", "field_count", "integer:n", "number:x", "label:label", "missing_key:user"}
     kinds |= {"key:user", "key:item"} | ({"quote"} if form == "csv" else set())
-    assert {kind for kind, lines in seen.items() if lines >= 5} >= kinds, (
+    assert {kind for kind, lines in seen.items() if lines >= 3} >= kinds, (
         "the bytes drawn were hostile enough"
     )
 

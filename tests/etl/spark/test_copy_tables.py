@@ -136,6 +136,8 @@ def shop(spark: SparkSession, tmp_path: Path) -> Iterator[Shop]:
         shop.fill(day, seed)
     yield shop
     spark.sql(f"DROP DATABASE {name} CASCADE")
+    for view in spark.sql("SHOW VIEWS").collect():  # other tests share the session
+        spark.catalog.dropTempView(view.viewName)
 
 
 def expected_tables(shop: Shop) -> dict[str, Any]:
