@@ -43,7 +43,7 @@ class PublishedRuns:
 
     def job(self, run_date: str, **sections: Any) -> RunContext:
         """The context of a job."""
-        return RunContext("test", self.config_of(**sections), run_date, _spark=self.spark)
+        return RunContext("test", self.config_of(**sections), run_date, open_session=lambda _: self.spark)
 
     def rows(self, partition: Partition) -> pd.DataFrame:
         """The rows of a partition, in file order."""

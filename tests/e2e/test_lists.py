@@ -111,7 +111,7 @@ def test_lists_travel_from_the_raw_log_to_the_scores(
     values = {"lake": str(tmp_path / "lake"), "data": str(tmp_path / "raw"), "workflow": {"engine": engine}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**CONFIG, **values}))
     config = load_config(str(tmp_path / "config.yaml"))
-    job = RunContext("test", config, RUN_DATE, _spark=spark)
+    job = RunContext("test", config, RUN_DATE, open_session=lambda _: spark)
     build_features(job)
     plan = make_plan(config, job.lake, read_dataset(job.lake, RUN_DATE))
     description = train_in_process(plan)

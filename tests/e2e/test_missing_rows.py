@@ -132,7 +132,7 @@ def run_with(
 
     def run(missing: str, quality: dict[str, Any]) -> Run:
         config = config_with(missing, quality)
-        job = RunContext("test", config, RUN_DATE, _spark=spark)
+        job = RunContext("test", config, RUN_DATE, open_session=lambda _: spark)
         summary = build_features(job)
         if not Path(job.lake.models(config.name)).exists():
             plan = make_plan(config, job.lake, read_dataset(job.lake, RUN_DATE))

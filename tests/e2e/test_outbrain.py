@@ -48,10 +48,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.fixture(scope="module")
 def evaluated(config: Config, compiling: SparkSession) -> dict[str, Any]:
     """The facts of evaluate_model."""
-    generate_clicks(RunContext("generate_clicks", config, FIRST, _spark=compiling))
-    build_features(RunContext("build_features", config, RUN_DATE, _spark=compiling))
-    train_model(RunContext("train_model", config, RUN_DATE, _spark=compiling))
-    return evaluate_model(RunContext("evaluate_model", config, RUN_DATE, _spark=compiling)).facts
+    generate_clicks(RunContext("generate_clicks", config, FIRST, open_session=lambda _: compiling))
+    build_features(RunContext("build_features", config, RUN_DATE, open_session=lambda _: compiling))
+    train_model(RunContext("train_model", config, RUN_DATE, open_session=lambda _: compiling))
+    return evaluate_model(RunContext("evaluate_model", config, RUN_DATE, open_session=lambda _: compiling)).facts
 
 
 def raw_rows(config: Config, dt: str) -> pd.DataFrame:

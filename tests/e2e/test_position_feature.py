@@ -95,7 +95,7 @@ def built(folder: Path, spark: SparkSession | None = None, **sections: Any) -> R
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     config: Config = load_config(str(folder / "config.yaml"))
-    job = RunContext("test", config, RUN_DATE, _spark=spark)
+    job = RunContext("test", config, RUN_DATE, open_session=lambda _: spark)
     build_features(job)
     return job
 

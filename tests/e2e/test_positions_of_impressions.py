@@ -99,7 +99,7 @@ def copied(job: RunContext, folder: Path) -> RunContext:
     shutil.copytree(job.config.lake, folder / "lake")
     shutil.copytree(job.config.data, folder / "raw")
     config = job.config.model_copy(update={"lake": str(folder / "lake"), "data": str(folder / "raw")})
-    return RunContext("test", config, RUN_DATE, _spark=job.spark)
+    return RunContext("test", config, RUN_DATE, open_session=job.open_session)
 
 
 def current_days(job: RunContext) -> set[str]:

@@ -94,7 +94,7 @@ def run_stage(
 ) -> None:
     """Runs one stage in the session of this process."""
     job = body.__module__.rpartition(".")[2]
-    body(RunContext(job, load_config(str(ROOT / CONFIG), overrides), run_date, _spark=spark))
+    body(RunContext(job, load_config(str(ROOT / CONFIG), overrides), run_date, open_session=lambda _: spark))
 
 
 def run_stages(spark: SparkSession, run_date: str, overrides: list[str], config: str = CONFIG) -> None:
@@ -104,7 +104,7 @@ def run_stages(spark: SparkSession, run_date: str, overrides: list[str], config:
         for step in steps():
             of_step = load_config(str(ROOT / config), [*overrides, *step.overrides])
             stage = import_module(f"jobs.stages.{step.job}")
-            stage.run(RunContext(step.job, of_step, step.run_date, _spark=spark))
+            stage.run(RunContext(step.job, of_step, step.run_date, open_session=lambda _: spark))
 
 
 def settings(overrides: list[str]) -> list[str]:

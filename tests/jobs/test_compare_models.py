@@ -245,7 +245,7 @@ def test_on_the_ranks_of_a_session(
     spark: SparkSession, tmp_path: Path, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "nightrank.compare_models")
-    context = RunContext("compare_models", config, RUN_DATE, _spark=spark)
+    context = RunContext("compare_models", config, RUN_DATE, open_session=lambda _: spark)
     summary = compare(tmp_path, config, context=context, runs=RUNS[:2])
     assert len(list((tmp_path / "lake/models/tiny-experiments").iterdir())) == 2
     caplog.clear()

@@ -75,7 +75,7 @@ def with_experiment(config: Config, **settings: Any) -> Config:
 
 
 def context(config: Config, run_date: str = RUN_DATE, spark: SparkSession | None = None) -> RunContext:
-    return RunContext("test", config, run_date, _spark=spark)
+    return RunContext("test", config, run_date, open_session=lambda _: spark)
 
 
 @pytest.fixture(autouse=True)

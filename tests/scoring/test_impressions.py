@@ -72,7 +72,7 @@ def with_log(config: Config, **settings: Any) -> Config:
 
 
 def context(config: Config, spark: SparkSession | None = None) -> RunContext:
-    return RunContext("test", config, RUN_DATE, _spark=spark)
+    return RunContext("test", config, RUN_DATE, open_session=lambda _: spark)
 
 
 @pytest.fixture(autouse=True)

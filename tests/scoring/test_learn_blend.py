@@ -166,7 +166,7 @@ def test_a_failure_before_the_record_is_written_leaves_the_old_one(
     before = blend_of(job.lake, "toy", RUN_DATE)
     values = job.config.model_dump()
     values["candidates"] |= {"sources": [{"source": "popular", "n": 5}]}
-    changed = RunContext("test", Config.model_validate(values), RUN_DATE, _spark=job.spark)
+    changed = RunContext("test", Config.model_validate(values), RUN_DATE, open_session=job.open_session)
     with monkeypatch.context() as patch:
         patch.setattr(stage, "record_blend", _fail)
         with pytest.raises(RuntimeError, match="killed"):
@@ -195,7 +195,7 @@ def test_wrong_configurations_and_records_end_with_a_remedy(job: RunContext, tmp
         check_config(Config.model_validate(values))
     values = job.config.model_dump()
     values["score"] |= {"blend": "none"}
-    plain = RunContext("test", Config.model_validate(values), RUN_DATE, _spark=job.spark)
+    plain = RunContext("test", Config.model_validate(values), RUN_DATE, open_session=job.open_session)
     with pytest.raises(ConfigError, match=r"score\.blend=none[\s\S]*set score\.blend=auto"):
         stage.run(plain)
     stage.run(job)

@@ -147,7 +147,7 @@ class CandidateRun:
     def job(self, **candidates: Any) -> RunContext:
         """The context of a job with some settings of `candidates` replaced."""
         config = make_config(Path(self.lake.root), candidates={**SECTION, **candidates})
-        return RunContext("test", config, RUN_DATE, _spark=self.spark)
+        return RunContext("test", config, RUN_DATE, open_session=lambda _: self.spark)
 
     def candidates(self) -> dict[str, tuple[list[str], list[int]]]:
         """User → item keys, and the source of each item."""
@@ -336,7 +336,7 @@ def test_repeats_say_which_rows_keep_an_item_from_a_user(
     if "label" in sections:
         changed["log"] = config.log.model_copy(update={"label": Label(**sections["label"])})
     build_candidates(
-        RunContext("test", config.model_copy(update=changed), RUN_DATE, _spark=candidate_run.spark)
+        RunContext("test", config.model_copy(update=changed), RUN_DATE, open_session=lambda _: candidate_run.spark)
     )
     keys = read_rows(candidate_run.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
     actual = (

@@ -48,7 +48,7 @@ def builds(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Two
     first = cases.run_build(spark, config, DAYS[2])
     again = config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": "retrain"})})
     second = cases.run_build(spark, again, DAYS[3], first.workflow.version)
-    return TwoBuilds(RunContext("test", config, DAYS[3], _spark=spark), first, second)
+    return TwoBuilds(RunContext("test", config, DAYS[3], open_session=lambda _: spark), first, second)
 
 
 def latest(config: Config, built: BuildResult, side: Side, days: list[str]) -> pd.DataFrame:

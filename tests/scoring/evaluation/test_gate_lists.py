@@ -107,7 +107,7 @@ def with_gate(config: Config, **changed: Any) -> Config:
 
 def evaluated(spark: SparkSession, config: Config, run_date: str = DAY_AFTER) -> dict[str, Any]:
     """The facts of a new evaluation."""
-    evaluate_model(RunContext("test", config, run_date, _spark=spark))
+    evaluate_model(RunContext("test", config, run_date, open_session=lambda _: spark))
     return dict(read_manifest(LakePaths(config.lake).evaluations.partition(run_date)).facts)
 
 
@@ -206,7 +206,7 @@ def test_a_sample_has_the_users_with_the_smallest_hashes(spark: SparkSession, ga
     config = with_gate(gated.config, lists_users=10)
     candidates = config.candidates.model_copy(update={"exclude_clicked": ["train", "validation", "test"]})
     config = config.model_copy(update={"candidates": candidates})
-    context = RunContext("test", config, DAY_AFTER, _spark=spark)
+    context = RunContext("test", config, DAY_AFTER, open_session=lambda _: spark)
     lake = LakePaths(config.lake)
     versions = ["champion", "challenger"]
     models = [read_model_info(model_path(lake, "toy", version)) for version in versions]
@@ -240,7 +240,7 @@ def test_users_without_earlier_rows_are_not_measured(
             rows = rows.filter(pc.greater_equal(rows.column("user_key"), "u034"))
         write_table(lake.features(WORKFLOW).partition(day), rows)
     model = ModelInfo("", "m1", SPEC, {})
-    measured = measure_lists_of(RunContext("test", config, RUN_DATE, _spark=spark), dataset_of(lake), [model])
+    measured = measure_lists_of(RunContext("test", config, RUN_DATE, open_session=lambda _: spark), dataset_of(lake), [model])
     assert (measured.users, measured.models, measured.level) == (0, {}, "warn")
     assert measured.skipped == (
         "no user with a click in the test split has a row in the train or validation split"

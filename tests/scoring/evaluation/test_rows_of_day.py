@@ -34,7 +34,7 @@ def test_published_features_have_the_rows_of_the_log(
     config = cases.write_config(tmp_path, {"split": SPLIT, "workflow": {"engine": engine}})
     for seed, day in enumerate(DAYS):
         cases.write_day(tmp_path / "raw" / f"dt={day}", cases.make_lines(day, 60, seed))
-    context = RunContext("test", config, DAYS[-1], _spark=spark)
+    context = RunContext("test", config, DAYS[-1], open_session=lambda _: spark)
     expected = parsed(spark, config, DAYS[-1])
     assert len(expected) > 40
     assert sorted(map(tuple, rows_of(context, DAYS[-1]).collect())) == expected  # nothing is published yet
@@ -53,7 +53,7 @@ def test_a_log_that_changed_since_is_parsed(spark: SparkSession, tmp_path: Path)
     before = parsed(spark, config, DAYS[-1])
     late = [line for line in cases.make_lines(DAYS[-1], 9, 77) if line not in cases.MALFORMED.values()]
     (tmp_path / "raw" / f"dt={DAYS[-1]}" / "late.tsv").write_text("\n".join(late) + "\n", encoding="utf-8")
-    context = RunContext("test", config, DAYS[-1], _spark=spark)
+    context = RunContext("test", config, DAYS[-1], open_session=lambda _: spark)
     rows = sorted(map(tuple, rows_of(context, DAYS[-1]).collect()))
     assert rows == parsed(spark, config, DAYS[-1])
     assert len(rows) > len(before)
@@ -65,7 +65,7 @@ def test_drawn_negatives_are_not_clicks(spark: SparkSession, tmp_path: Path) -> 
     for seed, day in enumerate(DAYS):
         cases.write_day(tmp_path / "raw" / f"dt={day}", cases.make_lines(day, 60, seed))
     cases.run_build(spark, config, DAYS[-1])
-    context = RunContext("test", config, DAYS[-1], _spark=spark)
+    context = RunContext("test", config, DAYS[-1], open_session=lambda _: spark)
     rows = list(map(tuple, rows_of(context, DAYS[-1]).collect()))
     expected = parsed(spark, config, DAYS[-1])
     assert len(rows) > len(expected)
