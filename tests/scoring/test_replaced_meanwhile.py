@@ -19,7 +19,7 @@ from jobs.stages.score_daily import run as score_daily
 from scoring import feature_rows
 from scoring.feature_rows import read_split
 from scoring.model import context_features
-from spark.rows import table_of
+from spark.rows import count, whole
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.paths import Partition
@@ -101,7 +101,7 @@ def test_rows_of_a_split_are_those_that_the_dataset_was_held_against(
     partition = job.lake.features(WORKFLOW).partition(member.dt)
     rows = read_manifest(partition).rows
     followed(monkeypatch, feature_rows, "split_partitions", lambda: replace(job.spark, partition))
-    assert len(table_of(read_split(job, dataset, ["test"]))) == rows
+    assert count(whole(read_split(job, dataset, ["test"]))) == rows
 
 
 def test_lists_are_measured_as_they_were_looked_at(job: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
