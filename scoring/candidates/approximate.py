@@ -22,10 +22,10 @@ from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, top_keys
 
 # faiss gives a missing item this number.
 _MISSING = -1
-# Items are asked for in place of excluded ones, at most this number times n.
+# The search asks for additional items in place of excluded items: at most this number times n.
 _MOST_SPARE = 4
-# faiss computes dot products of fewer users than this one by one, otherwise by a matrix product, whose last
-# bits depend on the number of users.
+# For fewer users than this, faiss computes each dot product alone. For more users, it uses a matrix product,
+# whose last bits depend on the number of users.
 _ONE_BY_ONE = 1 << 30
 
 
@@ -77,7 +77,7 @@ class ApproximateSearch:
         """Returns the ranking keys of up to n items of each user, (U, n) int64, as TopItems.best does.
 
         The search asks for more than n items, because excluded items are removed from the result.
-        NO_CANDIDATE fills a row for which fewer than n items are left.
+        If fewer than n items are left for a user, NO_CANDIDATE fills the end of the row.
 
         Args:
             vectors: (U, E) finite float32 user vectors on the CPU.

@@ -80,7 +80,7 @@ def _unite_tables(
     # The first of equal pairs is that of the first source.
     first = np.sort(np.unique(row << 32 | item, return_index=True)[1])
     row, item, source_of = row[first], item[first], source_of[first]
-    order = np.argsort(row, kind="stable")  # within a user by source, and then as the source orders
+    order = np.argsort(row, kind="stable")  # by user, then by source; keeps the order of the source
     row, item, source_of = row[order], item[order], source_of[order]
     if most is not None:
         kept = np.arange(len(row)) - np.searchsorted(row, row) < most

@@ -210,7 +210,7 @@ def drift_checks(
     oov_shares = _largest_first(
         (name, value) for name, value in challenger.oov_shares.items() if name not in exempt
     )
-    # The section `negatives` decides how many rows are no clicks, not what users do.
+    # With the section `negatives`, the click rate depends on the configuration, not on what users do.
     click_rates = report.click_rates if report and context.config.negatives is None else None
     checks = [
         _score_check(context, scores),

@@ -78,7 +78,7 @@ def ndcg_of(gain: str, wanted: str, k: int) -> str:
 
     Args:
         gain: the column with the sum of GAIN over the hits of the list.
-        wanted: the column with the number of positives of the user; 0 gives null.
+        wanted: the column with the number of positives of the user. If this number is 0, the NDCG is null.
         k: maximum length of a list.
     """
     ideals = enumerate(ideal_gains(k)[:-1], start=1)

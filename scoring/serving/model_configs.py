@@ -189,8 +189,8 @@ def _joined(*lines: str) -> str:
 
 # What the models of a repository read and return. All versions in a repository have the same inputs.
 
-# How the ranker is computed: by Triton's backend of ONNX Runtime, by the same with TensorRT on a GPU, or by
-# ONNX Runtime in Triton's Python backend.
+# How the ranker is computed: by Triton's backend of ONNX Runtime, by this backend with TensorRT on a GPU, or
+# by ONNX Runtime in Triton's Python backend.
 Backend = Literal["onnxruntime", "tensorrt", "python"]
 PROBABILITY = "probability"
 
