@@ -314,12 +314,12 @@ def columns_of_items(
 
 @dataclass(frozen=True)
 class PositiveRows:
-    """The P positive rows of a rank's batch. A batch without any has one row of weight zero.
+    """The P positive rows of a rank's batch. A batch without positive rows has one row of weight zero.
 
     Attributes:
         rows: (P,) int64 ascending, the indices of the rows.
         weight: the factor of the weights of these rows: 1, or 0 if there is no positive row.
-        of_shard: for each shard of the rank, its number of rows.
+        of_shard: for each shard of the rank, how many of `rows` belong to it.
     """
 
     rows: Tensor

@@ -27,8 +27,8 @@ from training.data.row_keys import mix, split_row_keys, uniform
 from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
 
-# A draw that hits an item that the user chose is repeated this number of times at most. If all of them hit
-# such items, the negative gets weight zero.
+# If a draw hits an item that the user chose, the draw is repeated at most this number of times. If all draws
+# hit such items, the negative gets weight zero.
 _ATTEMPTS = 8
 
 

@@ -119,7 +119,7 @@ class RowRequest:
         return vectors, self._exchanged
 
     def discard(self) -> None:
-        """Waits for what was started, so that its name can be used again. All ranks must call it."""
+        """Waits for the started exchange, so that its name can be used again. All ranks must call it."""
         if self._receive_vectors is not None:
             self._receive_vectors()
         else:
@@ -137,7 +137,7 @@ def start_return(
 
     Args:
         values: (U, E) float32, the gradients of the vectors that a `RowRequest` returned.
-        exchanged: its second result.
+        exchanged: the second result of `RowRequest.vectors`.
         collectives: the ranks' collectives.
         dtype: the dtype of the numbers that are sent.
         name: name of the message, as for `RowRequest`.
@@ -415,7 +415,7 @@ class BatchRows:
         return self._requested(ids, self._keys(ids.long(), self._router.features[feature]), None, "exchange")
 
     def request(self, ids: Tensor, *, padded: bool) -> None:
-        """Requests the rows of a batch, whose step must be the next one with `ids`."""
+        """Requests the rows of a batch before its step. The next step must look up the same `ids`."""
         self.discard()
         self._early = self._of_batch(ids, f"{self.name}.request", padded=padded)
 

@@ -62,9 +62,9 @@ def largest_number(spark: SparkSession, train: Train) -> int:
 
 
 def cores_of_driver(train: Train) -> int | None:
-    """Returns with how many cores one rank trains in this process, if that is known without a session.
+    """Returns the number of cores for one rank in this process, if it is known without a session.
 
-    The result is None if a session must be opened to know it, or if there is more than one rank.
+    The result is None if only an open session shows this number, or if there is more than one rank.
     """
     if train.elastic is not None or train.num_ranks not in ("auto", 1):
         return None

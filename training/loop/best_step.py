@@ -1,8 +1,9 @@
 """Keeps the weights of the step with the best measure on the validation split (`train.keep`).
 
-While a training runs, each new best evaluation is followed by a checkpoint, which is not deleted before a
-better one is complete (`SaveCheckpoints`). After the last step, the state of this checkpoint is loaded. The
-best step depends only on the history, so all ranks and resumed trainings find the same one.
+While a training runs, each new best evaluation is followed by a checkpoint. This checkpoint is not deleted
+before that of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this
+checkpoint is loaded. The best step depends only on the history, so all ranks and resumed trainings find the
+same step.
 """
 
 from __future__ import annotations

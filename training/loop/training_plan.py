@@ -168,7 +168,7 @@ def _require_labels(lake: LakePaths, dataset: Dataset, seen: Set[str], *, only_c
     """Raises DataError if a model cannot learn from the labels of the new train days (`require_labels`).
 
     The new train days are those that are not in `seen`, the days of the parent's training. If the dataset
-    does not say how many clicks its days have, nothing is checked.
+    does not contain the numbers of clicks of its days, nothing is checked.
     """
     days = []
     members = dataset.splits.get("train", ())
@@ -215,9 +215,10 @@ def _find_files(
 def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
     """Creates the plan of one training of a comparison.
 
-    The model's name in the registry is the one of experiments, which have no champion. So the training starts
-    from random weights, and the gate never considers its model. If `train.evaluate_every_steps` is 0, the
-    model is evaluated at the end of each epoch. Evaluations do not change the weights.
+    The registry stores the model under the name for models of experiments, which have no champion. So the
+    training starts from random weights, and the gate never considers the model. If
+    `train.evaluate_every_steps` is 0, the model is evaluated at the end of each epoch. Evaluations do not
+    change the weights.
 
     Raises:
         ConfigError, DataError: see `make_plan`.

@@ -25,7 +25,7 @@ from training.models.factorization import FactorizedMLP, Part
 from training.native.library import library
 from training.native.pair_logits import ItemInputs, PairLogits, UserBlock
 
-# A feature has few values if at most this share of the items have distinct ones.
+# A feature has few values if at most this share of the items have distinct values.
 _FEW_VALUES_SHARE = 0.25
 # Number of items whose first layers are in memory at the same time.
 _TILE_ITEMS = 1024
@@ -34,7 +34,7 @@ _BLOCK_USERS = 24
 
 
 class SharedItems:
-    """Items of which every user is scored against all, or against a range.
+    """Items against which every user is scored: against all of them, or against a range.
 
     Args:
         top: the top MLP. The columns of its pairs are the dot products of the item's and the user's vectors
@@ -42,7 +42,7 @@ class SharedItems:
             its dot products with the user's vectors (P) and with the item's (Q).
         bottom: the bottom MLP if both sides have dense features; its output is a vector of the pair.
         items: the parts of the items: the share of the top MLP's first layer (I, H), the vectors (I, Q, E),
-            and with `bottom`, the share of its first layer (I, H').
+            and with `bottom`, the share of the bottom MLP's first layer (I, H').
         user_vectors: P.
     """
 
@@ -64,7 +64,7 @@ class SharedItems:
 
     @staticmethod
     def bytes_of(items: Part, hidden: int, *, mixed: bool) -> int:
-        """Returns the bytes that items need beside their parts; the first layer has `hidden` outputs."""
+        """Returns the bytes that items need besides their parts; the first layer has `hidden` outputs."""
         vectors = items[1]
         return vectors.nelement() * 4 + (len(vectors) * vectors.shape[2] * hidden * 4 if mixed else 0)
 
