@@ -1,7 +1,8 @@
 """The command `nightrank`: starts the jobs, from any folder, in the environment of the project.
 
 Each command is a script of `jobs/` (or the doctor), which gets the arguments unchanged. The jobs need Spark,
-so they run in a checkout, or in the project that `nightrank setup` installs. The package needs neither.
+so they run in a checkout, or in the project that `nightrank setup` installs. The package itself needs neither
+Spark nor a checkout.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def install_project(folder: Path | None, python: str) -> int:
     """Unpacks the project, and makes its environment.
 
     Args:
-        folder: where; None for the folder below this environment.
+        folder: the folder of the project; None for the folder below this environment.
         python: the program of a Python 3.11.
 
     Returns:
@@ -223,7 +224,7 @@ def _start(command: str, arguments: Sequence[str]) -> NoReturn:
         )
     job = commands()[command]
     script = [f"{home}/jobs/{job}.py"]
-    if job == DOCTOR:  # it is no part of the packed environment
+    if job == DOCTOR:  # the doctor is no part of the packed environment
         script = ["-m", "setup.doctor"]
         os.environ["PYTHONPATH"] = str(home)
     started_by(f"nightrank {command}")

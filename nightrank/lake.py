@@ -79,7 +79,7 @@ def open_lake(
 
 
 class Lake:
-    """The tables, workflows and models of a lake. `nightrank.open` makes it.
+    """The tables, workflows and models of a lake. `nightrank.open` returns this object.
 
     Where a method takes a date, it is an ISO text or a `datetime.date`. None means the latest one.
 
@@ -123,9 +123,9 @@ class Lake:
         version. `features` has the rows of a day. All other dates are run dates.
 
         Args:
-            table: one of those, or `recommendations`, `scores`, `quarantine`, `evaluations`, `measures`,
-                `list_changes` or `deliveries`. Of the last four, all that is published are `facts` and, for
-                some, rows.
+            table: one of these tables, or `recommendations`, `scores`, `quarantine`, `evaluations`,
+                `measures`, `list_changes` or `deliveries`. The last four have `facts`, and only some of them
+                have rows.
             date: the date.
             workflow: the workflow version; None for the version of the run of this date or, if there was
                 none, of the latest run.
@@ -181,8 +181,8 @@ class Lake:
 
         Args:
             date: the run date; None for the latest run.
-            use_refit: whether the refit of the champion is returned, if there is one. None for
-                `train.refit` of the configuration, and true if the configuration is not known.
+            use_refit: whether the refit of the champion is returned, if there is one. None means
+                `train.refit` of the configuration, or true if the configuration is not known.
 
         Raises:
             ConfigError: the lake has models of several names.
