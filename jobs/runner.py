@@ -218,7 +218,8 @@ def _advice(error: Exception) -> str:
 # spark-submit merges standard error of the driver's Python into its standard output, and copies both to its
 # own standard output. So programs that read the summary would also get logs, warnings and tracebacks.
 # Therefore, under spark-submit, this module makes the JVM copy everything to standard error and write the
-# summary to standard output itself. All output of the process is treated so, including that of libraries.
+# summary to standard output itself. All output of the process is treated in this way, including that of
+# libraries.
 
 _STDOUT, _STDERR = 1, 2
 

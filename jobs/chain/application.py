@@ -119,7 +119,7 @@ class Application:
     def close(self) -> None:
         """Ends the application. Waits until Spark has stopped, which completes the event log.
 
-        If no stage has run, nobody waits: the process may still be starting.
+        If no stage has run, this method does not wait, because the process may still be starting.
         """
         if self._child is not None:
             if self._used:

@@ -1,9 +1,9 @@
 """Compares the lists of a date with later clicks: hit rate, NDCG, coverage, and recall of the candidates.
 
-Lists of the most popular items are measured in the same way. For a generated log, so are lists by the true
-probabilities, which are the best possible lists. Users without a row in the train split are measured
-separately, because the model has not been trained on their clicks. So are users and items that are new to the
-model that made the lists.
+Lists of the most popular items are measured in the same way. For a generated log, lists by the true
+probabilities, which are the best possible lists, are measured too. Users without a row in the train split are
+measured separately, because the model has not been trained on their clicks. Users and items that are new to
+the model that made the lists are also measured separately.
 """
 
 from __future__ import annotations
