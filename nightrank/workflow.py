@@ -142,9 +142,9 @@ class Workflow:
     def fit_transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
         """Learns from training rows, and returns the features that a model is trained on.
 
-        The result differs from `fit(rows).transform(rows)` only after the operator target_encoding: a row
-        gets the mean of the rows outside its fold, so that its own label is not in its features. The fold of
-        a row depends on its position. build_features does the same for training rows.
+        The result differs from `fit(rows).transform(rows)` only after the operator target_encoding. With this
+        operator, a row gets the mean of the rows outside its fold, so its own label is not in its features.
+        The fold of a row depends on its position. build_features does the same for training rows.
 
         Args:
             rows: as for `fit`.
@@ -204,7 +204,7 @@ class Workflow:
         """Returns the features of raw rows, as a frame of the same kind as `rows`, in the order of the rows.
 
         Rows are treated as rows outside the training days, so target encodings are those of all training
-        rows. Values that the workflow does not know get the id of unknown values.
+        rows. Values that are not in a vocabulary of the workflow get the id of unknown values.
 
         Integers may have any integer type, and be floats with NaN for nulls, as pandas makes them. Columns of
         texts may contain integers. NaN and empty texts are nulls.

@@ -67,7 +67,7 @@ def add_isolate(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_local(submission: Submission) -> bool:
-    """Returns whether the profile says that Spark runs in one process on this machine."""
+    """Returns whether Spark runs in one process on this machine with this profile."""
     return (
         _LOCAL_MASTER.fullmatch(read_properties(Path(submission.properties)).get("spark.master", ""))
         is not None

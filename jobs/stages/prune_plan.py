@@ -240,8 +240,8 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], limits: Limits) -> list[Item]:
     """Returns the items of the model versions that no run needs, without those of running trainings.
 
-    Checkpoints come first. They belong to the model only as long as it has a model.json; before that, a
-    training continues from them.
+    Checkpoints come first. They are deleted with the model only if the model has a model.json. Without this
+    file, a training may continue from them.
     """
     folders = [f"models/{name}/{version}" for name, version in unused]
     of_folder = _by_folder(files, [*folders, *(f"{_CHECKPOINTS}/{version}" for _, version in unused)])

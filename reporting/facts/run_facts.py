@@ -128,7 +128,7 @@ class RunFacts:
 
     @property
     def of_choices(self) -> bool:
-        """Returns whether the log has only what users chose. Then its click rate says nothing about users."""
+        """Returns whether the log has only what users chose. Then the click rate has no meaning."""
         only_clicks = self.quality is not None and self.quality.compared.only_clicks
         return self.per_positive is not None or only_clicks
 

@@ -23,7 +23,7 @@ _DAY_US = 86_400_000_000
 def clicked_items(rows: ReadableRows, items: Rows, users: Rows | None = None) -> Rows:
     """Returns one row (user_key, item_index) for each user and each item that this user clicked.
 
-    Items that are not in `items` are left out, and so are users that are not in `users`.
+    Items that are not in `items` and users that are not in `users` are left out.
     """
     return observed_items(rows, items, users, "label = 1")
 

@@ -54,7 +54,7 @@ def gram_matrix(pairs: Iterable[pa.RecordBatch], items: NDArray[np.int32]) -> Te
 def ease_weights(gram: Tensor, l2: float) -> Tensor:
     """Returns the weights B (M, M), float32, on the device of the Gram matrix.
 
-    The weights are rounded to multiples of a power of two, which is chosen such that a float32 can represent
+    The weights are rounded to multiples of a power of two. It is chosen such that a float32 can represent
     every sum of weights that make up a score. So scores are exact, in whatever order they are added up.
 
     Args:

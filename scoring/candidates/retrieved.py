@@ -18,7 +18,7 @@ from storage.manifest import Manifest, data_files
 from storage.paths import Partition
 from storage.run_context import RunContext
 
-# The driver does not know the length of the vectors. Up to this length, the files have the usual size.
+# The driver does not read the length of the vectors. Up to this length, the files have the usual size.
 _VECTOR_ELEMENTS = 256
 
 

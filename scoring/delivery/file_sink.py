@@ -1,7 +1,7 @@
 """Publishes the files of a date for sinks that write files: atomic, idempotent, and safe if a job is killed.
 
-A sink only says how its files are written and counted. `publish_files` does the rest: it writes to new names,
-counts the records, flushes the files to disk and replaces the manifest of the date.
+A sink only defines how its files are written and counted. `publish_files` does the rest: it writes to new
+names, counts the records, flushes the files to disk and replaces the manifest of the date.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Pointer:
 
 
 def _table(values: Mapping[str, Any]) -> OnlineTable:
-    """Returns a table of a pointer. Keys that this release does not know are ignored."""
+    """Returns a table of a pointer. Keys that a later release added are ignored."""
     columns = tuple((str(name), str(kind)) for name, kind in values["columns"])
     buckets, keys = int(values["buckets"]), int(values["keys"])
     return OnlineTable(str(values["attempt"]), str(values["digest"]), buckets, keys, columns)

@@ -273,8 +273,8 @@ _ATTEMPTS = 100
 def erase_users(store: OnlineStore, client: Redis, request: EraseRequest) -> int:
     """Deletes the keys of users from all buckets of lists and users, also from those of replaced deliveries.
 
-    Then the pointer gets the new numbers of keys, and the new digests of the tables in the lake, so that the
-    next delivery does not write unchanged tables again.
+    Then the pointer gets the new numbers of keys and the new digests of the tables in the lake. So the next
+    delivery does not write unchanged tables again.
 
     Returns:
         The number of deleted keys.

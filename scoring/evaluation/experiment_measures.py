@@ -1,4 +1,4 @@
-"""Compares the variants of an experiment by the clicks after its lists, and stops it if a guard rail says so.
+"""Compares the variants of an experiment by the clicks after its lists, and stops it at a guard rail.
 
 The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment add the sums of its
 dates up to the measured one. They leave out dates with other models, for example before a promotion, or with

@@ -2,7 +2,8 @@
 
 For each model, all items are ranked for a sample of users, with features from before the test rows. The lists
 are compared with the users' clicks in the test split. Each Spark task reduces its users to one row of integer
-sums, so neither partitions nor the number of users change what the driver needs.
+sums. So the memory of the driver does not depend on the number of users, and partitions do not change the
+sums.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ def compare_lists(
 def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
     """Returns the checks of the lists.
 
-    The list is empty if there is no champion. If lists could not be measured, the only check says why. If
-    fewer than `gate.min_users` users were measured, the lists do not decide.
+    The list is empty if there is no champion. If lists could not be measured, the only check gives the
+    reason. If fewer than `gate.min_users` users were measured, the lists do not decide.
     """
     measurement = comparison.measurement
     if measurement.skipped is not None:

@@ -355,9 +355,9 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
 # Estimates the click rate of explored positions if the model ordered the drawn items.
 #
 # The rule `score.rules.exploration` sorts the other candidates of a user by a uniform random key, and the
-# first m of them get the last positions. So, whichever m items were drawn, each of their m! orders has the
-# same probability: the item that the model ranks j-th among them stands at the j-th explored position with
-# the probability 1 / m. This propensity is exact, and it does not depend on the number of candidates.
+# first m of them get the last positions. So all m! orders of the drawn items have the same probability. The
+# item that the model ranks j-th among them stands at the j-th explored position with the probability 1 / m.
+# This propensity is exact, and it does not depend on the number of candidates.
 #
 # The alternative order is: the same drawn items, in descending order of their scores. The estimate is the
 # self-normalised estimate (A. Swaminathan and T. Joachims, The Self-Normalized Estimator for Counterfactual

@@ -45,7 +45,7 @@ def read_treatment(
     """Returns the experiment of the run date, and its treatment.
 
     The experiment is None if the configuration has none for the run date. The treatment is None if the
-    control serves all users; a warning then says why.
+    control serves all users; a warning then gives the reason.
 
     Args:
         context: the context of the run.

@@ -472,7 +472,7 @@ class Pieces:
 
 _PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
 
-# Empty cells are scored in vain. Their number is at most this share of the number of filled cells.
+# Scoring empty cells is wasted work. Their number is at most this share of the number of filled cells.
 _EMPTY_SHARE = 0.125
 
 

@@ -91,8 +91,8 @@ def _ensemble(name: str, source: str, columns: Sequence[Tensor], inputs: ServedI
 def raw_type(kind: str) -> str:
     """Returns the data type of a raw column's input.
 
-    Numbers are doubles, so that NaN can say that a value is missing. Lists are texts in JSON, because the
-    rows of an input have the same number of elements.
+    Numbers are doubles, so that NaN can stand for a missing value. Lists are texts in JSON, because the rows
+    of an input have the same number of elements.
     """
     if kind in ("int", "float"):
         return "TYPE_FP64"

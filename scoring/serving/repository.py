@@ -83,7 +83,7 @@ def add_to_repository(
     Args:
         info: the model.
         workflow: the workflow that computes its features.
-        folder: the repository. It is created if it does not exist, and may contain models of others.
+        folder: the repository. It is created if it does not exist, and may contain other models.
         backend: how the ranker is computed.
         online: whether there is also an ensemble that looks up the features of users and items in the store
             that the sink `redis` fills.
@@ -95,10 +95,10 @@ def add_to_repository(
 
     Raises:
         ConfigError: the folder is no local path, or there is no such backend or variant; the repository has
-            no model of the control for a treatment; the repository has models of
-            others with the names of ours; its models have another backend or other inputs; a raw column has
-            the name of another input or of the output of an ensemble; or, with `online`, a feature depends on
-            user and item together, or no feature depends on the user, or none on the item.
+            no model of the control for a treatment; the repository has models with these names that this
+            project did not write; its models have another backend or other inputs; a raw column has the name
+            of another input or of the output of an ensemble; or, with `online`, a feature depends on user and
+            item together, or no feature depends on the user, or none on the item.
         DataError: the model is damaged, or a file of the repository is damaged.
         InfrastructureError: the repository cannot be written, or a program differs too much from the model.
     """
@@ -144,7 +144,7 @@ class _Repository:
         online: bool,
         variant: Variant,
     ) -> dict[str, Any]:
-        """Does what `add_to_repository` says."""
+        """See `add_to_repository`."""
         self._require_own()
         context = context_columns(info.spec, workflow) if online else None
         require_names(workflow.raw_types(), context)

@@ -8,7 +8,8 @@ MLP computes the logit from the pooled vector, the vectors of all other features
 
 v is the vector of the row's item, and e_j the vector of an item of the history. The function a, the
 activation unit, is an MLP over [v, e_j, v - e_j, v ⊙ e_j]. The weights do not add up to 1 (section 4.3: the
-softmax is left out), so their sum says how much of the history fits the item. An empty history has the vector
+softmax is left out), so their sum measures how much of the history fits the item. An empty history has the
+vector
 0. Both MLPs use PReLU. The widths of figure 2 are the defaults.
 
 Differences from the paper, which docs/decisions/sequence-models.md#0052 explains:

@@ -23,10 +23,10 @@ Differences from the paper:
 * The row's item is never part of x. Otherwise the input would contain the item to be predicted, which never
   happens when lists are made. The dropout of x is as in the paper.
 * A history has a largest length (`multi_hot.lengths`), because the rows of a batch have a fixed width.
-* With `train.loss: full_softmax`, the softmax is over the items of the row's day, and an item of the history
-  that is not among them is left out of y. Items with a reserved id are left out too. `history_weight` is the
-  weight of the items of the history in y. If `history_weight` is 0, y is the row's item alone, and other
-  losses may be used.
+* With `train.loss: full_softmax`, the softmax is over the items of the row's day. Items of the history that
+  are not among them, or that have a reserved id, are left out of y. `history_weight` is the weight of the
+  items of the history in y. If `history_weight` is 0, y is the row's item alone, and other losses may be
+  used.
 
 Notation: B rows, S distinct histories, L places, E width of the first hidden layer, K latent_dim.
 """

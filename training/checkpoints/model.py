@@ -184,7 +184,7 @@ def load_model(
 # `optimizer-<rank>-…`. Rank 0 also writes `dense-…` and `optimizer-dense-…`, which contain the tensors that
 # are equal on all ranks. model.json lists the files and the blocks of rows in them.
 #
-# Two attempts may train the same version at the same time: if a scheduler loses contact with a worker, it
+# Two attempts may train the same version at the same time. If a scheduler loses contact with a worker, it
 # starts another worker, while the first may still be running. Each attempt therefore makes its own name part
 # of the names of its files, and deletes no other files. model.json is created only once. The attempt that
 # ends second uses the model of the first attempt. Both models are the same, because training is

@@ -1,8 +1,9 @@
 """The items of the train rows with their features by day, from which negatives are drawn.
 
 Each rank reads the item columns of its share of the row groups once, before the first step. Then all ranks
-exchange what they have read, so every rank has the complete catalogue. It takes 8 bytes of memory for each
-pair of a user and a chosen item, and the features of each item for each day on which the item has a row.
+exchange what they have read, so every rank has the complete catalogue. The catalogue takes 8 bytes of memory
+for each pair of a user and a chosen item. It also has the features of each item for each day on which the
+item has a row.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Petastorm's `Reader` plans the work, and a subclass of Petastorm's worker reads the rows. Petastorm's own
 worker calls pyarrow's `take` on every table, even if rows keep their order, and this call needs as much time
 as decoding the table. Petastorm's `make_batch_reader` is not used. This function would open each file once
-more to check that the file is plain Parquet, but the manifest already says so.
+more to check that the file is plain Parquet, but the manifest already shows this.
 """
 
 from __future__ import annotations

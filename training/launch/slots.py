@@ -52,8 +52,8 @@ def largest_number(spark: SparkSession, train: Train) -> int:
     """Returns `train.num_ranks`, or the number that `auto` stands for.
 
     With a local master, `auto` is one rank, or one for each GPU of this machine. With another master, or if
-    the training is elastic, it is one rank for each task that Spark can run at the same time; if tasks need a
-    GPU, this is one rank for each GPU. The number is at most `num_shards`, and divides it.
+    the training is elastic, it is one rank for each task that Spark can run at the same time. If tasks need a
+    GPU, this is one rank for each GPU. The number is at most `num_shards`, and divides `num_shards`.
     """
     if train.num_ranks != "auto":
         return train.num_ranks

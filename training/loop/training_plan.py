@@ -317,9 +317,9 @@ def make_table_plan(
 ) -> TrainPlan:
     """Creates the plan of a training from random weights, without baselines and checkpoints.
 
-    The trained model has the weights that train_model computes on one rank from a dataset with the same rows,
-    if each split is one day and the files of this day have `output.row_group_rows` rows. If there are
-    validation rows and `train.evaluate_every_steps` is 0, the model is measured at the end of each epoch,
+    The trained model has the weights that train_model computes on one rank from a dataset with the same rows.
+    This is so if each split is one day and the files of this day have `output.row_group_rows` rows. If there
+    are validation rows and `train.evaluate_every_steps` is 0, the model is measured at the end of each epoch,
     which does not change its weights.
 
     Args:

@@ -1,8 +1,9 @@
 """Scores many items that all users of a block share, for models with dot products of vectors.
 
 For one user, the first layer of the top MLP is linear in each vector of an item, because the user's vectors
-are constants. So instead of the dot products of each pair, the user's vectors and the weights are multiplied
-once, and an item's vector is multiplied by a matrix of the user. Two kinds of vectors cost even less:
+are constants. So the dot products of pairs are not computed. Instead, the user's vectors and the weights are
+multiplied once to a matrix of the user, and each item's vector is multiplied by this matrix. Two kinds of
+vectors cost even less:
 
 * A vector that is equal in all items, as that of a context feature, is multiplied once per user.
 * If a feature of the items has few distinct values, the vectors of these values are multiplied, and the

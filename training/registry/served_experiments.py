@@ -36,7 +36,7 @@ class ExperimentStop:
     Attributes:
         run_date: the first run date on which the control serves all users.
         experiment: the name of the experiment.
-        reason: one sentence that says why.
+        reason: the reason for the stop, as one sentence.
         figures: the figures that decided, as JSON values.
         at: time of the decision in UTC.
     """
