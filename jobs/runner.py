@@ -66,7 +66,7 @@ def run_with_options(
         name: the name of the job.
         parser: a parser of `job_parser`, with the job's own options added.
         stage: runs the stage. It also gets the parsed arguments.
-        argv: the words of the command line; None for those of this process.
+        argv: the words of the command line; None means the command line of this process.
     """
     words = sys.argv[1:] if argv is None else argv
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()

@@ -61,9 +61,9 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 
 # Finds the project whose jobs the command `nightrank` starts, and installs it from the wheel.
 #
-# The project is a checkout, or the copy of its files that the wheel contains. Its packages cannot be resolved
-# together from a package index, so `setup/install.py` installs them from lock files into their own
-# environment.
+# The project is a checkout, or the copy of its files that the wheel contains. The project's packages cannot
+# be resolved together from a package index, so `setup/install.py` installs them from lock files into their
+# own environment.
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
 _ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py puts it into the wheel

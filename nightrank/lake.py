@@ -57,8 +57,8 @@ def open_lake(
     Args:
         lake: its folder, or its URI (`s3://…`), as `lake` in the configuration. A copy of a lake can also be
             on HDFS, Google Cloud Storage or Azure.
-        config: the file of the configuration that its jobs ran with. It is needed only for lists that obey
-            its business rules, blend and context (`Model.recommend`).
+        config: the file of the configuration that its jobs ran with. The configuration is needed only for
+            lists that obey its business rules, blend and context (`Model.recommend`).
         name: the name of the models, if the lake has models of several names. The default is the name in
             the configuration, or the only name that there is.
 
@@ -86,7 +86,8 @@ class Lake:
     Args:
         lake: the paths of its tables.
         config: the configuration; None if it is not known.
-        name: the name of its models; None for that of the configuration, or for the only one.
+        name: the name of its models; None for the name in the configuration, or for the only name that there
+            is.
     """
 
     def __init__(self, lake: paths.LakePaths, config: Config | None = None, name: str | None = None) -> None:
@@ -109,7 +110,7 @@ class Lake:
 
         Args:
             table: a name as for the method `table`, or `datasets`: the run dates of build_features.
-            workflow: the workflow version of a table of features; None for that of the latest run.
+            workflow: the workflow version of a table of features; None for the version of the latest run.
 
         Raises:
             ConfigError: there is no such table.

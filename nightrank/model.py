@@ -154,7 +154,7 @@ class Model:
         """Returns the metrics of the validation rows during and after the training, oldest first.
 
         Each entry has `epoch` (from 1), `step`, `auc`, `log_loss` and `normalized_entropy`. A metric is None
-        if all validation rows have the same label. Those of probabilities are None if the loss gives no
+        if all validation rows have the same label. Metrics of probabilities are None if the loss gives no
         probabilities. Without validation rows, there is no entry.
         """
         return validation_metrics(self._info.description)
@@ -163,10 +163,10 @@ class Model:
     def kept(self) -> Mapping[str, Any]:
         """Returns which weights of its training the model has (`train.keep`).
 
-        `step` and `epoch` (from 1) are those of the weights. `metric` and `value` are the measure on the
-        validation rows by which the weights were chosen. `best_step` is the step with the best value. The
-        last three are None if no step was chosen by a measure. Models of earlier releases have an empty
-        mapping.
+        `step` and `epoch` (from 1) are the step and epoch of the weights. `metric` and `value` are the
+        measure on the validation rows by which the weights were chosen. `best_step` is the step with the best
+        value. The last three are None if no step was chosen by a measure. Models of earlier releases have an
+        empty mapping.
         """
         return dict(self._info.description.get("kept") or {})
 

@@ -47,7 +47,7 @@ def open_online(
     password: str | None = None,
     ca_file: str | None = None,
 ) -> OnlineReader:
-    """Opens a store for reading. It connects at the first look-up.
+    """Opens a store for reading. The connection is opened at the first look-up.
 
     Args:
         url: redis://host:port/database, or rediss:// for TLS.

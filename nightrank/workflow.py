@@ -374,7 +374,7 @@ def checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
 
 
 def find_workflow(lake: LakePaths, version: str | None) -> str:
-    """Returns the version of a workflow in a folder; if `version` is None, that of the only one.
+    """Returns the version of a workflow in a folder; if `version` is None, the version of the only one.
 
     Raises:
         ConfigError: the version is None, and there are several workflows.

@@ -134,8 +134,9 @@ def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train:
     """Returns all kinds of lists that are compared: the columns kind, user_key, position and item_key.
 
     The kinds are the published lists (PUBLISHED), lists of the most popular items (POPULAR) and, for a
-    generated log, lists by the true probabilities (scoring.evaluation.list_facts). The last are expensive, so
-    they are made only for the users in `clicked`. The lists of other users cannot be compared with clicks.
+    generated log, lists by the true probabilities (scoring.evaluation.list_facts). The lists by the true
+    probabilities are expensive, so they are made only for the users in `clicked`. The lists of other users
+    cannot be compared with clicks.
     """
     k = published.facts["k"]
     items, excluding = candidates_of(context, dataset, published)

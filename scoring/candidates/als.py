@@ -9,8 +9,8 @@ is the dot product of their vectors.
 The initial vectors depend on the seed and on the numbers of users and items, and the order of additions
 depends on the order of the ratings. So users are numbered in the order of their keys, and MLlib gets the
 ratings in one partition, sorted by user and item. MLlib then distributes them over a fixed number of blocks.
-It adds some partial sums in the order in which tasks end, so the vectors of two runs may differ by rounding
-errors of float64. `item_vectors.rounded` removes most of these differences.
+MLlib adds some partial sums in the order in which tasks end, so the vectors of two runs may differ by
+rounding errors of float64. `item_vectors.rounded` removes most of these differences.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def fit_vectors(
 
 @torch.inference_mode()
 def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
-    """Returns the vectors of a side, (R, k) float32, from those of the other side."""
+    """Returns the vectors of a side, (R, k) float32, from the vectors of the other side."""
     factors = of_others.double()  # (O, k)
     gram = factors.T @ factors
     solved = torch.empty((len(side.starts) - 1, config.rank))

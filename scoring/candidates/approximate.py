@@ -2,9 +2,9 @@
 
 The centroid of a cluster is the mean of its item vectors. Its dot product with a user's vector is therefore
 the mean dot product of the cluster's items. A user is compared with all centroids, then with the items of the
-`probes` clusters with the largest dot products. This is the inverted file of the library faiss (Jégou, Douze
-and Schmid 2011, Product Quantization for Nearest Neighbor Search, section IV) without quantization, so scores
-are not rounded.
+`probes` clusters with the largest dot products. This method is the inverted file of the library faiss (Jégou,
+Douze and Schmid 2011, Product Quantization for Nearest Neighbor Search, section IV) without quantization, so
+scores are not rounded.
 """
 
 from __future__ import annotations

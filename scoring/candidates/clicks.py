@@ -61,8 +61,8 @@ def has_weights(rows: Rows) -> bool:
 def weight_of_clicks(rows: Rows) -> str:
     """Returns the SQL aggregate that counts clicks. If rows have weights, it adds the weights of the clicks.
 
-    A float64 sum of float32 weights is exact if it is less than 2²⁹ times the smallest weight. Then it does
-    not depend on the order of the rows.
+    A float64 sum of float32 weights is exact if it is less than 2²⁹ times the smallest weight. Then the sum
+    does not depend on the order of the rows.
     """
     return f"sum(CAST({WEIGHT} AS DOUBLE))" if has_weights(rows) else "count(1)"
 

@@ -39,8 +39,8 @@ class Files:
         count: reads the files of this folder, and returns the number of records of each file by file name.
         ending: the ending of the names of these files. Files with other endings are not published.
         records: the number of records that all files together must have.
-        layout: a text that describes the format. If it differs from that of the published files, the files
-            are written again.
+        layout: a text that describes the format. If it differs from the layout of the published files, the
+            files are written again.
         schema: (name, type) of each column, for the manifest.
         facts: JSON values for readers of the manifest.
     """

@@ -73,7 +73,7 @@ class Pointer:
 
     Attributes:
         date: the ISO run date of the lists.
-        model_version, workflow_version: those of the lists.
+        model_version, workflow_version: the versions of the model and of the workflow that made the lists.
         delivered_at: time of the delivery in UTC.
         tables: the tables by name.
         variants: during an experiment, maps each variant to its `model_version` and `workflow_version`. The
@@ -265,7 +265,7 @@ class RedisAddress:
     Attributes:
         url: redis://host:port/database, or rediss:// for TLS.
         user, password: the credentials; None if the server asks for none.
-        ca_file: file with the certificates of authorities to trust; None for those of the system.
+        ca_file: file with the certificates of authorities to trust; None for the certificates of the system.
     """
 
     url: str

@@ -1,8 +1,8 @@
 """Compares the variants of an experiment by the clicks after its lists, and stops it at a guard rail.
 
 The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment add the sums of its
-dates up to the measured one. They leave out dates with other models, for example before a promotion, or with
-another share.
+dates up to the measured one. These figures leave out dates with other models, for example before a promotion,
+or with another share.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ WEIGHT = "users"
 SUMS = (WEIGHT, *VALUES)
 _PARTIAL = pa.schema([(VARIANT, pa.string()), *((name, pa.list_(pa.int64())) for name in SUMS)])
 
-# Maps each name of SUMS to (1 + replicates,) int64: the sum over all users, then that of each resample.
+# Maps each name of SUMS to (1 + replicates,) int64: the sum over all users, then the sum over each resample.
 Sums = Mapping[str, NDArray[np.int64]]
 
 

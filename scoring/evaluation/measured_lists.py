@@ -100,7 +100,7 @@ def ideal_gains(k: int) -> list[float]:
 
 KIND = "kind"
 
-# Names beside those of the kinds of lists in the result of `count_items`.
+# Further names in the result of `count_items`, besides the names of the kinds of lists.
 CLICKS, ITEMS = "clicks", "items"
 _GROUPS = ("warm", "cold", "new_users", "known_users", "new_items")
 

@@ -87,8 +87,8 @@ def add_to_repository(
         backend: how the ranker is computed.
         online: whether there is also an ensemble that looks up the features of users and items in the store
             that the sink `redis` fills.
-        variant: `treatment` if the model is that of the treatment of an experiment. Then its ensemble is
-            `nightrank_treatment`, beside that of the control.
+        variant: `treatment` if the model is the treatment of an experiment. Then its ensemble is
+            `nightrank_treatment`, beside the ensemble of the control.
 
     Returns:
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.

@@ -47,7 +47,7 @@ class DeepFM(ClickModel):
     """A model whose logit is the sum of a first-order term, a second-order term and the output of an MLP.
 
     The paper has a single bias. Here the bias is the sum of two numbers: the bias of the first-order term and
-    that of the MLP's last layer.
+    the bias of the MLP's last layer.
     """
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
@@ -104,7 +104,7 @@ class FactorizedDeepFM:
     * (R, E), or (R, M * E) with trained weights: the factor for the pairs between both sides
     * (R, H), what the side's vectors contribute to the H outputs of the MLP's first layer
 
-    So the first matrix product that is computed per pair of user and item is that of the MLP's second layer.
+    So the MLP's second layer has the first matrix product that is computed per pair of user and item.
     """
 
     def __init__(self, model: DeepFM, sides: FeatureSides, dtype: torch.dtype) -> None:

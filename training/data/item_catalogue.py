@@ -65,7 +65,7 @@ class ItemCatalogue:
     def expected(self, batch: Batch) -> tuple[float | Tensor, float | None]:
         """Returns the expected weight of the positive rows in a global batch, and their expected number.
 
-        The number is None if rows have no weights. Then it equals the weight.
+        The number is None if rows have no weights, because it would equal the weight.
 
         Args:
             batch: a batch of the loader; its `global_weight` is the number of rows.
@@ -228,7 +228,7 @@ def _empty(spec: FeatureSpec, multi_hot: MultiHot) -> _Read:
 def _merge(parts: Sequence[_Read]) -> _Read:
     """Merges rows of the same item and day, and of the same pair.
 
-    An item's features on a day are those of its row with the largest row id.
+    An item's features on a day come from its row with the largest row id.
     """
 
     def joined(name: str) -> NDArray[Any]:

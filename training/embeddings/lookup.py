@@ -66,7 +66,7 @@ class RowRequest:
     Args:
         keys: (U,) int64, distinct and in ascending order.
         counts_of_owners: the numbers of keys of each owner, as `Router.group` returns them.
-        router: that of the table.
+        router: the router of the table.
         collectives: the ranks' collectives.
         name: name of the request, the same on all ranks. Requests in flight have different names.
     """
@@ -379,7 +379,7 @@ class BatchRows:
     """Computes the rows of batches. The rows of one batch may be requested before its step.
 
     Args:
-        placement, router: those of the table.
+        placement, router: the placement and the router of the table.
         list_lengths: number of id columns of each list feature.
         collectives: the collectives over which the table exchanges rows.
 

@@ -27,7 +27,7 @@ class RowsOnDemand(StackedEmbedding):
     Lookups use torch's operators. Several threads may look up at the same time.
 
     Args:
-        cardinalities, dim, list_lengths, pooling, storage: those of a StackedEmbedding.
+        cardinalities, dim, list_lengths, pooling, storage: see `StackedEmbedding`.
     """
 
     holds_rows = False

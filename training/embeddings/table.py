@@ -241,7 +241,7 @@ class PendingLookups:
     """The lookups of one table whose gradients were not read yet.
 
     Args:
-        placement, router, pooling: those of the table.
+        placement, router, pooling: the attributes of the table.
         collectives: the collectives over which the table exchanges rows.
 
     Attributes:

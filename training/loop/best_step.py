@@ -31,7 +31,7 @@ def sign_of(metric: Metric) -> int:
 
 
 def metric_of(train: Train) -> Metric:
-    """Returns the metric that decides which step is the best: that of `stop_at`, or the AUC."""
+    """Returns the metric that decides which step is the best: the metric of `stop_at`, or the AUC."""
     return train.stop_at.metric if train.stop_at else "auc"
 
 
@@ -62,8 +62,8 @@ def keep_best(
     Args:
         trainer: the trainer after the last step.
         train: the section `train`.
-        history: the entries of the training; the last is that of the last step. It gets the metrics of an
-            evaluation after the last step.
+        history: the entries of the training. The last entry is that of the last step, and gets the metrics of
+            an evaluation after this step.
         evaluate: returns the metrics of the model on the validation split; None if no step is chosen.
         checkpoints: the checkpoints of the training, all of which are complete.
 

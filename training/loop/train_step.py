@@ -32,7 +32,7 @@ class Trainer:
     Args:
         model: the model; it is trained in place.
         train: the settings of the training.
-        collectives: those of this training's ranks.
+        collectives: the collectives of this training's ranks.
         rows_of_step: draws the negatives of every step, or selects the rows for a loss over item vectors;
             None if the batches contain all rows of a step.
     """
@@ -76,7 +76,8 @@ class Trainer:
 
         Args:
             batch: this rank's rows, shard after shard.
-            rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
+            rate_factor: the configured learning rates are multiplied by this factor, except the learning
+                rates of FTRL.
             progress: the share of the training's steps that are done; see `PenalizedModel`.
             next_batch: the batch of the next step, which must get the same object; None if it is not known.
                 It is None on all ranks or on none.

@@ -241,8 +241,8 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
     parent. Each row of the champion's training, of the validation split and of the test split is used once
     per epoch. Days on which the parent was trained are left out, as in every warm start. If the champion has
     the weights of a step before the last one of its epochs, the refit ends after the same share of all steps,
-    rounded up. This is the case if its training ended early, or if an earlier step was better (`train.keep`).
-    The refit is not measured, because no row is left for that.
+    rounded up. This is the case if the champion's training ended early, or if an earlier step was better
+    (`train.keep`). The refit is not measured, because no row is left for that.
 
     Args:
         config: the configuration.

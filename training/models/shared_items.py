@@ -5,7 +5,7 @@ are constants. So the dot products of pairs are not computed. Instead, the user'
 multiplied once to a matrix of the user, and each item's vector is multiplied by this matrix. Two kinds of
 vectors cost even less:
 
-* A vector that is equal in all items, as that of a context feature, is multiplied once per user.
+* A vector that is equal in all items, such as the vector of a context feature, is multiplied once per user.
 * If a feature of the items has few distinct values, the vectors of these values are multiplied, and the
   results are summed per item.
 

@@ -52,7 +52,8 @@ def model_versions(
 ) -> ModelVersions:
     """Divides the versions of the models, refits and retrievers of a configuration.
 
-    The models of other configurations and those of comparisons (`<name>-experiments`) are in neither part.
+    The models of other configurations, and the models of comparisons (`<name>-experiments`), are in neither
+    part.
 
     Args:
         config: the configuration.
