@@ -96,7 +96,7 @@ def run_without_session(
 
 
 def report_interruption(name: str) -> int:
-    """Says on standard error that Ctrl-C (SIGINT) ended a job. Returns the exit code."""
+    """Writes to standard error that Ctrl-C (SIGINT) ended a job. Returns the exit code."""
     print(
         f"{name} was interrupted\n"
         "  what to do: start it again; readers of the tables see no half-written data",

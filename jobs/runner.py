@@ -66,7 +66,7 @@ def run_with_options(
         name: the name of the job.
         parser: a parser of `job_parser`, with the job's own options added.
         stage: runs the stage. It also gets the parsed arguments.
-        argv: the words of the command line; None for those of this process.
+        argv: the words of the command line; None means the command line of this process.
     """
     words = sys.argv[1:] if argv is None else argv
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()
@@ -218,7 +218,8 @@ def _advice(error: Exception) -> str:
 # spark-submit merges standard error of the driver's Python into its standard output, and copies both to its
 # own standard output. So programs that read the summary would also get logs, warnings and tracebacks.
 # Therefore, under spark-submit, this module makes the JVM copy everything to standard error and write the
-# summary to standard output itself. All output of the process is treated so, including that of libraries.
+# summary to standard output itself. All output of the process is treated in this way, including that of
+# libraries.
 
 _STDOUT, _STDERR = 1, 2
 

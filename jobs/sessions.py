@@ -19,7 +19,10 @@ class OwnSession:
     error_log: SparkLog = field(default_factory=SparkLog)
 
     def open(self, context: RunContext) -> SparkSession:
-        """Builds the session. Attaches the error log before it, because building can fail, and after it."""
+        """Builds the session.
+
+        Attaches the error log before this, because building can fail, and again after it.
+        """
         allow_pandas()
         self.error_log.attach()
         session = self._build(context)
@@ -27,7 +30,7 @@ class OwnSession:
         return session
 
     def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
-        """Saves the stack traces of Spark's log and of `error`. Returns the path, or None without any."""
+        """Saves the stack traces of Spark's log and of `error`. Returns the path; None if there are none."""
         return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
 
     def close(self, context: RunContext) -> None:

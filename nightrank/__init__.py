@@ -13,8 +13,8 @@
     nightrank.train(workflow, rows, model={...}).score(rows)  # a model that is trained on a frame
 
 No Spark session is needed. docs/python.md shows each call with its result. `nightrank.online` looks up lists
-and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`), so the
-modules are imported when their names are used first.
+and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`), so each
+module is imported when one of its names is first used.
 """
 
 from importlib import import_module

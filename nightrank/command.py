@@ -1,7 +1,8 @@
 """The command `nightrank`: starts the jobs, from any folder, in the environment of the project.
 
 Each command is a script of `jobs/` (or the doctor), which gets the arguments unchanged. The jobs need Spark,
-so they run in a checkout, or in the project that `nightrank setup` installs. The package needs neither.
+so they run in a checkout, or in the project that `nightrank setup` installs. The package itself needs neither
+Spark nor a checkout.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 
 # Finds the project whose jobs the command `nightrank` starts, and installs it from the wheel.
 #
-# The project is a checkout, or the copy of its files that the wheel contains. Its packages cannot be resolved
-# together from a package index, so `setup/install.py` installs them from lock files into their own
-# environment.
+# The project is a checkout, or the copy of its files that the wheel contains. The project's packages cannot
+# be resolved together from a package index, so `setup/install.py` installs them from lock files into their
+# own environment.
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
 _ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py puts it into the wheel
@@ -101,7 +102,7 @@ def install_project(folder: Path | None, python: str) -> int:
     """Unpacks the project, and makes its environment.
 
     Args:
-        folder: where; None for the folder below this environment.
+        folder: the folder of the project; None for the folder below this environment.
         python: the program of a Python 3.11.
 
     Returns:
@@ -223,7 +224,7 @@ def _start(command: str, arguments: Sequence[str]) -> NoReturn:
         )
     job = commands()[command]
     script = [f"{home}/jobs/{job}.py"]
-    if job == DOCTOR:  # it is no part of the packed environment
+    if job == DOCTOR:  # the doctor is no part of the packed environment
         script = ["-m", "setup.doctor"]
         os.environ["PYTHONPATH"] = str(home)
     started_by(f"nightrank {command}")

@@ -1,12 +1,12 @@
-"""What packages import that add plug-ins: operators, models, losses, rules, sources, sinks, readers.
+"""The names that plug-ins import: for operators, models, losses, rules, sources, sinks and readers.
 
-docs/extending.md describes them.
+docs/extending.md describes how to write plug-ins.
 
     from nightrank.extending import Operator, RowWise, Statistics, Step
 
-A package that imports only from here also works with the wheel of `nightrank`, whose other modules have other
-names than those of the checkout. The modules are imported when their names are used first, so an operator
-imports neither torch nor Spark.
+A package that imports only from here also works with the wheel of `nightrank`, in which other modules have
+different names than in the checkout. Each module is imported when one of its names is first used, so an
+operator imports neither torch nor Spark.
 """
 
 from importlib import import_module

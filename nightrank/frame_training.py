@@ -38,8 +38,8 @@ def train(
 ) -> Model:
     """Trains a model on one rank in this process, from random weights, and returns it.
 
-    It has the weights that train_model computes from a dataset with the same rows. The model and its files
-    are temporary: `Model.save` keeps them. A pickle of the model contains them.
+    The model has the weights that train_model computes from a dataset with the same rows. The model and its
+    files are temporary: `Model.save` keeps them. A pickle of the model contains them.
 
     Args:
         workflow: a fitted workflow, which computes the features. If it has the operator target_encoding, it
@@ -55,8 +55,8 @@ def train(
         label: the column with the label, 0 or 1; None for the label of the workflow.
 
     Raises:
-        ConfigError: the workflow is not fitted, was fitted on other rows, or reads the label; a frame is no
-            frame; a setting is wrong, unknown or refused; or torch is not installed.
+        ConfigError: the workflow is not fitted, was fitted on other rows, or reads the label; `rows` or
+            `validation` is no frame; a setting is wrong, unknown or refused; or torch is not installed.
         DataError: a frame has no rows or lacks a column; a value does not fit; a label is not 0 or 1, or all
             labels are equal; a feature is null; or the loss is not finite.
         InfrastructureError: a temporary file cannot be written.
@@ -213,11 +213,11 @@ _MEASURED = ("evaluate_every_steps", "stop_at")
 
 
 def read_model(section: Mapping[str, Any] | ModelConfig | str | PathLike[str]) -> ModelConfig:
-    """Returns the section `model`, or that in a YAML file, with all settings of its architecture.
+    """Returns the section `model`, passed or read from a YAML file, with all settings of its architecture.
 
     Raises:
-        ConfigError: it is no mapping, the file cannot be read, the architecture does not exist, or a setting
-            is wrong.
+        ConfigError: the section is no mapping, the file cannot be read, the architecture does not exist, or a
+            setting is wrong.
     """
     if not isinstance(section, str | PathLike):
         return complete(_read(ModelConfig, section, "model"))
@@ -233,7 +233,7 @@ def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) 
     """Returns the section `train`; None for its defaults.
 
     Args:
-        section: its keys. Those that have no effect in a training on a frame are refused.
+        section: the keys of the section. Keys that have no effect in a training on a frame are refused.
         is_measured: whether there are validation rows.
 
     Raises:

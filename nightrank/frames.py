@@ -93,7 +93,7 @@ def listed(argument: str, names: Names) -> Names:
     """Returns names or ids that were passed as an argument.
 
     Raises:
-        ConfigError: they are one text, whose characters would be taken for them.
+        ConfigError: the argument is a single text, whose characters would be taken for names or ids.
     """
     if isinstance(names, str | bytes):
         raise ConfigError(f"{argument} is the text {names!r}, not a list", f"pass {argument}=[{names!r}]")
@@ -101,7 +101,7 @@ def listed(argument: str, names: Names) -> Names:
 
 
 def require_kept(keep: Sequence[str], names: Sequence[object], features: Sequence[str]) -> None:
-    """Raises ConfigError if a name in `keep` occurs twice, or is no column, or is that of a feature."""
+    """Raises ConfigError if a name in `keep` occurs twice, or is no column, or is the name of a feature."""
     listed("keep", keep)
     unknown = [name for name in keep if list(names).count(name) != 1 or list(keep).count(name) > 1]
     if unknown:

@@ -57,8 +57,8 @@ def open_lake(
     Args:
         lake: its folder, or its URI (`s3://…`), as `lake` in the configuration. A copy of a lake can also be
             on HDFS, Google Cloud Storage or Azure.
-        config: the file of the configuration that its jobs ran with. It is needed only for lists that obey
-            its business rules, blend and context (`Model.recommend`).
+        config: the file of the configuration that its jobs ran with. The configuration is needed only for
+            lists that obey its business rules, blend and context (`Model.recommend`).
         name: the name of the models, if the lake has models of several names. The default is the name in
             the configuration, or the only name that there is.
 
@@ -79,14 +79,15 @@ def open_lake(
 
 
 class Lake:
-    """The tables, workflows and models of a lake. `nightrank.open` makes it.
+    """The tables, workflows and models of a lake. `nightrank.open` returns this object.
 
     Where a method takes a date, it is an ISO text or a `datetime.date`. None means the latest one.
 
     Args:
         lake: the paths of its tables.
         config: the configuration; None if it is not known.
-        name: the name of its models; None for that of the configuration, or for the only one.
+        name: the name of its models; None for the name in the configuration, or for the only name that there
+            is.
     """
 
     def __init__(self, lake: paths.LakePaths, config: Config | None = None, name: str | None = None) -> None:
@@ -109,7 +110,7 @@ class Lake:
 
         Args:
             table: a name as for the method `table`, or `datasets`: the run dates of build_features.
-            workflow: the workflow version of a table of features; None for that of the latest run.
+            workflow: the workflow version of a table of features; None for the version of the latest run.
 
         Raises:
             ConfigError: there is no such table.
@@ -123,9 +124,9 @@ class Lake:
         version. `features` has the rows of a day. All other dates are run dates.
 
         Args:
-            table: one of those, or `recommendations`, `scores`, `quarantine`, `evaluations`, `measures`,
-                `list_changes` or `deliveries`. Of the last four, all that is published are `facts` and, for
-                some, rows.
+            table: one of these tables, or `recommendations`, `scores`, `quarantine`, `evaluations`,
+                `measures`, `list_changes` or `deliveries`. The last four have `facts`, and only some of them
+                have rows.
             date: the date.
             workflow: the workflow version; None for the version of the run of this date or, if there was
                 none, of the latest run.
@@ -181,8 +182,8 @@ class Lake:
 
         Args:
             date: the run date; None for the latest run.
-            use_refit: whether the refit of the champion is returned, if there is one. None for
-                `train.refit` of the configuration, and true if the configuration is not known.
+            use_refit: whether the refit of the champion is returned, if there is one. None means
+                `train.refit` of the configuration, or true if the configuration is not known.
 
         Raises:
             ConfigError: the lake has models of several names.

@@ -41,7 +41,7 @@ def _load_pyfunc(path: str) -> RawRowScorer:
     """Returns the model that the file MLmodel in the folder `path` describes.
 
     If this folder is the model's folder in its lake, the lake is found from there, even if it was moved.
-    Otherwise, MLflow has copied the file, and the file says where the lake is.
+    Otherwise, MLflow has copied the file, and the file contains the path of the lake.
 
     Raises:
         DataError: the lake does not have the model.

@@ -49,7 +49,7 @@ from training.registry.model_json import is_described
 class Model:
     """A trained model. `Lake.champion` returns one of a lake, and `nightrank.train` trains one on a frame.
 
-    It is loaded when it scores first, and stays in memory.
+    The model is loaded when it first scores, and stays in memory.
 
     A model can be pickled and copied. The pickle of a model that `train` returned contains the model. The
     pickle of a model of a lake or a folder contains only the path, so its files must stay there.
@@ -154,7 +154,7 @@ class Model:
         """Returns the metrics of the validation rows during and after the training, oldest first.
 
         Each entry has `epoch` (from 1), `step`, `auc`, `log_loss` and `normalized_entropy`. A metric is None
-        if all validation rows have the same label. Those of probabilities are None if the loss gives no
+        if all validation rows have the same label. Metrics of probabilities are None if the loss gives no
         probabilities. Without validation rows, there is no entry.
         """
         return validation_metrics(self._info.description)
@@ -163,9 +163,10 @@ class Model:
     def kept(self) -> Mapping[str, Any]:
         """Returns which weights of its training the model has (`train.keep`).
 
-        `step` and `epoch` (from 1) are those of the weights. `metric` and `value` are the measure on the
-        validation rows by which they were chosen, and `best_step` is the step where it was best. The last
-        three are None without a choice. Models of earlier releases have an empty mapping.
+        `step` and `epoch` (from 1) are the step and epoch of the weights. `metric` and `value` are the
+        measure on the validation rows by which the weights were chosen. `best_step` is the step with the best
+        value. The last three are None if no step was chosen by a measure. Models of earlier releases have an
+        empty mapping.
         """
         return dict(self._info.description.get("kept") or {})
 
@@ -255,8 +256,8 @@ class Model:
         Args:
             folder: the repository, which may exist. The next version of its ensemble `nightrank` uses the
                 model.
-            backend: how the model is computed: by Triton's backend of ONNX Runtime, by the same with TensorRT
-                on a GPU, or by ONNX Runtime in Triton's Python backend.
+            backend: how the model is computed: by Triton's backend of ONNX Runtime, by this backend with
+                TensorRT on a GPU, or by ONNX Runtime in Triton's Python backend.
             online: whether to add the ensemble `nightrank_online`, which looks up the features of users and
                 items in the store that the sink `redis` fills.
             variant: `treatment` for the model of the treatment of an experiment, whose ensemble is
@@ -266,8 +267,9 @@ class Model:
             `version` (of the ensemble), `model_version`, `workflow_version` and `inputs`.
 
         Raises:
-            ConfigError: the models in the repository have another backend or other inputs, or are those of
-                others; names or scopes of columns do not allow it; or a package is not installed.
+            ConfigError: the models in the repository have another backend or other inputs, or were not
+                written by this project; the names or scopes of columns do not allow it; or a package is not
+                installed.
             DataError: a file of the repository is damaged.
             InfrastructureError: the repository cannot be written, or the program differs too much from the
                 model.
@@ -291,7 +293,7 @@ class Model:
         """Returns the k best candidates of some users, from the candidates that were built on the run date.
 
         If the lake was opened with its configuration, business rules and blend are applied, so the lists are
-        those that score_daily publishes. Without it, the model alone ranks the candidates.
+        those that score_daily publishes. Without the configuration, the model alone ranks the candidates.
 
         Args:
             user_ids: the ids of the users, as in the log.

@@ -47,7 +47,7 @@ def open_online(
     password: str | None = None,
     ca_file: str | None = None,
 ) -> OnlineReader:
-    """Opens a store for reading. It connects at the first look-up.
+    """Opens a store for reading. The connection is opened at the first look-up.
 
     Args:
         url: redis://host:port/database, or rediss:// for TLS.
@@ -67,7 +67,7 @@ def open_online(
 
 
 class OnlineReader:
-    """A store of lists and features. `open_online` makes it. Several threads may use it at the same time.
+    """A store of lists and features. `open_online` returns it. Several threads may use it at the same time.
 
     Each look-up takes two round trips: one for the pointer, and one for all keys. All values of a look-up are
     of one delivery.
@@ -87,7 +87,7 @@ class OnlineReader:
 
         Raises:
             ConfigError: the server rejects the credentials.
-            DataError: nothing was delivered, or a newer release did it.
+            DataError: nothing was delivered, or a newer release delivered it.
             InfrastructureError: the server cannot be reached.
         """
         name = pointer_name(self._prefix)

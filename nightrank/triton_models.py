@@ -1,6 +1,6 @@
 """Models of Triton's Python backend, which the files model.py of a model repository import (docs/exports.md).
 
-The server's Python needs this package, and neither torch nor Spark. A model is called with requests, each of
+The server's Python needs this package, but neither torch nor Spark. A model is called with requests, each of
 some rows, and returns one response per request. All requests of a call are computed together.
 """
 
@@ -32,7 +32,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class _PythonModel(ABC):
-    """What all models share: requests of different lengths go through `compute` together."""
+    """The base class of all models: requests of different lengths go through `compute` together."""
 
     def initialize(self, arguments: Mapping[str, str]) -> None:
         """Loads the model from its folder. Triton calls this once for each instance."""
@@ -198,7 +198,7 @@ class _Layout:
         return [*self.dense, *(entry["feature"] for entry in self.ids)]
 
     def arrays(self, features: pa.Table) -> Arrays:
-        """Returns `dense` (n, D) float32 and `categorical` (n, W) int64; not those without columns."""
+        """Returns `dense` (n, D) float32 and `categorical` (n, W) int64, but no array without columns."""
         arrays: Arrays = {}
         if self.dense:
             arrays["dense"] = np.empty((len(features), len(self.dense)), dtype=np.float32)

@@ -41,8 +41,8 @@ class Workflow:
         features: the section `features` of a configuration: a list of groups with the keys `columns`, `kind`
             and `ops`, or its YAML text. docs/operators describes the operators.
         types: maps raw columns to the types that operators see: int, float, string, ints or strings. A column
-            that is not in it has the type of its values when the workflow is fitted. Pass `int` for integers
-            that are floats because some are missing, and `string` for keys that are numbers.
+            that is not in `types` has the type of its values when the workflow is fitted. Pass `int` for
+            integers that are floats because some are missing, and `string` for keys that are numbers.
         label: the column with the label. Features cannot be computed from it, except by target_encoding.
 
     Raises:
@@ -92,7 +92,10 @@ class Workflow:
 
     @property
     def version(self) -> str:
-        """Returns the version. Equal features that have learned the same have the same version."""
+        """Returns the version.
+
+        Two workflows have the same version if their features and everything that they learned are the same.
+        """
         return self._require_fitted().version
 
     @property
@@ -120,8 +123,8 @@ class Workflow:
     def fit(self, rows: AnyFrame | pa.RecordBatch) -> Workflow:
         """Learns from training rows, and returns this workflow. What it had learned before is replaced.
 
-        All rows are training rows, so nothing outside them is learned. Learned values are those of
-        build_features for the same rows as one training day. Values are converted as by `encode`.
+        All rows are training rows, so nothing outside them is learned. The learned values are those of
+        build_features if its only training day has the same rows. Values are converted as by `encode`.
 
         Args:
             rows: a frame of pandas, Polars, Arrow or Spark with at least one row. The columns that operators
@@ -139,9 +142,9 @@ class Workflow:
     def fit_transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
         """Learns from training rows, and returns the features that a model is trained on.
 
-        The result differs from `fit(rows).transform(rows)` only after the operator target_encoding: a row
-        gets the mean of the rows outside its fold, so that its own label is not in its features. The fold of
-        a row depends on its position. build_features does the same for training rows.
+        The result differs from `fit(rows).transform(rows)` only after the operator target_encoding. With this
+        operator, a row gets the mean of the rows outside its fold, so its own label is not in its features.
+        The fold of a row depends on its position. build_features does the same for training rows.
 
         Args:
             rows: as for `fit`.
@@ -169,7 +172,7 @@ class Workflow:
     def transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
         """Returns the features of rows, as a frame of the same kind, in the order of the rows.
 
-        Rows are treated as rows outside the training rows; use `fit_transform` for those. No row is left out.
+        No row counts as a training row; use `fit_transform` for training rows. No row is left out.
 
         Args:
             rows: a frame of pandas, Polars, Arrow or Spark with the columns `raw_columns`. A frame of Spark
@@ -201,7 +204,7 @@ class Workflow:
         """Returns the features of raw rows, as a frame of the same kind as `rows`, in the order of the rows.
 
         Rows are treated as rows outside the training days, so target encodings are those of all training
-        rows. Values that the workflow does not know get the id of unknown values.
+        rows. Values that are not in a vocabulary of the workflow get the id of unknown values.
 
         Integers may have any integer type, and be floats with NaN for nulls, as pandas makes them. Columns of
         texts may contain integers. NaN and empty texts are nulls.
@@ -283,7 +286,7 @@ class Workflow:
         return columns_of(self._groups, self._label) if self._groups is not None else ([], [])
 
     def _learn(self, rows: AnyFrame | pa.RecordBatch) -> tuple[LocalWorkflow, pa.Table]:
-        """Returns the workflow that rows give, and the columns that operators read."""
+        """Returns a workflow that is fitted on rows, and the columns that operators read."""
         if self._groups is None:
             raise ConfigError(
                 f"workflow {self.version} was loaded, so it cannot be fitted",
@@ -371,7 +374,7 @@ def checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
 
 
 def find_workflow(lake: LakePaths, version: str | None) -> str:
-    """Returns the version of a workflow in a folder; if `version` is None, that of the only one.
+    """Returns the version of a workflow in a folder; if `version` is None, the version of the only one.
 
     Raises:
         ConfigError: the version is None, and there are several workflows.
@@ -396,14 +399,14 @@ def is_out_of_fold(workflow: LocalWorkflow) -> bool:
 
 
 def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) -> str:
-    """Returns a digest of everything in training rows from which features are computed, with its order.
+    """Returns a digest of all values in training rows from which features are computed, in their order.
 
-    It is the same for all kinds of frames.
+    The digest is the same for all kinds of frames.
 
     Args:
         workflow: the workflow that was fitted on the rows.
         rows: the rows, with the raw columns of the workflow.
-        others: further columns of which statistics may have been computed. Only numbers can be.
+        others: further columns whose statistics may have been computed. Only columns of numbers count.
 
     Raises:
         DataError: a raw column is missing, or has a value that does not fit.

@@ -27,7 +27,11 @@ class LiveLine:
         self.is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
 
     def draw(self, text: str) -> None:
-        """Replaces the text of the line. A terminal would break a longer line, and could not erase it."""
+        """Replaces the text of the line.
+
+        Text beyond the width of the terminal is cut off: a terminal would break a longer line, and could not
+        erase it.
+        """
         if self.is_terminal:
             text = text[: get_terminal_size().columns - 1]
             self._write(f"\r\x1b[K{text}")

@@ -19,7 +19,7 @@ from storage.run_context import RunContext
 def read_split(
     context: RunContext, dataset: Dataset, splits: Sequence[Split], columns: Sequence[str] | None = None
 ) -> ReadableRows:
-    """Returns the feature rows of some splits, which are not read yet.
+    """Returns the feature rows of some splits, without reading them yet.
 
     The result has the columns `columns` and also features_dt, the date of the partition. If `columns` is
     None, it has all columns.
@@ -43,7 +43,7 @@ def read_split(
 
 
 def count_rows(lake: LakePaths, dataset: Dataset, splits: Sequence[Split] = SPLITS) -> int:
-    """Returns the number of feature rows of some splits of a dataset, which manifests record.
+    """Returns the number of feature rows of some splits of a dataset, as the manifests record it.
 
     Partitions that do not exist any more count as empty, and rows may have been replaced. The lineage of the
     run does not contain what is read here.

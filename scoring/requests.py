@@ -114,7 +114,7 @@ class ListRequest:
         item_files: paths of the Parquet files of the table candidate_items, in the order of the manifest.
         context: pairs of name and encoded value: one pair for each feature of scope `context`.
         k: maximum number of items in a list.
-        rules: business rules that change the ranking; None applies none.
+        rules: business rules that change the ranking; None if there are none.
         blend: the weights of the blend that ranks; None ranks by the model's probabilities.
     """
 

@@ -24,8 +24,8 @@ class Collectives(Protocol):
 
     A call returns when all ranks have called the method. A method `start_…` returns at once, with a function
     that waits for the result. Until that function is called, the tensors that were passed must not be read or
-    changed, and other collectives may be called. The name belongs to this call alone until then. The order of
-    calls of `start_…` with different names may differ between ranks.
+    changed, and other collectives may be called. Until that function is called, no other call may have the
+    same name. The order of calls of `start_…` with different names may differ between ranks.
     """
 
     @property

@@ -49,7 +49,7 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 def mixed_precision(
     precision: Precision, device: torch.device, *, cached: bool = True
 ) -> AbstractContextManager[object]:
-    """Returns a context in which matrix products are computed in bf16 or fp16, if `precision` says so.
+    """Returns a context in which matrix products are computed in bf16 or fp16, as `precision` says.
 
     Args:
         precision: `bf16` or `fp16`; with `fp32` and `tf32`, the context changes nothing.
@@ -63,7 +63,7 @@ def mixed_precision(
 
 
 def product_dtype(precision: Precision) -> torch.dtype:
-    """Returns the dtype of the operands of matrix products; float32 for `tf32`, which rounds them itself."""
+    """Returns the dtype of the operands of matrix products; float32 for `tf32`, whose products round them."""
     if precision == "fp32" or precision == "tf32":
         return torch.float32
     if precision == "bf16":

@@ -67,7 +67,7 @@ def add_isolate(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_local(submission: Submission) -> bool:
-    """Returns whether the profile says that Spark runs in one process on this machine."""
+    """Returns whether Spark runs in one process on this machine with this profile."""
     return (
         _LOCAL_MASTER.fullmatch(read_properties(Path(submission.properties)).get("spark.master", ""))
         is not None
@@ -119,7 +119,7 @@ class Application:
     def close(self) -> None:
         """Ends the application. Waits until Spark has stopped, which completes the event log.
 
-        If no stage has run, nobody waits: the process may still be starting.
+        If no stage has run, this method does not wait, because the process may still be starting.
         """
         if self._child is not None:
             if self._used:

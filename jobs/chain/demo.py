@@ -271,7 +271,7 @@ def _hit_rates(measure: MeasuredRelevance) -> list[TargetFigure]:
 
 
 def _ceiling(truth: Mapping[str, Any] | None, k: int) -> list[TargetFigure]:
-    """Returns the hit rates of lists that the true probabilities rank, and which share of it our lists reach.
+    """Returns the hit rates of lists by the true probabilities, and our hit rate divided by the best one.
 
     The list is empty if the true probabilities are unknown.
     """

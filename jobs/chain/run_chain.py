@@ -144,7 +144,7 @@ def log_path(lake: LakePaths, run_date: str, stage: str) -> Path:
 
 
 def remark(summary: JobSummary | None) -> str:
-    """Returns the result of a stage in about 50 characters. Its progress line then fits into 100.
+    """Returns the result of a stage in about 50 characters, so that its progress line has about 100.
 
     Facts that are missing in the summary are left out. The remark is empty if there is no summary.
     """

@@ -90,7 +90,7 @@ class RunPlan:
         """Returns whether the champion was promoted on the run date itself.
 
         If so, the features of the run date must be built with the workflow of this champion, as for its
-        training, and not with the workflow of the previous champion.
+        training. The workflow of the previous champion must not be used.
         """
         return promoted_on(self.lake, self.config.name, self.run_date) is not None
 

@@ -200,7 +200,7 @@ def _check_impressions(config: Config) -> None:
 def _check_measures(config: Config, feature_plan: FeaturePlan) -> None:
     """Raises ConfigError if the lists leave out the items that they are compared with.
 
-    A configuration with features of scope `pair` makes no lists, so it may have any of these values.
+    A configuration with features of scope `pair` makes no lists, so these settings may have any values.
     """
     candidates = config.candidates
     compares_excluded = (

@@ -24,8 +24,8 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     must have values of the configured types.
 
     A table with files for each day (`{date}` in its path) may arrive during the run. So it is not checked
-    here, but by the stage that reads it. Nor is a table of Spark's catalogue, which that stage opens.
-    `recorder` records the tables as inputs of the run.
+    here, but by the stage that reads it. The same holds for a table of Spark's catalogue, which that stage
+    opens. `recorder` records the tables as inputs of the run.
 
     Raises:
         ConfigError, DataError: there is no file at a path in the configuration, a file lacks a column, or a

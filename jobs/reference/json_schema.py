@@ -31,8 +31,8 @@ _NEEDS_ARCHITECTURE: Schema = {"anyOf": [{"type": "string"}, {"required": ["arch
 def config_schema() -> Schema:
     """Returns the schema of a configuration file.
 
-    The schema allows the key `extends`. It allows a section or the path of a file as `model`, and only the
-    name of an operator that needs no parameters.
+    The schema allows the key `extends`. `model` may be a section or the path of a file. An operator that
+    needs no parameters may be written as its name alone.
     """
     schema = _without_titles(documented_config().model_json_schema())
     definitions = schema.pop("$defs") | _model_definitions() | _operator_definitions()

@@ -3,8 +3,8 @@
     python -m jobs.stage_server PROFILE ANSWERS [MODULE …]
 
 PROFILE is the file of Spark's properties. The modules are imported by a thread while the first stage runs,
-because a later stage needs them and their import takes seconds. If there are any, a model will be trained, so
-the process that writes to MLflow is started too.
+because a later stage needs them and their import takes seconds. If modules are given, a model will be
+trained, so the process that writes to MLflow is started too.
 
 Standard input has one line of JSON per stage, with the keys `job` and `arguments`. After each stage, one line
 of JSON with the keys `exit_code` and `summary` is written to the file descriptor ANSWERS. The process ends
@@ -92,7 +92,7 @@ def _signal_of_jvm() -> int | None:
 
 
 def _start_jvm() -> None:
-    """Starts the JVM while this process imports our packages. The first stage reports an error."""
+    """Starts the JVM while this process imports our packages. If this fails, the first stage reports it."""
     with suppress(Exception):
         SparkContext._ensure_initialized()
 
@@ -122,7 +122,7 @@ class _Requests:
         return self._queue.get()
 
     def done(self) -> None:
-        """Says that the work on the last request has ended."""
+        """Records that the work on the last request has ended."""
         self._idle.set()
 
     def _read(self, stream: BinaryIO) -> None:

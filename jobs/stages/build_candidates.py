@@ -107,8 +107,8 @@ def publish_candidates(
 ) -> Manifest:
     """Publishes `candidates`, with one row per user.
 
-    The manifest contains, as facts, the names of the sources, how the source `retrieval` searched, and for
-    each filter the number of (user, item) pairs that it excluded.
+    The facts in the manifest are the names of the sources, how the source `retrieval` searched, and for each
+    filter, the number of excluded (user, item) pairs.
     """
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     with_scores = context.config.score.blend == "auto"

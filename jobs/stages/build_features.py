@@ -62,9 +62,9 @@ log = logging.getLogger("nightrank.build_features")
 
 
 def workflows_of_run(context: RunContext) -> tuple[str | None, str | None]:
-    """Returns the workflow version of the champion before the run date, and that of a served experiment.
+    """Returns two workflow versions: of the champion before the run date, and of a served experiment.
 
-    The first is None if there is no champion, and if a retraining must fit a new workflow. The second is None
+    The first is None if there is no champion, or if a retraining must fit a new workflow. The second is None
     if no experiment is served.
     """
     config, lake, run_date = context.config, context.lake, context.run_date

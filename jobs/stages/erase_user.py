@@ -58,8 +58,8 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     """Erases users, or says what would be removed.
 
     Args:
-        context: the context of the run. From now on, rows of its run date and of days before it are left out,
-            and those of all days that the lake has read.
+        context: the context of the run. From now on, jobs leave out the users' rows of the run date, of
+            earlier days, and of all days that the lake has read.
         ids: the ids of the users, as in the log.
         dry_run: whether nothing is changed.
 

@@ -29,9 +29,9 @@ def run(
 ) -> tuple[str, JobSummary]:
     """Writes the model's programs to a new folder, and its ONNX programs also in other number formats.
 
-    With `compiled`, each program is also compiled for the processor of this machine. With `triton`, adds the
-    model, and that of the treatment of a running experiment, to a model repository of Triton Inference
-    Server instead.
+    If `compiled` is true, each program is also compiled for the processor of this machine. If `triton` is
+    set, the function writes no such folder. It adds the model, and the model of a running experiment's
+    treatment, to a model repository of Triton Inference Server.
 
     Returns:
         A text for a terminal, and the summary.
@@ -74,7 +74,7 @@ def run(
 def _add(
     context: RunContext, model: ModelInfo, folder: str, backend: Backend, *, online: bool
 ) -> tuple[str, JobSummary]:
-    """Adds the model to a model repository of Triton Inference Server, and that of the treatment if any."""
+    """Adds the model, and the model of the treatment if any, to a repository of Triton Inference Server."""
     experiment = served_experiment(context.config, context.lake, context.run_date)
     models: dict[Variant, ModelInfo] = {"control": model}
     if experiment is not None and experiment.folder is not None:

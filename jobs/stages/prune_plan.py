@@ -238,10 +238,10 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], limits: Limits) -> list[Item]:
-    """Returns the items of the model versions that nobody needs, without those of running trainings.
+    """Returns the items of the model versions that no run needs, without those of running trainings.
 
-    Checkpoints come first. They belong to the model only as long as it has a model.json; before that, a
-    training continues from them.
+    Checkpoints come first. They are deleted with the model only if the model has a model.json. Without this
+    file, a training may continue from them.
     """
     folders = [f"models/{name}/{version}" for name, version in unused]
     of_folder = _by_folder(files, [*folders, *(f"{_CHECKPOINTS}/{version}" for _, version in unused)])
@@ -323,8 +323,8 @@ def old_checkpoints(
 def old_attempts(files: Iterable[LakeFile], limits: Limits) -> list[Item]:
     """Returns the items of the records, logs, event logs and reports of attempts.
 
-    They are of a date if their name, or that of their folder, contains one. Otherwise the time of the last
-    change counts.
+    An item belongs to a date if its name, or the name of its folder, contains the date. Otherwise the time of
+    the last change counts.
     """
     entries: dict[tuple[str, str], list[LakeFile]] = defaultdict(list)
     for file in files:

@@ -39,7 +39,7 @@ from training.registry.served_experiments import ServedExperiment
 
 @dataclass(frozen=True)
 class VariantLists:
-    """What makes the lists of one variant. Without an experiment, all users are in the control.
+    """The inputs for the lists of one variant. Without an experiment, all users are in the control.
 
     Attributes:
         name: `control` or `treatment`.
@@ -144,7 +144,7 @@ def run(context: RunContext) -> JobSummary:
 def _score_kind(
     context: RunContext, variants: Sequence[VariantLists], blend: BlendRecord | None
 ) -> ScoreKind:
-    """Returns what the scores of all lists are. Those of a blend only order the items of a user."""
+    """Returns the kind of the scores of all lists. Those of a blend only order the items of a user."""
     kinds = {variant.model.score_kind(context.config) for variant in variants}
     ranked_by_model = blend is None or blend.chosen == "model"
     return kinds.pop() if ranked_by_model and len(kinds) == 1 else "ranking"
@@ -160,7 +160,7 @@ def _with_texts(lists: Rows, texts: Mapping[str, str]) -> Rows:
 def treatment_lists(
     context: RunContext, treatment: Treatment, dataset: Dataset, items: Manifest, control: ListRequest
 ) -> VariantLists:
-    """Returns what makes the lists of the treatment, from the candidates and the rules of the control."""
+    """Returns the inputs for the lists of the treatment, with the candidates and rules of the control."""
     model = treatment.model
     version, run_date = model.spec.workflow_version, context.run_date
     partition = context.lake.candidate_items(version).partition(run_date)
@@ -206,7 +206,7 @@ def _score(
 
 
 def _inputs_of(experiment: ServedExperiment | None, treatment: Treatment | None) -> dict[str, str]:
-    """Returns the inputs of the lists that an experiment adds, as the manifest names them."""
+    """Returns the inputs that an experiment adds to those of the lists, as the manifest names them."""
     inputs = {"experiment": experiment.digest} if experiment else {}
     if treatment is not None:
         inputs |= {"treatment_users": treatment.users.digest, "treatment_items": treatment.items.digest}
@@ -273,7 +273,7 @@ def candidate_users(
         dataset: the dataset of the run date, whose workflow version `candidates` has.
         users, candidates: the manifests of the two tables.
         variant: the variant whose users are returned, by the features of its workflow.
-        experiment: assigns users to variants. None: all users are returned.
+        experiment: assigns users to variants. If it is None, all users are returned.
     """
     lake, version = context.lake, dataset.workflow_version
     listed = read_rows(context, lake.candidates(version).partition(context.run_date), candidates)

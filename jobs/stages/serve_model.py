@@ -104,7 +104,7 @@ def run(context: RunContext, host: str, port: int, started: Callable[[str], None
 
 
 def application(context: RunContext, served: ServedModel) -> FastAPI:
-    """Returns the server of the loaded model: that of MLflow, with a route of lists."""
+    """Returns the server of the loaded model: MLflow's scoring server, with a route for lists."""
     from fastapi import HTTPException
 
     raw_types = served.model.workflow.raw_columns

@@ -1,4 +1,4 @@
-"""Brings the copies of tables of Spark's catalogue up to date when a stage begins that reads their new rows.
+"""Updates the copies of tables of Spark's catalogue at the start of a stage that reads their new rows.
 
 All other stages read the copies, so they see the same rows, and need no Spark session for them.
 """
@@ -13,7 +13,7 @@ from storage.run_context import RunContext
 
 
 def copy_tables_of_run(context: RunContext, plan: FeaturePlan, days: Sequence[str] | None = None) -> None:
-    """Copies the changed rows of the configuration's tables of Spark's catalogue; without any, does nothing.
+    """Copies the changed rows of the configuration's tables of Spark's catalogue, if there are such tables.
 
     Args:
         context: the context of the run. Its Spark session is built if there is such a table.

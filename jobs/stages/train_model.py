@@ -28,12 +28,12 @@ def run(context: RunContext) -> JobSummary:
 
 
 def train(context: RunContext, config: Config) -> JobSummary:
-    """Trains a model, unless its version exists already. Records the version as that of the run date.
+    """Trains a model, unless its version exists already. Records the version for the run date.
 
     Args:
         context: the context of the job.
-        config: the configuration with the name, the model and the training settings. It is that of the job,
-            or a changed copy.
+        config: the configuration with the name, the model and the training settings. It is the configuration
+            of the job, or a changed copy.
     """
     mlflow_mirror.prepare(context.lake)
     with context.phase("plan"):

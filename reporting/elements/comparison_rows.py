@@ -31,9 +31,9 @@ TEXT_COLUMNS = (1, 2, 10)  # all others are numbers
 def comparison_rows(comparison: Comparison) -> list[list[str]]:
     """Returns the cells of each experiment. The best experiment is first, experiments without a place last.
 
-    Place depends only on the validation split. Measures are means over the seeds, with the sample standard
-    deviation if there are several seeds. The best epoch is the one of each seed with the best value of
-    `choose_by` on the validation split.
+    The place depends only on the validation split. Measures are means over the seeds, with the sample
+    standard deviation if there are several seeds. The best epoch of a seed is the epoch with the best value
+    of `choose_by` on the validation split.
     """
     ranked = comparison.ranked
     names = {experiment.name for experiment in ranked}

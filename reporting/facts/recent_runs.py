@@ -222,8 +222,9 @@ def open_failure(config: Config, run_date: str) -> Failure | None:
     """Returns the last failure of a stage of a run; None if there is none, or if a later attempt succeeded.
 
     A later success of the same stage replaces a failure. A later success of any stage replaces a stop of
-    `nightly`, whose own record is written after the page of its run. If lists are compared with the clicks
-    of the next day, the run measures the lists of the day before, so that attempt belongs to it.
+    `nightly`, whose own record is written after the page of its run. If lists are compared with the clicks of
+    the next day, the run measures the lists of the day before. Therefore attempts to measure those lists
+    belong to this run.
     """
     lake, before = LakePaths(config.lake), dates_up_to(run_date, 2)[0]
     of_dates = read_records(lake, [before, run_date], config.name)

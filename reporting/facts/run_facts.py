@@ -107,7 +107,7 @@ class RunFacts:
         measure: the measured relevance of the lists of this date or, if these lists have not been measured
             yet, of the lists of the day before.
         per_positive: the value of negatives.per_positive; None if no rows are drawn.
-        model_scores, list_scores: what the scores of `model` are, and those of the lists.
+        model_scores, list_scores: the kind of the scores of `model`, and that of the scores in the lists.
     """
 
     name: str
@@ -128,13 +128,13 @@ class RunFacts:
 
     @property
     def of_choices(self) -> bool:
-        """Returns whether the log has only what users chose. Then its click rate says nothing about users."""
+        """Returns whether the log has only what users chose. Then the click rate has no meaning."""
         only_clicks = self.quality is not None and self.quality.compared.only_clicks
         return self.per_positive is not None or only_clicks
 
     @property
     def judged_scores(self) -> ScoreKind:
-        """Returns what the scores of the model are that `judged` describes."""
+        """Returns the kind of the scores of the model that `judged` describes."""
         return cast(ScoreKind, (self.judged or {}).get("scores", self.model_scores))
 
     @property
@@ -383,7 +383,7 @@ def sample_lists(
     """Returns the lists of up to n users.
 
     The partition is sorted by user, and the users are evenly spread over it. A rerun chooses the same users.
-    `negatives` is that of `histories`.
+    For `negatives`, see `histories`.
     """
     files = data_files(partition, manifest)
     if not manifest.rows:
@@ -423,9 +423,9 @@ def histories(
 ) -> dict[str, UserHistory]:
     """Returns the clicks and impressions of some users.
 
-    About 5 million rows of the newest days of the dataset are read. The result maps each user to a History.
-    It is empty if the dataset has no user column. Rows that `negatives` added do not count, because no user
-    saw them.
+    About 5 million rows of the newest days of the dataset are read. The result maps each user to a
+    UserHistory. It is empty if the dataset has no user column. Rows that `negatives` added do not count,
+    because no user saw them.
     """
     files, left = [], MOST_ROWS
     members = sorted(

@@ -38,7 +38,8 @@ class InspectedList:
         user: the id of the user.
         run_date: the date of the list.
         facts: the facts in the manifest of the lists, such as model_version, workflow_version, scored_at and
-            k. During an experiment, they contain the variant of the user, and the versions are its own.
+            k. During an experiment, they contain the variant of the user, and the versions are those of this
+            variant.
         spec: the features of the workflow version.
         entries: one dictionary {position, item_id, score, reason} per list entry, ordered by position.
         user_features: maps each feature of the user to its encoded value.

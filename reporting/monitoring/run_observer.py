@@ -286,12 +286,13 @@ class Observer:
     def record_silent(self, job: str, run_date: str, seconds: float, error: NightrankError) -> None:
         """Records the attempt of another job, if that job ended without a record.
 
-        A killed job has no record of its own. Without this one, the report could not show the failure.
+        A killed job has no record of its own. Without the record of this method, the report could not show
+        the failure.
 
         Args:
             job, run_date: the job and its run date.
             seconds: duration of the attempt.
-            error: how it ended.
+            error: how the attempt ended.
         """
         with _harmless(f"the end of {job} is not recorded"):
             lake, name = LakePaths(self.config.lake), self.config.name

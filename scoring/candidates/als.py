@@ -9,8 +9,8 @@ is the dot product of their vectors.
 The initial vectors depend on the seed and on the numbers of users and items, and the order of additions
 depends on the order of the ratings. So users are numbered in the order of their keys, and MLlib gets the
 ratings in one partition, sorted by user and item. MLlib then distributes them over a fixed number of blocks.
-It adds some partial sums in the order in which tasks end, so the vectors of two runs may differ by rounding
-errors of float64. `item_vectors.rounded` removes most of these differences.
+MLlib adds some partial sums in the order in which tasks end, so the vectors of two runs may differ by
+rounding errors of float64. `item_vectors.rounded` removes most of these differences.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def als_items(
     The result has the columns user_key, candidates and scores. Only items that somebody clicked are
     proposed. If scores are equal, the smaller item index comes first. Users without clicks have no row.
 
-    The vectors are computed, and those of the items are published, before the function returns.
+    Before the function returns, it computes all vectors and publishes the item vectors.
 
     Args:
         config: the settings of the source, such as n.
@@ -72,7 +72,8 @@ def als_vectors(config: AlsParameters, rows: Rows, items: Rows, checkpoints: str
 
     Args:
         config, rows, items: as in `als_items`.
-        checkpoints: folder for vectors of single iterations of Spark. A frame needs it as long as it is used.
+        checkpoints: folder for the vectors of single iterations of Spark. It must exist as long as a returned
+            frame is used.
 
     Returns:
         Rows of users, with user_key and vector (array<float>), and rows of items, with item_index and vector.

@@ -1,12 +1,13 @@
 """The vectors of the source `als` without Spark: implicit ALS as Spark MLlib computes it, on the CPU.
 
-MLlib solves the normal equations of one user or item at a time; here torch solves them in batches. The first
-vectors are those of MLlib (mllib_random.py), normal equations are in float64, and vectors are stored as
-float32 between the iterations, as in MLlib. So the results differ by rounding errors only.
+MLlib solves the normal equations of one user or item at a time; here torch solves them in batches. The
+initial vectors are those of MLlib (mllib_random.py). As in MLlib, the normal equations are in float64, and
+vectors are stored as float32 between the iterations. So the results differ by rounding errors only.
 
-With the confidence 1 + c_ui of a user's c_ui / alpha clicks on an item, item vectors Y, and the number n_u of
-items that the user clicked, the vector of user u solves (Y. Hu, Y. Koren, C. Volinsky, ICDM 2008, equation 4;
-λ n_u as in Y. Zhou et al., Large-scale Parallel Collaborative Filtering for the Netflix Prize, AAIM 2008)
+c_ui is alpha times the number of clicks of user u on item i, and 1 + c_ui is the confidence of these clicks.
+Y are the item vectors, and n_u is the number of items that user u clicked. The vector of user u solves (Y.
+Hu, Y. Koren, C. Volinsky, ICDM 2008, equation 4; λ n_u as in Y. Zhou et al., Large-scale Parallel
+Collaborative Filtering for the Netflix Prize, AAIM 2008)
 
     (YᵀY + Σ_i c_ui y_i y_iᵀ + λ n_u I) x_u = Σ_i (1 + c_ui) y_i
 """
@@ -47,7 +48,7 @@ class _Side:
 
     @staticmethod
     def of(rows: NDArray[np.int64], others: NDArray[np.int64], clicks: NDArray[np.float32]) -> _Side:
-        """Returns the side of pairs whose rows are numbered from 0 without gaps."""
+        """Builds the side from C pairs. `rows` has the row of each pair, numbered from 0 without gaps."""
         order = np.lexsort((others, rows))
         lengths = np.bincount(rows)
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -88,7 +89,7 @@ def fit_vectors(
 
 @torch.inference_mode()
 def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
-    """Returns the vectors of a side, (R, k) float32, from those of the other side."""
+    """Returns the vectors of a side, (R, k) float32, from the vectors of the other side."""
     factors = of_others.double()  # (O, k)
     gram = factors.T @ factors
     solved = torch.empty((len(side.starts) - 1, config.rank))
@@ -125,7 +126,7 @@ def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
 
 
 def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
-    """Yields the rows of a side in batches, each with the largest number of clicks of a row.
+    """Yields batches of rows, each with the number of clicks of its longest row.
 
     Rows of a batch have similar numbers of clicks, because shorter rows are padded.
     """
@@ -135,7 +136,8 @@ def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
     first = 0
     while first < len(order):
         shortest = max(int(in_order[first]), 1)
-        # Rows with at most twice as many clicks as the shortest, as far as memory allows.
+        # A batch has rows with at most twice as many clicks as its shortest row, as many rows as memory
+        # allows.
         last = int(np.searchsorted(in_order, 2 * shortest, side="right"))
         most = max(1, _BATCH_ELEMENTS // rank // max(2 * shortest, rank))
         last = min(last, first + most)

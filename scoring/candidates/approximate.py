@@ -2,9 +2,9 @@
 
 The centroid of a cluster is the mean of its item vectors. Its dot product with a user's vector is therefore
 the mean dot product of the cluster's items. A user is compared with all centroids, then with the items of the
-`probes` clusters with the largest dot products. This is the inverted file of the library faiss (Jégou, Douze
-and Schmid 2011, Product Quantization for Nearest Neighbor Search, section IV) without quantization, so scores
-are not rounded.
+`probes` clusters with the largest dot products. This method is the inverted file of the library faiss (Jégou,
+Douze and Schmid 2011, Product Quantization for Nearest Neighbor Search, section IV) without quantization, so
+scores are not rounded.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, top_keys
 
 # faiss gives a missing item this number.
 _MISSING = -1
-# Items are asked for in place of excluded ones, at most this number times n.
+# The search asks for additional items in place of excluded items: at most this number times n.
 _MOST_SPARE = 4
-# faiss computes dot products of fewer users than this one by one, otherwise by a matrix product, whose last
-# bits depend on the number of users.
+# For fewer users than this, faiss computes each dot product alone. For more users, it uses a matrix product,
+# whose last bits depend on the number of users.
 _ONE_BY_ONE = 1 << 30
 
 
@@ -77,7 +77,7 @@ class ApproximateSearch:
         """Returns the ranking keys of up to n items of each user, (U, n) int64, as TopItems.best does.
 
         The search asks for more than n items, because excluded items are removed from the result.
-        NO_CANDIDATE fills a row for which fewer than n items are left.
+        If fewer than n items are left for a user, NO_CANDIDATE fills the end of the row.
 
         Args:
             vectors: (U, E) finite float32 user vectors on the CPU.

@@ -23,7 +23,7 @@ _DAY_US = 86_400_000_000
 def clicked_items(rows: ReadableRows, items: Rows, users: Rows | None = None) -> Rows:
     """Returns one row (user_key, item_index) for each user and each item that this user clicked.
 
-    Items that are not in `items` are left out, and so are users that are not in `users`.
+    Items that are not in `items` and users that are not in `users` are left out.
     """
     return observed_items(rows, items, users, "label = 1")
 
@@ -61,8 +61,8 @@ def has_weights(rows: Rows) -> bool:
 def weight_of_clicks(rows: Rows) -> str:
     """Returns the SQL aggregate that counts clicks. If rows have weights, it adds the weights of the clicks.
 
-    A sum of float32 weights in float64 is exact, so it does not depend on the order of the rows, as long as
-    it is less than 2²⁹ times the smallest weight.
+    A float64 sum of float32 weights is exact if it is less than 2²⁹ times the smallest weight. Then the sum
+    does not depend on the order of the rows.
     """
     return f"sum(CAST({WEIGHT} AS DOUBLE))" if has_weights(rows) else "count(1)"
 
@@ -87,7 +87,7 @@ def within(rows: ReadableRows, days: int | None, run_date: str) -> Rows:
 
 
 def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
-    """Returns the condition of `within` in SQL. `first` is the first of the days."""
+    """Returns the condition of `within` in SQL. `first` is the first day that counts."""
     if EVENT_TIME in rows.column_names:
         since = days_since_epoch(first) * _DAY_US
         return f"{EVENT_TIME} BETWEEN {since} AND {since + days * _DAY_US - 1}"
@@ -95,7 +95,7 @@ def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
 
 
 def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.Table:
-    """Does the work of `within` for a table. `first` is the first of the days."""
+    """Does the work of `within` for a table. `first` is the first day that counts."""
     if EVENT_TIME in rows.column_names:
         since = days_since_epoch(first) * _DAY_US
         time = rows[EVENT_TIME]

@@ -1,8 +1,8 @@
 """Excludes items for each user: items that the user clicked or saw, and items that attributes forbid.
 
-Here they are found. Each source leaves them out of its proposals: `top_items.py`, `approximate.py`,
-`neighbour_lists.py`, `popular.py` and, for packages, `proposals.py`. The source `all_items` proposes every
-item; `scoring/ranking/recommender.py` leaves them out of its lists.
+This module finds the excluded items. Each source leaves them out of its proposals: `top_items.py`,
+`approximate.py`, `neighbour_lists.py`, `popular.py` and, for packages, `proposals.py`. The source `all_items`
+proposes every item. For this source, `scoring/ranking/recommender.py` leaves excluded items out of the lists.
 """
 
 from __future__ import annotations
@@ -197,8 +197,9 @@ def _exclude_of_tables(
 ) -> Exclusions:
     """Does the work of `exclude` for tables with filters.
 
-    The items that a filter excludes are computed once for each value of the attribute. Lists of users are
-    united for some users at a time, so that the memory does not depend on the number of users.
+    The items that a filter excludes are computed once for each value of the attribute. The lists of all
+    filters are united for a limited number of users at a time. So the memory does not depend on the number of
+    users.
     """
     if attributes is None:
         raise ValueError("internal error, please report: filters need the table of user attributes")
@@ -232,7 +233,7 @@ def _barred_by_value(rule: AttributeFilter, values: pa.Array, items: pa.Table) -
         items: a table with item_index and item_key, one row per item.
 
     Returns:
-        v + 1 lists. The last is that of users without a value. A list without items is null.
+        v + 1 lists. The last list is for users without a value. A list without items is null.
     """
     rows = pc.index_in(rule.rows[ITEM_KEY], value_set=items[ITEM_KEY].combine_chunks()).combine_chunks()
     is_item = rows.is_valid()

@@ -48,8 +48,8 @@ class ClickMatrix:
         """Returns the matrix of a table with one row for each user and each of the user's items.
 
         Args:
-            history: user_key, item_index, and weight (int64), the weight of the user. Without the last
-                column, all weights are 1.
+            history: user_key, item_index, and weight (int64), the weight of the user. Without the column
+                `weight`, all weights are 1.
         """
         users = history.column(USER_KEY).combine_chunks().dictionary_encode()
         row = users.indices.to_numpy()
@@ -62,10 +62,10 @@ class ClickMatrix:
         return ClickMatrix(items.astype(np.int32), clicks, weights)
 
     def shared(self) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Yields, for one block of items after the other, the pairs of items with a user in common.
+        """Yields the pairs of items with a user in common, one block of items after the other.
 
-        Each is a triple of arrays of equal length: the number of the item, ascending; the number of the other
-        item, which may be the same; and the sum of the weights of the users who clicked both.
+        Each block is a triple of arrays of equal length: the number of the item, ascending; the number of the
+        other item, which may be the same; and the sum of the weights of the users who clicked both.
         """
         of_items = self.clicks.T.tocsr()  # (M, U)
         weighted = self.clicks.copy()
@@ -89,8 +89,9 @@ class ClickMatrix:
 def neighbour_table(history: pa.Table, most: int, shrink: float = 0.0) -> pa.Table:
     """Returns the items that are most similar to each item: item_index, neighbours, and similarities.
 
-    The last two are lists of int32, ordered by neighbour; similarities are in units of 2⁻³⁰. An item that
-    shares no user with another item has no row. If similarities are equal, the smaller index is preferred.
+    The last two columns are lists of int32, ordered by neighbour. Similarities are in units of 2⁻³⁰. An item
+    that shares no user with another item has no row. If similarities are equal, the smaller index is
+    preferred.
 
     Args:
         history: as in `ClickMatrix.of`.

@@ -22,8 +22,8 @@ _REASON = "_reason"
 def number_items(items: Rows) -> Rows:
     """Adds item_index as the first column: the position of the item in the order of item_key, from 0 (int32).
 
-    A single task sorts all items of a frame. Its memory suffices, because scoring needs all items on one
-    device anyway.
+    A single task sorts all items of a frame. The memory of this task suffices, because scoring needs all
+    items on one device anyway.
     """
     if isinstance(items, pa.Table):
         ordered = items.take(pc.sort_indices(items, sort_keys=[(ITEM_KEY, "ascending")]))

@@ -56,11 +56,11 @@ def lists_from_vectors(
 
     Args:
         users: rows with the columns user_key, excluded and `column`, one row per user.
-        column: `history` makes lists of the source `ease` from the indices of the clicked items, `vector`
-            lists of the source `als` from the user vectors.
+        column: with `history`, the lists are those of the source `ease`, made from the indices of the clicked
+            items. With `vector`, they are those of the source `als`, made from the user vectors.
         files: paths of the Parquet files of the item vectors.
         n: maximum number of items in a list.
-        store: has the device.
+        store: has the device that computes the scores.
 
     Raises (in the workers, when a frame is evaluated):
         ConfigError: the requested device does not exist.
@@ -93,7 +93,7 @@ def histories(clicked: Rows) -> Rows:
 
 
 def no_lists(users: Rows) -> Rows:
-    """Returns rows with the columns of `lists_from_vectors`: none."""
+    """Returns an empty table or frame with the columns of `lists_from_vectors`."""
     return LISTED.empty_table() if isinstance(users, pa.Table) else empty_lists(users.where(F.lit(False)))
 
 

@@ -4,8 +4,8 @@ MLlib draws the first vectors of users with a generator of Spark, XORShiftRandom
 bits (G. Marsaglia, Xorshift RNGs, JSS 8(14), 2003) whose seed is a MurmurHash3. `normals` draws as
 java.util.Random does: by the polar method of Marsaglia, which rejects some pairs of numbers.
 
-One step of the generator is linear over bits. So a table of 8 times 256 numbers jumps any number of steps
-forward, and all states of a stream are computed in arrays that double in length.
+One step of the generator is linear over bits. So a jump of any number of steps is a table of 8 times 256
+numbers. All states of a stream are computed in arrays that double in length.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _polar(states: Words) -> NDArray[np.float64]:
 def _states(state: int, count: int) -> Words:
     """Returns the `count` states of the generator that follow a state."""
     states = np.array([_step(state)], np.uint64)
-    # matrix[bit] is what one step makes of this bit; after each doubling, what as many steps make of it.
+    # matrix[bit] is the state that follows this bit after len(states) steps.
     matrix = np.array([_step(1 << bit) for bit in range(64)], np.uint64)
     while len(states) < count:
         table = _table(matrix)
@@ -90,7 +90,7 @@ def _states(state: int, count: int) -> Words:
 
 
 def _table(matrix: Words) -> Words:
-    """Returns what a matrix of bits makes of each value of each byte of a state, (8, 256)."""
+    """Returns the product of a matrix of bits with each value of each byte of a state, (8, 256)."""
     table = np.zeros((8, 256), np.uint64)
     values = np.arange(256)
     for byte in range(8):

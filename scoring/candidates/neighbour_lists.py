@@ -25,9 +25,9 @@ from storage.parquet_files import concat_parts
 
 # A job has at most two sources with neighbours, whose tasks may alternate in a worker.
 _TABLES_KEPT = 2
-_LOADING = Lock()  # of the threads that make lists in the process of a job
-# Number of users whose scores are in memory at the same time: at most clicks_per_user · neighbours each, with
-# 16 bytes a score.
+_LOADING = Lock()  # for the threads that make lists in the process of a job
+# Number of users whose scores are in memory at the same time. A user has at most clicks_per_user · neighbours
+# scores of 16 bytes.
 _USERS = 1024
 
 
@@ -73,7 +73,8 @@ class Neighbours:
     def _matrix(self, lists: pa.ListArray) -> csr_array:
         """Returns lists of item indices as a sparse matrix of ones, (U, N) int64.
 
-        An item without neighbours may have an index that the matrix does not have. Such an item is left out.
+        An item without neighbours may have an index beyond the last column of the matrix. Such an item is
+        left out.
         """
         row, item = pairs_of(lists)
         size = self.similarities.shape[0]

@@ -1,4 +1,4 @@
-"""What the computations of candidates read of the settings of a source (scoring/candidates/sources)."""
+"""The settings of a source (scoring/candidates/sources) that the computation of its candidates reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 
 class SourceParameters(Protocol):
-    """The name of a source in the table of what it publishes, and its largest number of items for a user."""
+    """The name under which a source publishes its table, and its maximum number of items for a user."""
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ log = logging.getLogger("nightrank.scoring")
 
 
 def places_by_source(candidates: Rows, sources: Sequence[str]) -> dict[str, int]:
-    """Returns the number of (user, item) pairs of each source, by its name. Warns of a source without any.
+    """Returns the number of (user, item) pairs of each source, by its name. Warns if a source has none.
 
     An item that several sources propose for a user counts for the first of them.
 

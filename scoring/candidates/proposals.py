@@ -3,8 +3,8 @@
 The function `propose` of a source returns one row for each proposed pair: user_key (string), item_key
 (string) and score (a number). For each user, the n items with the highest scores become candidates. Pairs of
 unknown users and items, excluded items, and pairs whose score is null, infinite or NaN are left out. So
-`propose` need not know the exclusions, but it should propose more than n items to users for whom many are
-excluded.
+`propose` need not consider the exclusions. But it should propose more than n items to users for whom many
+items are excluded.
 """
 
 from __future__ import annotations

@@ -77,10 +77,10 @@ def _unite_tables(
         items.append(item)
         sources.append(np.full(len(row), number, np.int8))
     row, item, source_of = np.concatenate(rows), np.concatenate(items), np.concatenate(sources)
-    # The first of equal pairs is that of the first source.
+    # Of equal pairs, the first one comes from the first source.
     first = np.sort(np.unique(row << 32 | item, return_index=True)[1])
     row, item, source_of = row[first], item[first], source_of[first]
-    order = np.argsort(row, kind="stable")  # within a user by source, and then as the source orders
+    order = np.argsort(row, kind="stable")  # by user, then by source; keeps the order of the source
     row, item, source_of = row[order], item[order], source_of[order]
     if most is not None:
         kept = np.arange(len(row)) - np.searchsorted(row, row) < most

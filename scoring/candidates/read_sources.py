@@ -23,8 +23,8 @@ def read_source(source: SourceSettings, index: int | None = None) -> tuple[Plugi
     """Returns a source with its checked settings.
 
     Args:
-        source: its section.
-        index: its number in the configuration, for errors.
+        source: its section of the configuration.
+        index: its position in `candidates.sources`, for error messages.
 
     Raises:
         ConfigError: see `read_sources`.
@@ -52,7 +52,7 @@ def read_source(source: SourceSettings, index: int | None = None) -> tuple[Plugi
 
 
 def frames_needed_by(config: Candidates) -> bool:
-    """Returns whether a source proposes pairs, which only Spark can make lists of."""
+    """Returns whether a source proposes pairs. Only Spark can make lists of such pairs."""
     return any(not hasattr(plugin.load(), "candidates") for plugin, _ in read_sources(config))
 
 

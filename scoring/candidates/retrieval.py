@@ -101,7 +101,7 @@ class Retriever:
     def _approximate(
         self, search: ApproximateSearch, vectors: Tensor, excluded: tuple[Tensor, Tensor], users: pa.Array
     ) -> Tensor:
-        """Returns the ranking keys of good items of U users, (U, n).
+        """Returns the ranking keys of the items that approximate search finds for U users, (U, n).
 
         Users for whom the search leaves fewer than n items get the items of the exact search.
 

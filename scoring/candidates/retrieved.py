@@ -18,7 +18,7 @@ from storage.manifest import Manifest, data_files
 from storage.paths import Partition
 from storage.run_context import RunContext
 
-# The driver does not know the length of the vectors. Up to this length, the files have the usual size.
+# The driver does not read the length of the vectors. Up to this length, the files have the usual size.
 _VECTOR_ELEMENTS = 256
 
 
@@ -58,10 +58,11 @@ def retrieve(
         excluded: the items that must not be retrieved for a user.
         store: publishes the clusters.
         users: rows with user_key and the features of scope `user`. None reads the table `users`.
-        items: the partition of `numbered`. None is that of the table candidate_items.
+        items: the partition of `numbered`. If None, it is the run date's partition of the table
+            candidate_items.
 
     Raises:
-        DataError: approximate search, and the vector of an item is not finite.
+        DataError: the search is approximate, and the vector of an item is not finite.
     """
     configured, retriever = context.config.candidates.retrieval, tables.retriever
     if configured is None or retriever is None:

@@ -8,15 +8,16 @@ items (M. Deshpande, G. Karypis, Item-Based Top-N Recommendation Algorithms, ACM
     sim(i, j) = Σ_u w_u [u clicked i and j] / (√(Σ_u w_u [u clicked i] · Σ_u w_u [u clicked j]) + h)
 
 [condition] is 1 if the condition is true, else 0. For each item i, only the `neighbours` most similar items
-are used. A user's score of item j is the sum of sim(i, j) over those of the user's items i that have j among
-these most similar items.
+are used. A user's score of item j is the sum of sim(i, j) over the user's items i for which j is one of these
+most similar items.
 
 Weights are integers, and similarities are integers in units of 2⁻³⁰. Therefore all sums are exact, and the
 same log gives the same lists, however Spark partitions the rows. A user adds at most clicks_per_user² / 2
 pairs of items. Before the shuffle, each task adds up the weights of equal pairs.
 
-For frames, Spark joins and adds up; tables are multiplied as sparse matrices (item_pairs.py). The neighbours
-are published as a table. Workers read it and make the lists (neighbour_lists.py).
+For frames, Spark joins the rows and adds up the weights. For tables, sparse matrices are multiplied
+(item_pairs.py). The neighbours are published as a table. Workers read it and make the lists
+(neighbour_lists.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Adds the scores of all sources to the candidates. The blend ranks candidates by them.
 
-An item that several sources propose has a score of each of these sources.
+An item that several sources propose has one score from each of these sources.
 """
 
 from __future__ import annotations
@@ -96,6 +96,6 @@ def aligned_scores(
 
 
 def _keys(lists: pa.ListArray) -> NDArray[np.int64]:
-    """Returns a number for each element of lists of item indices that also contains the row of the list."""
+    """Returns one number for each element of lists of item indices, from the list's row and the element."""
     row, item = pairs_of(lists)
     return row.astype(np.int64) << _ITEM_BITS | item

@@ -39,13 +39,13 @@ class SourceTables:
 
     @property
     def vector_store(self) -> VectorStore:
-        """Returns the store, which a source needs that publishes what it computes for each item."""
+        """Returns the store. A source needs it to publish what it computes for each item."""
         if self.store is None:
             raise ValueError("internal error, please report: there is no store for vectors of items")
         return self.store
 
     def shown(self, window_days: int | None) -> Rows:
-        """Returns the rows of the last `window_days` days; those of all days for None."""
+        """Returns the rows of the last `window_days` days; all rows if `window_days` is None."""
         return within(self.rows, window_days, self.run_date)
 
     def clicks(self, window_days: int | None) -> Rows:

@@ -1,4 +1,4 @@
-"""Publishes what sources of candidates computed for each item in the lake, from which workers read it."""
+"""Publishes in the lake what sources of candidates computed for each item. Workers read it there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def vector_store(
         dataset: the dataset of the run date.
         numbered: the manifest of the table candidate_items.
         retriever: the model of the source `retrieval`; None if this source is not configured.
-        purpose: if set, the tables have names of their own, so that they do not replace those of the lists.
+        purpose: if set, it is part of the tables' names, so that these tables do not replace the tables of
+            the published lists.
     """
     table_inputs = {
         "candidate_items": numbered.digest,

@@ -1,7 +1,7 @@
 """Publishes the files of a date for sinks that write files: atomic, idempotent, and safe if a job is killed.
 
-A sink only says how its files are written and counted. `publish_files` does the rest: it writes to new names,
-counts the records, flushes the files to disk and replaces the manifest of the date.
+A sink only defines how its files are written and counted. `publish_files` does the rest: it writes to new
+names, counts the records, flushes the files to disk and replaces the manifest of the date.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Files:
         count: reads the files of this folder, and returns the number of records of each file by file name.
         ending: the ending of the names of these files. Files with other endings are not published.
         records: the number of records that all files together must have.
-        layout: a text that describes the format. If it differs from that of the published files, the files
-            are written again.
+        layout: a text that describes the format. If it differs from the layout of the published files, the
+            files are written again.
         schema: (name, type) of each column, for the manifest.
         facts: JSON values for readers of the manifest.
     """

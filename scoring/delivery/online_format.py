@@ -3,8 +3,9 @@
 docs/delivery.md describes this format for readers in other languages. The sink `redis` writes it, and
 nightrank/online.py reads it.
 
-The keys of a table (`lists`, `users` or `items`) are fields of hashes, its buckets. A delivery writes new
-buckets, which no reader uses yet, and then replaces one pointer, which names the buckets of all tables.
+The keys of a table (`lists`, `users` or `items`) are fields of Redis hashes, the buckets of the table. A
+delivery writes new buckets, which no reader uses yet. Then it replaces one pointer, which names the buckets
+of all tables.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 LISTS = "lists"
 POINTER = Format("pointer of a key-value store")
 
-# A bucket has about this number of keys, so the names of all buckets are few, and one is written at once.
+# A bucket has about this number of keys. So a table has few buckets, and each bucket is small.
 KEYS_PER_BUCKET = 1000
 
-# A field of each bucket that is no key, so that a bucket exists before its first key.
+# Each bucket has this field, which is not a key of the table. So a bucket exists before its first key.
 MARKER = "\0"
 LIST_COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 _VERSIONS = ("model_version", "workflow_version")
@@ -72,11 +73,11 @@ class Pointer:
 
     Attributes:
         date: the ISO run date of the lists.
-        model_version, workflow_version: those of the lists.
+        model_version, workflow_version: the versions of the model and of the workflow that made the lists.
         delivered_at: time of the delivery in UTC.
         tables: the tables by name.
         variants: during an experiment, maps each variant to its `model_version` and `workflow_version`. The
-            value of a list then names its variant. Those above are of the control.
+            value of a list then names its variant, and the two attributes above are those of the control.
     """
 
     date: str
@@ -117,7 +118,7 @@ class Pointer:
 
 
 def _table(values: Mapping[str, Any]) -> OnlineTable:
-    """Returns a table of a pointer. Keys that this release does not know are ignored."""
+    """Returns a table of a pointer. Keys that a later release added are ignored."""
     columns = tuple((str(name), str(kind)) for name, kind in values["columns"])
     buckets, keys = int(values["buckets"]), int(values["keys"])
     return OnlineTable(str(values["attempt"]), str(values["digest"]), buckets, keys, columns)
@@ -264,7 +265,7 @@ class RedisAddress:
     Attributes:
         url: redis://host:port/database, or rediss:// for TLS.
         user, password: the credentials; None if the server asks for none.
-        ca_file: file with the certificates of authorities to trust; None for those of the system.
+        ca_file: file with the certificates of authorities to trust; None for the certificates of the system.
     """
 
     url: str

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Batches = Iterable[pa.RecordBatch]
 
-# A task sends its values when they have this number of characters; so its memory is bounded.
+# A task sends its values when they have this number of characters. So the memory of a task is bounded.
 _PIPELINE_CHARACTERS = 2**20
 _NAMES_PER_PIPELINE = 5_000
 _WRITTEN = pa.schema([("keys", pa.int64())])
@@ -73,7 +73,7 @@ class OnlineStore:
     Attributes:
         address: the server.
         prefix: the beginning of the names of all keys.
-        ttl_s: seconds that buckets remain which no reader should use.
+        ttl_s: seconds after which buckets expire that no reader should use.
         connections: number of tasks that write at the same time.
     """
 
@@ -273,8 +273,8 @@ _ATTEMPTS = 100
 def erase_users(store: OnlineStore, client: Redis, request: EraseRequest) -> int:
     """Deletes the keys of users from all buckets of lists and users, also from those of replaced deliveries.
 
-    Then the pointer gets the new numbers of keys, and the new digests of the tables in the lake, so that the
-    next delivery does not write unchanged tables again.
+    Then the pointer gets the new numbers of keys and the new digests of the tables in the lake. So the next
+    delivery does not write unchanged tables again.
 
     Returns:
         The number of deleted keys.

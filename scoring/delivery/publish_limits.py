@@ -150,7 +150,7 @@ def _clicked(context: RunContext, dataset: Dataset, lists: pa.Table | DataFrame)
 
 
 def _reads_files(context: RunContext, rows: int) -> bool:
-    """Returns whether this process reads the files of a table with so many rows. Otherwise, Spark does."""
+    """Returns whether this process reads the files of a table with this number of rows; else Spark does."""
     return context.in_process or rows <= ROWS_IN_DRIVER
 
 
@@ -225,7 +225,7 @@ def compare_lists(today: pa.Table | DataFrame, before: pa.Table | DataFrame) -> 
     Args:
         today: a table or a frame with the columns user_id and item_id: one row per entry of the new lists,
             without repeated rows.
-        before: the same columns of the earlier lists, also as a table or also as a frame.
+        before: the same columns of the earlier lists. Its type is the type of `today`.
     """
     if isinstance(today, pa.Table):
         return _compare_tables(today, before)

@@ -43,8 +43,8 @@ class PublishedLists:
         manifest: the manifest of the partition that contains the lists.
         recorder: records, for lineage, the tables that are published from these lists.
         grace_hours: number of hours after which a sink may delete files that it has replaced.
-        open_features: opens the table `users` or `items` of the same run. It raises DataError if there is
-            none.
+        open_features: opens the table `users` or `items` of the same run. It raises DataError if the run has
+            no such table.
     """
 
     rows: pa.Table | DataFrame
@@ -118,7 +118,7 @@ class Erased:
     Attributes:
         target: the address of the sink, without a password.
         rows: number of removed rows, lines or keys.
-        remark: what still has bytes of them, for the record; empty if nothing has.
+        remark: where bytes of what was removed still exist, for the record; empty if nowhere.
     """
 
     target: str

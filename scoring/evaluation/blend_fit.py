@@ -68,8 +68,9 @@ FOLDS = 5
 L2 = 1.0
 Vector = NDArray[np.float64]
 
-# The contender of one source ranks by this share of the logit the items whose scores are equal, and the items
-# that the source did not propose. The latter come last, at this distance from the source's smallest score.
+# The contender of one source adds this share of the logit to the score. The logit then orders items with
+# equal scores, and items that the source did not propose. The latter get the source's smallest score minus
+# this distance.
 _LOGIT_SHARE = 1e-3
 _DISTANCE = 10.0
 
@@ -109,7 +110,7 @@ class MeasuredPairs:
 
 @dataclass(frozen=True)
 class ContenderFigures:
-    """HR@k and NDCG@k of the lists of one contender, means over all users, also those without candidates."""
+    """HR@k and NDCG@k of one contender's lists: means over all users, including users without candidates."""
 
     hit_rate: float
     ndcg: float
@@ -160,9 +161,9 @@ def learn(pairs: MeasuredPairs, sources: Sequence[str], k: int) -> LearnedBlend:
 def features(pairs: MeasuredPairs) -> tuple[Vector, Vector]:
     """Returns the features (P, 1 + 2 S) of the pairs, and the scales (1 + S,) of logit and scores.
 
-    The features are: the logit; the score of each source, or 0 if it did not propose the item; for each
-    source, 1 if it did not propose the item, otherwise 0. Logit and scores are divided by their standard
-    deviation over all pairs.
+    The features are: the logit; the score of each source, or 0 if this source did not propose the item; for
+    each source, 1 if this source did not propose the item, otherwise 0. Logit and scores are divided by their
+    standard deviation over all pairs.
     """
     proposed = ~np.isnan(pairs.scores)
     columns = [pairs.logits, *(pairs.scores[here, s] for s, here in enumerate(proposed.T))]
@@ -181,7 +182,7 @@ def fit(x: Vector, pairs: MeasuredPairs, counted: NDArray[np.bool_]) -> Vector:
     Args:
         x: (P, D) features.
         pairs: the pairs.
-        counted: (P,) which candidates count. Users without a clicked one among them do not count.
+        counted: (P,) which candidates count. Users without a clicked candidate among these do not count.
     """
     user = pairs.user
     clicks = np.bincount(user[pairs.clicked & counted], minlength=len(pairs.positives))
@@ -240,7 +241,10 @@ def _source_weights(pairs: MeasuredPairs, scales: Vector, source: int) -> Vector
 
 
 def _positions(pairs: MeasuredPairs, scores: Vector) -> NDArray[np.int64]:
-    """Returns the place (P,) of each candidate in the user's ranking, from 0. Equal scores: by item."""
+    """Returns the position (P,) of each candidate in the user's ranking, from 0.
+
+    If scores are equal, the smaller item index comes first.
+    """
     user = pairs.user
     order = np.lexsort((pairs.items, -scores, user))
     positions = np.empty(len(order), np.int64)
@@ -348,7 +352,7 @@ def measured_pairs(
 def _features_before(
     context: RunContext, dataset: Dataset, model: ModelInfo, side: Literal["user", "item"]
 ) -> Rows:
-    """Returns the features of users or items from before the validation rows, as the stage keeps its rows."""
+    """Returns the features of users or items from before the validation rows, as a table or a frame."""
     rows = rows_before_test(context, dataset, model.spec, side, before="validation")
     if not context.in_process:
         return frame_of(context.spark, rows)

@@ -1,8 +1,8 @@
-"""Compares the variants of an experiment by the clicks after its lists, and stops it if a guard rail says so.
+"""Compares the variants of an experiment by the clicks after its lists, and stops it at a guard rail.
 
 The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment add the sums of its
-dates up to the measured one. They leave out dates with other models, for example before a promotion, or with
-another share.
+dates up to the measured one. These figures leave out dates with other models, for example before a promotion,
+or with another share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from storage.run_context import RunContext
 from training.registry.served_experiments import ExperimentStop, read_stops, record_stop
 
 log = logging.getLogger("nightrank.measure")
-_DAYS_TO_STOP = 2  # the lists of the day after were made before the clicks of that day were compared
+_DAYS_TO_STOP = 2  # the next day's lists are made before the clicks of that day are compared
 _LAST_DATE = "9999-12-31"
 
 
@@ -185,7 +185,7 @@ WEIGHT = "users"
 SUMS = (WEIGHT, *VALUES)
 _PARTIAL = pa.schema([(VARIANT, pa.string()), *((name, pa.list_(pa.int64())) for name in SUMS)])
 
-# Maps each name of SUMS to (1 + replicates,) int64: the sum over all users, then that of each resample.
+# Maps each name of SUMS to (1 + replicates,) int64: the sum over all users, then the sum over each resample.
 Sums = Mapping[str, NDArray[np.int64]]
 
 
@@ -261,7 +261,7 @@ def _reducer(
 
 
 def add_days(days: Sequence[Mapping[str, Sums]]) -> dict[str, Sums]:
-    """Returns the sums of several days together, for each variant that all of them have."""
+    """Returns the sums over several days, for each variant that all these days have."""
     variants = set.intersection(*(set(day) for day in days)) if days else set()
     return {
         variant: {name: np.sum([day[variant][name] for day in days], axis=0) for name in SUMS}
@@ -270,7 +270,7 @@ def add_days(days: Sequence[Mapping[str, Sums]]) -> dict[str, Sums]:
 
 
 def to_table(sums: Mapping[str, Sums]) -> pa.Table:
-    """Returns sums as a table with one row for each variant and replicate; the replicate 0 is all users."""
+    """Returns sums as a table with one row for each variant and replicate. Replicate 0 has all users."""
     parts = []
     for variant, of_variant in sums.items():
         length = len(of_variant[WEIGHT])
@@ -281,7 +281,7 @@ def to_table(sums: Mapping[str, Sums]) -> pa.Table:
 
 
 def from_table(table: pa.Table) -> dict[str, Sums]:
-    """Returns the sums in a table of `to_table`."""
+    """Returns the sums of a table that `to_table` returned."""
     ordered = table.sort_by([(VARIANT, "ascending"), ("replicate", "ascending")])
     variant = np.array(ordered.column(VARIANT).to_pylist())
     columns = {name: ordered.column(name).to_numpy() for name in SUMS}
@@ -308,7 +308,7 @@ def compare_variants(sums: Mapping[str, Sums], confidence: float) -> dict[str, A
     """Returns the figures of each variant, and the differences between treatment and control.
 
     Args:
-        sums: the sums of each variant (scoring.evaluation.experiment_measures).
+        sums: the sums of each variant (`sum_variants`).
         confidence: the confidence of the intervals.
 
     Returns:
@@ -371,7 +371,7 @@ def _number(value: float) -> float | None:
 
 
 def sample_ratios(figures: Mapping[str, Any], share: float) -> dict[str, float | None]:
-    """Returns the p-values of the test for a sample ratio mismatch: of all users, and of those with a click.
+    """Returns the p-values of the test for a sample ratio mismatch, for all users and for users with a click.
 
     Args:
         figures: the result of `compare_variants` for one day.
@@ -412,7 +412,7 @@ def stop_reason(settings: ServingExperiment, total: Mapping[str, Any]) -> str | 
 def sample_ratio_p(control: int, treatment: int, share: float) -> float | None:
     """Returns the p-value of Pearson's chi-square test of two counts, with one degree of freedom.
 
-    A small value says that the counts do not come from a random assignment with this share.
+    A small value means that a random assignment with this share is unlikely to give these counts.
 
     Args:
         control, treatment: number of units in each group.

@@ -60,16 +60,16 @@ def rows_before_test(
 
     If the configuration has a table of attributes of this side (section `users` or `items`), the features are
     computed from this table, as for published lists. Users with a train or validation row, but without a row
-    in this table, have null attributes. So do items if `items.missing` is `serve`; otherwise they are left
-    out. Without such a table, the features are those of the latest row of the train and validation splits.
-    With `before=validation`, only the train split counts.
+    in this table, have null attributes. Items without a row in this table have null attributes if
+    `items.missing` is `serve`; otherwise they are left out. Without such a table, the features are those of
+    the latest row of the train and validation splits. With `before=validation`, only the train split counts.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         spec: the features of a model. The workflow with the version `spec.workflow_version` computes them.
         side: `user` or `item`.
-        before: the split whose rows, like those of later splits, are not used.
+        before: rows of this split and of later splits are not used.
 
     Returns:
         A table or a frame with the column user_key or item_key, and the features with the scope `side`. There

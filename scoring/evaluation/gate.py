@@ -33,14 +33,14 @@ STANDING = "standing"
 
 @dataclass(frozen=True)
 class GateMeasure:
-    """A measure of which the challenger must not be worse than the champion by more than a margin.
+    """A measure in which the challenger must not be worse than the champion by more than a margin.
 
     Attributes:
         name: the name of the check.
         label: the name of the measure in messages.
         setting: the configuration key of the margin; None if the measure has no margin.
         remedy: what to do, except raising the margin, if the interval is too wide.
-        few: what there is too little of if there is no interval.
+        few: what the test split has too few of if there is no interval.
         sign: -1 if a smaller value is better, otherwise 1.
     """
 

@@ -2,7 +2,8 @@
 
 For each model, all items are ranked for a sample of users, with features from before the test rows. The lists
 are compared with the users' clicks in the test split. Each Spark task reduces its users to one row of integer
-sums, so neither partitions nor the number of users change what the driver needs.
+sums. So the memory of the driver does not depend on the number of users, and partitions do not change the
+sums.
 """
 
 from __future__ import annotations
@@ -104,10 +105,10 @@ def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[Mod
     """Measures the lists of each model.
 
     The users are those with a click in the test split and a row in the train or validation split. Of these,
-    the `gate.lists_users` users with the smallest hashes of their keys are measured. A user's list consists
-    of the k items with the highest probabilities, of all items with a row before the test. Items that the
-    user's rows before the test exclude are left out. The sources, filters and rules of published lists do not
-    apply. A click on an item that is not among the candidates counts as missed.
+    the `gate.lists_users` users with the smallest hashes of their keys are measured. All items with a row
+    before the test are ranked. A user's list consists of the k items with the highest probabilities. Items
+    that the user's rows before the test exclude are left out. The sources, filters and rules of published
+    lists do not apply. A click on an item that is not among the candidates counts as missed.
     """
     k, most_users = context.config.score.k, context.config.gate.lists_users
     reason = reason_against_lists(context, models)

@@ -58,12 +58,12 @@ class ModelMeasures:
         version: version of the model.
         workflow_version: version of the workflow that encoded the test rows.
         quality: the quality of the predicted probabilities.
-        oov_shares: maps each id feature to a share: of the feature's ids in the test rows, the share that the
-            vocabulary of the workflow does not contain.
-        ranking: MAP@k and NDCG@k of the groups of rows (scoring/evaluation/gate_measures.py); empty if
-            keys.group is not configured.
-        scores: what the scores of the model are. Facts that these scores cannot have are None in the result
-            of `to_facts`.
+        oov_shares: maps each id feature to the share of its ids in the test rows that the vocabulary of the
+            workflow does not contain.
+        ranking: MAP@k and NDCG@k of the groups of rows (`measure_groups`); empty if keys.group is not
+            configured.
+        scores: the kind of the model's scores. Facts that these scores cannot have are None in the result of
+            `to_facts`.
     """
 
     version: str

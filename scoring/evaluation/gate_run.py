@@ -157,8 +157,8 @@ def compare_lists(
 def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
     """Returns the checks of the lists.
 
-    The list is empty if there is no champion. If lists could not be measured, the only check says why. If
-    fewer than `gate.min_users` users were measured, the lists do not decide.
+    The list is empty if there is no champion. If lists could not be measured, the only check gives the
+    reason. If fewer than `gate.min_users` users were measured, the lists do not decide.
     """
     measurement = comparison.measurement
     if measurement.skipped is not None:
@@ -210,7 +210,7 @@ def drift_checks(
     oov_shares = _largest_first(
         (name, value) for name, value in challenger.oov_shares.items() if name not in exempt
     )
-    # The section `negatives` decides how many rows are no clicks, not what users do.
+    # With the section `negatives`, the click rate depends on the configuration, not on what users do.
     click_rates = report.click_rates if report and context.config.negatives is None else None
     checks = [
         _score_check(context, scores),

@@ -1,9 +1,9 @@
 """Compares the log of what was shown with the published lists, and with the clicks of the same day.
 
 An impression is a distinct row of the log: the same user, item, position, variant and model version count
-once, however often the row was logged. An impression fits a list if the list of its user has its item at its
-position, and was made by its model for its variant. Every other impression is counted by the first reason of
-`REASONS` that applies.
+once, however often the row was logged. An impression fits a list if the user's list has the same item at the
+same position, and if the same model made this list for the same variant. Every other impression is counted by
+the first reason of `REASONS` that applies.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: boo
 
 
 def _counts(fits: Rows) -> Rows:
-    """Returns the distinct impressions, the rows and an error of each value of `fit`."""
+    """Returns, for each value of `fit`, the numbers of distinct impressions and of rows, and an error."""
     return query(
         f"""
         SELECT fit, count(*) AS impressions, CAST(sum(times) AS BIGINT) AS logged, min({ERROR}) AS {ERROR}
@@ -172,7 +172,7 @@ def _counts(fits: Rows) -> Rows:
 
 
 def _require_readable(counts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises DataError if a file could not be read. The row that says so has no user, so it is `invalid`."""
+    """Raises DataError if a file could not be read. A row with this error has no user, so it is `invalid`."""
     error = counts.get("invalid", {}).get(ERROR)
     if error is not None:
         raise unreadable(error)
@@ -215,7 +215,10 @@ def _shown(fits: Rows, clicked: Rows) -> Rows:
 
 
 def _shares(lists: Rows, shown: Rows, clicked: Rows) -> dict[str, Any]:
-    """Returns users and entries of the lists, those that were shown, and entries clicked but not shown."""
+    """Returns the numbers of users and entries of the lists.
+
+    They count all, those that were shown, and the clicked entries that were not shown.
+    """
     (of_lists,) = records(
         query("SELECT count(*) AS entries, count(DISTINCT user_key) AS users FROM {lists}", lists=lists)
     )
@@ -265,7 +268,7 @@ def _warn_of_unmatched(settings: Impressions, facts: Mapping[str, Any]) -> None:
 # Click rates of shown list entries by position, with intervals.
 #
 # The click rate of a position is the number of list entries there that were shown and clicked, divided by the
-# number of entries there that were shown. Its interval is that of a bootstrap over users (metrics.bootstrap).
+# number of entries there that were shown. A bootstrap over users gives its interval (metrics.bootstrap).
 
 ALL = "all"  # the key of the click rates of all variants together
 _SUMS = ("shown", "clicked")
@@ -352,19 +355,19 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
 # Estimates the click rate of explored positions if the model ordered the drawn items.
 #
 # The rule `score.rules.exploration` sorts the other candidates of a user by a uniform random key, and the
-# first m of them get the last positions. So, whichever m items were drawn, each of their m! orders has the
-# same probability: the item that the model ranks j-th among them stands at the j-th explored position with
-# the probability 1 / m. This propensity is exact, and it does not depend on the number of candidates.
+# first m of them get the last positions. So all m! orders of the drawn items have the same probability. The
+# item that the model ranks j-th among them stands at the j-th explored position with the probability 1 / m.
+# This propensity is exact, and it does not depend on the number of candidates.
 #
-# The other choice is: the same drawn items, in descending order of their scores. The estimate is the
-# self-normalised one (A. Swaminathan and T. Joachims, The Self-Normalized Estimator for Counterfactual
-# Learning, 2015): shown entries that stand where the other choice puts them have the weight m, all others 0,
-# and the estimate is the weighted mean of the clicks. It assumes that whether a position is shown does not
-# depend on the items. The interval is that of a bootstrap over users. The effective number of entries is
-# (sum of weights)² / sum of squared weights.
+# The alternative order is: the same drawn items, in descending order of their scores. The estimate is the
+# self-normalised estimate (A. Swaminathan and T. Joachims, The Self-Normalized Estimator for Counterfactual
+# Learning, 2015), a weighted mean of the clicks. A shown entry has the weight m if its position is the same
+# in the alternative order, otherwise 0. The estimate assumes that whether a position is shown does not depend
+# on the items. A bootstrap over users gives the interval. The effective number of entries is (sum of
+# weights)² / sum of squared weights.
 #
-# With a maximum per category, or with a rule of a package that leaves out items, whether an item can be drawn
-# depends on the items before it. Then the orders are not equally probable, and there is no estimate.
+# If there is a maximum per category, or a rule of a package that leaves out items, the items before an item
+# decide whether it can be drawn. Then the orders are not equally probable, and there is no estimate.
 
 _VALUES = ("shown", "clicked", "weight", "weighted_clicks")
 _SQUARES = "squared_weight"
@@ -404,9 +407,9 @@ def estimate_explored(lists: Rows, shown: Rows, settings: Impressions) -> dict[s
         settings: the section `serving.impressions`.
 
     Returns:
-        A dictionary of JSON values: `shown` and `clicked` entries, `effective_entries`, and the values with
-        their intervals of `click_rate`, `by_score` and `difference` (by_score - click_rate). The last two are
-        None if there are too few effective entries, and `reason` says so.
+        A dictionary of JSON values: the numbers of entries `shown`, `clicked` and `effective_entries`; and
+        `click_rate`, `by_score` and `difference` (by_score - click_rate), each a value with its interval. The
+        last two are None if there are too few effective entries; `reason` says so.
     """
     ordered = query(
         f"""

@@ -34,7 +34,7 @@ from storage.feature_spec import ITEM_KEY, OOV_ID, USER_KEY
 from storage.manifest import Manifest, read_manifest
 from storage.run_context import RunContext
 
-# The kinds of lists, beside those of scoring.evaluation.list_facts.
+# The kinds of lists, besides those of `true_lists`.
 PUBLISHED, POPULAR = "lists", "popular"
 
 
@@ -80,9 +80,10 @@ def coverage(counts: Mapping[str, ListedItems], kind: str, published: Manifest) 
 def truth_facts(
     published: Manifest, measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, Any] | None:
-    """Returns the figures of the lists by the true probabilities, and the share of the best that ours reach.
+    """Returns the figures of the lists that the true probabilities rank, and which share of them ours reach.
 
-    These lists were made only for users with clicks, so their coverage is that of fewer lists than ours.
+    These lists were made only for users with clicks, so their coverage comes from fewer lists than the
+    coverage of our lists.
 
     The arguments are those of `relevance_facts`. Returns None if the true probabilities are unknown.
     """
@@ -103,7 +104,7 @@ def truth_facts(
 def shown_kinds(
     measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, MeasuredLists]:
-    """Returns the kinds of lists in the facts of new users and items: with BEST if the truth is known."""
+    """Returns the kinds of lists in the facts of new users and items. BEST is one if the truth is known."""
     kinds = [PUBLISHED, POPULAR, *([BEST] if BEST in counts else [])]
     return {kind: measured.get(kind, NO_LISTS) for kind in kinds}
 
@@ -250,7 +251,7 @@ def _scores(keys: Sequence[str], days: list[_Day], candidates: int) -> tuple[Flo
 
 
 def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
-    """Returns, for each row, the indices of the k largest scores in descending order, or of all not excluded.
+    """Returns, for each row, the indices of the k largest scores that are not excluded, in descending order.
 
     `scores` has the shape (lists, candidates). Of equal scores, that with the smaller index comes first.
     """
@@ -270,7 +271,7 @@ def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
 #
 # A user or item is new if its id feature has OOV_ID on the date of the lists. This is so if it first appeared
 # after the training, or had fewer train rows than `min_count` of its vocabulary. If no feature is the id of
-# the user or item alone, those without a row in the train split are new.
+# the user or item alone, users or items without a row in the train split are new.
 
 
 def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Rows, Rows]:

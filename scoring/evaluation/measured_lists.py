@@ -78,7 +78,7 @@ def ndcg_of(gain: str, wanted: str, k: int) -> str:
 
     Args:
         gain: the column with the sum of GAIN over the hits of the list.
-        wanted: the column with the number of positives of the user; 0 gives null.
+        wanted: the column with the number of positives of the user. If this number is 0, the NDCG is null.
         k: maximum length of a list.
     """
     ideals = enumerate(ideal_gains(k)[:-1], start=1)
@@ -100,7 +100,7 @@ def ideal_gains(k: int) -> list[float]:
 
 KIND = "kind"
 
-# Names beside those of the kinds of lists in the result of `count_items`.
+# Further names in the result of `count_items`, besides the names of the kinds of lists.
 CLICKS, ITEMS = "clicks", "items"
 _GROUPS = ("warm", "cold", "new_users", "known_users", "new_items")
 

@@ -32,9 +32,9 @@ def serving_model_and_dataset(
 
     Args:
         context: the context of the job.
-        scored: the split whose rows will be scored, if any. If the refit was trained on one of its days, the
-            champion is returned instead, because probabilities of rows that a model was trained on are too
-            close to their labels.
+        scored: the split whose rows will be scored, if any. If the refit was trained on a day of this split,
+            the champion is returned instead, because probabilities of rows that a model was trained on are
+            too close to their labels.
 
     Raises:
         DataError: there is no champion or no dataset. Or the dataset was made with another workflow version

@@ -45,7 +45,7 @@ def read_treatment(
     """Returns the experiment of the run date, and its treatment.
 
     The experiment is None if the configuration has none for the run date. The treatment is None if the
-    control serves all users; a warning then says why.
+    control serves all users; a warning then gives the reason.
 
     Args:
         context: the context of the run.
@@ -87,7 +87,7 @@ def read_treatment(
 
 
 def hash_limit(share: float) -> int:
-    """Returns the limit of the hashes of a share: smaller hashes, as int64, are those of the treatment."""
+    """Returns the limit of the hashes for a share: users with smaller hashes (int64) get the treatment."""
     return min(max(round(share * 2**64), 1), 2**64 - 1) - 2**63
 
 
@@ -100,7 +100,7 @@ def with_variants(
         rows: rows with the column `key`.
         key: the column with the key of the user, a text.
         experiment: the salt and the share. With None, all users are in the control.
-        columns: the columns to return; none of them is `variant`. Empty: only the key.
+        columns: the columns to return; none of them is `variant`. If empty, only the key is returned.
     """
     kept = ", ".join(quoted(name) for name in columns or (key,))
     if experiment is None:

@@ -38,7 +38,7 @@ class ModelInfo:
         return self.description.get("refit_of")
 
     def score_kind(self, config: Config) -> ScoreKind:
-        """Returns what the scores of this model are. `config` decides if model.json does not say it."""
+        """Returns the kind of this model's scores. `config` decides if model.json does not contain it."""
         return score_kind(self.description, config)
 
     @property

@@ -114,8 +114,8 @@ def _step(work: Callable[[slice], None], start: int, total: int, rows: int) -> i
 def default_rows(model: nn.Module, device: torch.device) -> int:
     """Returns the initial number of rows of a micro-batch.
 
-    On a CPU, the number is constant: the activations of so many rows fit into the cache of a core. On a GPU,
-    the number of rows is chosen so that the rows fit into 1/4 of the free memory.
+    On a CPU, the number is constant: the activations of this many rows fit into the cache of a core. On a
+    GPU, the number of rows is chosen so that the rows fit into 1/4 of the free memory.
     """
     if device.type != "cuda":
         return _CPU_ROWS
@@ -144,7 +144,7 @@ def _widths(model: nn.Module) -> Iterator[int]:
     """Yields the number of float32 values that one row needs in a layer.
 
     There is one number for each linear layer and each embedding table. A module with the attribute
-    `calls_per_row` computes its layers so many times for one row.
+    `calls_per_row` computes its layers that many times for one row.
     """
     calls = {
         inner: cast(int, module.calls_per_row)

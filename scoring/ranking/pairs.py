@@ -45,15 +45,15 @@ class SideInputs:
     categorical: Tensor
 
     def part(self, rows: slice) -> SideInputs:
-        """Returns a Side with some consecutive rows of this one."""
+        """Returns a SideInputs with some consecutive rows of this one."""
         return SideInputs(self.dense[rows], self.categorical[rows])
 
     def rows(self, index: Tensor) -> SideInputs:
-        """Returns a Side with the rows that have these indices."""
+        """Returns a SideInputs with the rows that have these indices."""
         return SideInputs(self.dense.index_select(0, index), self.categorical.index_select(0, index))
 
     def plus(self, other: SideInputs) -> SideInputs:
-        """Returns the sum of this Side and `other`.
+        """Returns the sum of these inputs and `other`.
 
         `other` has the same shape. Or it has one row, which is added to each row.
         """
@@ -95,7 +95,7 @@ _NEARLY_ALL = 2 / 3
 class Lists:
     """The candidates of some consecutive users of a batch.
 
-    In `everyone` and `listed`, a user is named by an index. Index 0 is the first of the consecutive users.
+    In `everyone` and `listed`, an index stands for a user. Index 0 is the first of the consecutive users.
 
     Attributes:
         everyone: (A,) indices of the users who are scored against all items except the excluded items.

@@ -66,7 +66,7 @@ class ListScorer:
         return self.rules is not None and self.rules.moves_items
 
     def shown(self, scores: Tensor) -> Tensor:
-        """Returns the scores that lists show, from 0 to 1, of the scores that `scores` returned."""
+        """Converts the scores that `scores` returned into the scores that lists show, from 0 to 1."""
         return scores if self.blend is None or self._rules_move_items else scores.sigmoid()
 
     def keys(
@@ -115,7 +115,7 @@ _MOST_USERS = 1_024
 
 @dataclass(frozen=True)
 class Recommender:
-    """A loaded model and the candidate items, which makes the lists of users.
+    """Makes the lists of users, with a loaded model and the candidate items.
 
     Attributes:
         predictor: the loaded model.
@@ -365,7 +365,7 @@ _MOST_PLACES, _LEAST_LOGIT_USERS, _MOST_LOGIT_USERS = 131_072, 16, 1_024
 
 
 class CandidateLogits:
-    """A model and the items, which computes the logits of candidates.
+    """Computes the logits of candidates, with a model and the items.
 
     Args:
         request: names the files of the items.
@@ -386,8 +386,8 @@ class CandidateLogits:
 
         Args:
             users: a batch with one row per user. The columns are user_key, the user features, candidates,
-                excluded, source_scores, and positives: the item indices that the user clicked later. An index
-                of -1 is not an item that can be a candidate.
+                excluded, source_scores, and positives: the item indices that the user clicked later. The
+                index -1 stands for an item that cannot be a candidate.
             sources: number of sources.
 
         Raises:
@@ -472,7 +472,7 @@ class Pieces:
 
 _PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
 
-# Empty cells are scored in vain. Their number is at most this share of the number of filled cells.
+# Scoring empty cells is wasted work. Their number is at most this share of the number of filled cells.
 _EMPTY_SHARE = 0.125
 
 

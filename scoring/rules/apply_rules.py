@@ -96,8 +96,8 @@ class ItemRules:
     def choose(self, items: Tensor, valid: Tensor, users: Sequence[str], k: int) -> Chosen:
         """Chooses the list of each user from the user's ranking.
 
-        The first positions get the best items that all rules allow. The last positions, if a rule draws
-        items, get remaining items in the order of the draw. What rules allow holds for the complete list.
+        The first positions get the best items that all rules allow. If a rule draws items, the last positions
+        get remaining items in the order of the draw. The limits of rules apply to the complete list.
 
         Args:
             items: (U, W) int64 item indices, best first.

@@ -1,4 +1,4 @@
-"""The base class of business rules, and what a rule is loaded for.
+"""The base class of business rules, and the inputs from which a rule is loaded.
 
 The notation is that of scoring/rules/__init__.py.
 """
@@ -37,7 +37,7 @@ class ItemAttribute:
 
 @dataclass(frozen=True)
 class RuleInputs:
-    """What a rule is loaded for.
+    """The inputs from which a rule is loaded.
 
     Attributes:
         name: the name of the rule.

@@ -42,7 +42,7 @@ def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]
 def rule_digests(rules: ListRules | None, run_date: str) -> dict[str, str]:
     """Returns the digests of the code of rules of other packages, and of the tables that rules read.
 
-    Attributes do not count. The result is empty if there are none.
+    The tables of attributes are not among them. The result is empty if there are no digests.
 
     Raises:
         ConfigError: see `read_rule_settings`.

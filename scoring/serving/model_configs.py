@@ -91,8 +91,8 @@ def _ensemble(name: str, source: str, columns: Sequence[Tensor], inputs: ServedI
 def raw_type(kind: str) -> str:
     """Returns the data type of a raw column's input.
 
-    Numbers are doubles, so that NaN can say that a value is missing. Lists are texts in JSON, because the
-    rows of an input have the same number of elements.
+    Numbers are doubles, so that NaN can stand for a missing value. Lists are texts in JSON, because the rows
+    of an input have the same number of elements.
     """
     if kind in ("int", "float"):
         return "TYPE_FP64"
@@ -189,8 +189,8 @@ def _joined(*lines: str) -> str:
 
 # What the models of a repository read and return. All versions in a repository have the same inputs.
 
-# How the ranker is computed: by Triton's backend of ONNX Runtime, by the same with TensorRT on a GPU, or by
-# ONNX Runtime in Triton's Python backend.
+# How the ranker is computed: by Triton's backend of ONNX Runtime, by this backend with TensorRT on a GPU, or
+# by ONNX Runtime in Triton's Python backend.
 Backend = Literal["onnxruntime", "tensorrt", "python"]
 PROBABILITY = "probability"
 

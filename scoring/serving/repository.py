@@ -6,7 +6,7 @@
 
 With a look-up, there are also `lookup` (model.py) and the ensemble `nightrank_online`. During an experiment,
 `nightrank_treatment` and `nightrank_treatment_online` are ensembles of the version of the treatment. Each of
-these models has a config.pbtxt. A version of all of them is a number, from 1. Folders of a version are
+these models has a config.pbtxt. The versions of all models are numbers from 1. Folders of a version are
 renamed to their place when they are complete. Then, config.pbtxt of the ensembles is replaced, so that an
 ensemble changes from one version of workflow and ranker to another at once.
 """
@@ -83,22 +83,22 @@ def add_to_repository(
     Args:
         info: the model.
         workflow: the workflow that computes its features.
-        folder: the repository. It is created if it does not exist, and may contain models of others.
+        folder: the repository. It is created if it does not exist, and may contain other models.
         backend: how the ranker is computed.
         online: whether there is also an ensemble that looks up the features of users and items in the store
             that the sink `redis` fills.
-        variant: `treatment` if the model is that of the treatment of an experiment. Then its ensemble is
-            `nightrank_treatment`, beside that of the control.
+        variant: `treatment` if the model is the treatment of an experiment. Then its ensemble is
+            `nightrank_treatment`, beside the ensemble of the control.
 
     Returns:
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.
 
     Raises:
         ConfigError: the folder is no local path, or there is no such backend or variant; the repository has
-            no model of the control for a treatment; the repository has models of
-            others with the names of ours; its models have another backend or other inputs; a raw column has
-            the name of another input or of the output of an ensemble; or, with `online`, a feature depends on
-            user and item together, or no feature on one of them.
+            no model of the control for a treatment; the repository has models with these names that this
+            project did not write; its models have another backend or other inputs; a raw column has the name
+            of another input or of the output of an ensemble; or, with `online`, a feature depends on user and
+            item together, or no feature depends on the user, or none on the item.
         DataError: the model is damaged, or a file of the repository is damaged.
         InfrastructureError: the repository cannot be written, or a program differs too much from the model.
     """
@@ -144,7 +144,7 @@ class _Repository:
         online: bool,
         variant: Variant,
     ) -> dict[str, Any]:
-        """Does what `add_to_repository` says."""
+        """See `add_to_repository`."""
         self._require_own()
         context = context_columns(info.spec, workflow) if online else None
         require_names(workflow.raw_types(), context)
@@ -173,7 +173,7 @@ class _Repository:
         return facts
 
     def withdraw_treatment(self) -> None:
-        """Moves the ensembles of the treatment out of the repository. They are deleted there."""
+        """Moves the ensembles of the treatment to the scratch folder, where they are deleted."""
         for name in _OF_TREATMENT:
             if (self._root / name).exists():
                 (self._root / name).rename(self._scratch / name)
@@ -241,7 +241,7 @@ class _Repository:
                 new.replace(target)
 
     def _delete_except(self, kept: set[int | None]) -> None:
-        """Deletes versions. They leave the repository at once, and their files are deleted outside of it."""
+        """Moves all versions except `kept` to the scratch folder. Their files are deleted there."""
         for name in (*_OF_TREATMENT, *reversed(_MODELS)):
             for number in self._versions(name):
                 if number not in kept:
@@ -325,7 +325,7 @@ def locked_with_scratch(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _scratch_beside(repository: Path) -> Iterator[Path]:
-    """Creates a folder on the file system of a repository. Within it, servers would take it for a model."""
+    """Creates a folder on the file system of a repository. Servers would take a folder in it for a model."""
     with tempfile.TemporaryDirectory(
         prefix=f".{repository.name}.", dir=repository.parent, ignore_cleanup_errors=True
     ) as folder:
@@ -350,7 +350,8 @@ def context_columns(spec: FeatureSpec, workflow: LocalWorkflow) -> dict[str, str
     """Returns the raw columns of context features, with their types.
 
     Raises:
-        ConfigError: a feature depends on user and item together, or no feature on the user or on the item.
+        ConfigError: a feature depends on user and item together, or no feature depends on the user, or none
+            on the item.
     """
     pairs = [feature.name for feature in spec.scoped("pair")]
     if pairs:

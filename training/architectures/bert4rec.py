@@ -1,23 +1,23 @@
 """BERT4Rec (F. Sun et al., BERT4Rec: Sequential Recommendation with BERT, CIKM 2019, arXiv:1904.06690).
 
 The user's sequence is the history and, after the most recent item, a mask in place of the next item. Blocks
-of bidirectional self-attention compute a vector for the mask. It is compared with the item's vector, which is
-the item's row in the table from which the history's vectors come (section 3.5). The vectors of other features
-extend the paper's model (training/models/sequence_model.py).
+of bidirectional self-attention compute a vector for the mask. This vector is compared with the item's vector,
+which is the item's row in the same table as the vectors of the history (section 3.5). The vectors of other
+features extend the paper's model (training/models/sequence_model.py).
 
     x_0 = mask + P[0],   x_p = M[s_p] + P[p]                               (section 3.4)
     H = block_n(… block_1(Dropout(x)))                                     (equations 1 to 6)
     logit = ⟨GELU(W_P H_0 + b_P), M[item]⟩ + b_O[item]                     (equation 7)
 
 s_p is the item at place p of the history, counted from 1 for the most recent one. An empty history is the
-mask alone. Dropout of the first block's inputs is that of BERT, from which the authors' program takes its
+mask alone. The first block's inputs have dropout, as in BERT, from which the authors' program takes its
 layers.
 
-Only the last place is masked. The paper masks random places of a user's sequence. It adds samples with a
-mask only at the last place, because they are like those at serving time (section 3.6). Here every row of the
-log is such a sample, with the history before the row. Two reasons speak against random places. Negatives are
-drawn for the item of a row, not for items of its history. And each item of a history is the last place of
-another row.
+Only the last place is masked. The paper masks random places of a user's sequence. It also adds samples with a
+mask only at the last place, because scoring uses such inputs (section 3.6). Here every row of the log is such
+a sample, with the history before the row. There are two reasons against random places. Negatives are drawn
+for the item of a row, not for items of its history. And each item of a history is the last place of another
+row.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """

@@ -46,8 +46,8 @@ _FIRST_DEVIATION = 0.1
 class DeepFM(ClickModel):
     """A model whose logit is the sum of a first-order term, a second-order term and the output of an MLP.
 
-    The paper has a single bias. Here it is the sum of two: that of the first-order term and that of the MLP's
-    last layer.
+    The paper has a single bias. Here the bias is the sum of two numbers: the bias of the first-order term and
+    the bias of the MLP's last layer.
     """
 
     def __init__(self, settings: Settings, inputs: Inputs) -> None:
@@ -94,8 +94,8 @@ class FactorizedDeepFM:
 
     A side is the users or the items. Σ_{i<j} r_ij ⟨e_i, e_j⟩ has three terms: the sums over the pairs within
     the user's side, within the item's side, and between both sides. The term between both sides is one dot
-    product. With all r_ij = 1, it is that of the sums of both sides' vectors. With trained weights, one of
-    its factors consists of the M vectors of the side that has fewer vectors. The other factor consists of M
+    product. If all r_ij are 1, its factors are the sums of each side's vectors. With trained weights, one
+    factor consists of the M vectors of the side that has fewer vectors. The other factor consists of M
     weighted sums of the other side's vectors.
 
     For R rows of a side, `side_part` returns three tensors:
@@ -104,7 +104,7 @@ class FactorizedDeepFM:
     * (R, E), or (R, M * E) with trained weights: the factor for the pairs between both sides
     * (R, H), what the side's vectors contribute to the H outputs of the MLP's first layer
 
-    So the first matrix product that is computed per pair of user and item is that of the MLP's second layer.
+    So the MLP's second layer has the first matrix product that is computed per pair of user and item.
     """
 
     def __init__(self, model: DeepFM, sides: FeatureSides, dtype: torch.dtype) -> None:

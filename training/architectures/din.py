@@ -8,7 +8,8 @@ MLP computes the logit from the pooled vector, the vectors of all other features
 
 v is the vector of the row's item, and e_j the vector of an item of the history. The function a, the
 activation unit, is an MLP over [v, e_j, v - e_j, v ⊙ e_j]. The weights do not add up to 1 (section 4.3: the
-softmax is left out), so their sum says how much of the history fits the item. An empty history has the vector
+softmax is left out), so their sum measures how much of the history fits the item. An empty history has the
+vector
 0. Both MLPs use PReLU. The widths of figure 2 are the defaults.
 
 Differences from the paper, which docs/decisions/sequence-models.md#0052 explains:
@@ -16,8 +17,8 @@ Differences from the paper, which docs/decisions/sequence-models.md#0052 explain
 * The inputs of `a` are those of the authors' program (github.com/zhougr1993/DeepInterestNetwork). In the
   paper, they are v, e_j and the outer product of both. The program also applies a softmax to the weights,
   which the paper and this module do not.
-* PReLU, not Dice, which the paper proposes and compares with PReLU (section 5.3).
-* The paper's mini-batch aware regularization (section 5.2) is not here; `train.l2` is similar.
+* The activation is PReLU. The paper proposes Dice, and compares it with PReLU (section 5.3).
+* The paper's mini-batch aware regularization (section 5.2) is not implemented; `train.l2` is similar.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, L places of a history, E
 embedding_dim, H the width of the first hidden layer of the activation unit.
@@ -46,13 +47,13 @@ _DEVIATION = 0.1  # of first vectors
 class ActivationUnit(nn.Module):
     """Pools the vectors of a history with weights that depend on an item.
 
-    W [v, e, v - e, v ⊙ e] = (W_v + W_d) v + (W_e - W_d + W_p diag(v)) e. So the first layer takes one product
-    of a matrix of the item with the history. The vectors of all four terms are not concatenated.
+    W [v, e, v - e, v ⊙ e] = (W_v + W_d) v + (W_e - W_d + W_p diag(v)) e. So the first layer is one product of
+    the history with a matrix that depends on the item. The vectors of all four terms are not concatenated.
 
     Args:
         dim: E.
         widths: widths of the hidden layers.
-        calls_per_row: L. So many times, the layers are computed for each row.
+        calls_per_row: L, which is how often the layers are computed for each row.
     """
 
     def __init__(self, dim: int, widths: Sequence[int], calls_per_row: int) -> None:
@@ -60,7 +61,8 @@ class ActivationUnit(nn.Module):
         self.calls_per_row = calls_per_row
         self.hidden = mlp([4 * dim, *widths], prelu=True)
         self.weight = linear(widths[-1], 1)
-        # At first, the weights are about 1: the sum of the vectors, as in the paper's base model.
+        # At first, the weights are about 1. Then v_U is about the sum of the vectors, as in the paper's base
+        # model.
         nn.init.ones_(self.weight.bias)
 
     def forward(self, histories: Tensor, items: Tensor) -> Tensor:
@@ -129,9 +131,9 @@ class FactorizedDIN:
     """The factorization of DIN.
 
     For R rows of a side (users or items), `side_part` returns two tensors. The first, (R, H'), is what the
-    side's features contribute to the H' outputs of the MLP's first layer. The second has the vectors of the
-    histories' items (R, L, E) of users, and the vectors (R, E) of items. The history is pooled for each pair
-    of user and item.
+    side's features contribute to the H' outputs of the MLP's first layer. The second contains, for users, the
+    vectors (R, L, E) of the histories' items, and for items, their vectors (R, E). The history is pooled for
+    each pair of user and item.
     """
 
     def __init__(self, model: DIN, sides: FeatureSides, dtype: torch.dtype) -> None:

@@ -163,7 +163,7 @@ class FactorizedDLRM:
         vectors = model.embedding(categorical)
         enters = self._first_side is side
         if model.num_dense:
-            # If not all dense features are on this side, it uses no product of their vector.
+            # If not all dense features are on this side, this side uses no product of their vector.
             bottom = model.bottom(dense) if enters else vectors.new_zeros(len(vectors), vectors.shape[2])
             vectors = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
         side_vectors = vectors[:, self._vectors[side]]

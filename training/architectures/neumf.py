@@ -7,16 +7,16 @@
 In the paper, the inputs are the ids of a user and of an item. Then p and q are the vectors of these ids, and
 a_0 contains the two vectors. Section 3.1 also allows other features. Here every feature has a vector: that of
 its id, the sum or the mean of the vectors of its ids, or the value of a dense feature times a learned vector.
-p and q are the sums of vectors of a side. So they are Pᵀ v_u and Qᵀ v_i of equation 3 for inputs of several
-features. Context features belong to the item's side. Features that depend on the pair of user and item are
-inputs of the MLP only. If a side has no features, the product is 0.
+p and q are the sums of the vectors of each side. So p and q are Pᵀ v_u and Qᵀ v_i of equation 3 for inputs of
+several features. Context features belong to the item's side. Features that depend on the pair of user and
+item are inputs of the MLP only. If a side has no features, the product is 0.
 
 GMF and MLP have separate vectors, as in section 3.4. Both are in one row of a table: the first `gmf_dim`
 numbers are those of GMF, the other `mlp_dim` numbers are those of the MLP. So there is one lookup per row.
 The bias b is the MLP's; the paper's equation has none. The paper may start from a trained GMF and a trained
 MLP (section 3.4.1). Here both start from random weights.
 
-Notation: B rows, D dense features, C features that are ids, V = D + C features with the dense ones first, W
+Notation: B rows, D dense features, C features that are ids, V = D + C features (dense features first), W
 columns of ids, G gmf_dim, M mlp_dim.
 """
 
@@ -105,7 +105,7 @@ class FactorizedNeuMF:
 
     For R rows of a side (users or items), `side_part` returns two tensors:
 
-    * (R, G), the side's vector of GMF; that of a user is multiplied by the weights h of GMF
+    * (R, G), the side's vector of GMF; a user's vector is multiplied by the weights h of GMF
     * (R, H), what the side's features contribute to the H outputs of the MLP's first layer
     """
 

@@ -157,7 +157,7 @@ def owned_state(
 def _merged(blocks: Sequence[RowBlock]) -> list[RowBlock]:
     """Returns the blocks as they are in a file: one after the other, and a feature's hot rows with its tail.
 
-    So files do not depend on the memory in which rows are.
+    So files do not depend on which rows are in host memory.
     """
     merged: list[RowBlock] = []
     place = 0

@@ -109,13 +109,15 @@ class Checkpoints:
         return self._collectives.rank == 0
 
     def space_problem(self, trainer: Stateful) -> str | None:
-        """Returns why there is no space for another checkpoint; None if there is. All ranks get the same.
+        """Returns why there is no space for another checkpoint; None if there is space.
+
+        All ranks get the same result.
 
         The copy in host memory must leave a fifth of the available memory of each host. Ranks on one host
         share its memory. The disk must have space for the files of all ranks.
         """
         size = owned_state(trainer.state(), trainer.row_state(), leads=self._leads).bytes
-        missing = max(size - self._host_copy.bytes, 0)  # a copy reuses the memory of the copy before
+        missing = max(size - self._host_copy.bytes, 0)  # a copy reuses the memory of the previous copy
         free = self._folder.free_bytes() if self._leads else None
         facts = gather_json(
             self._collectives, [socket.gethostname(), missing, available_memory(), size, free]
@@ -553,8 +555,8 @@ _INDEX = re.compile(r"step-(\d+)\.json")
 _CHECKPOINT_FILE = re.compile(r"\.?step-\d+\.")
 
 # Files that no index lists and that are older than this do not belong to a running attempt, because writing a
-# checkpoint takes less time. If it ever takes longer, its files may be deleted too early. Then the previous
-# checkpoint is used.
+# checkpoint takes less time. If writing ever takes longer, the files may be deleted too early. Then the
+# previous checkpoint is used.
 _GRACE_S = 3600.0
 
 
@@ -589,7 +591,7 @@ class CheckpointFolder:
             return "not UTF-8"
 
     def delete_all_but(self, keep: int, best_step: int | None = None) -> None:
-        """Deletes all checkpoints except the `keep` newest checkpoints, and that of the step `best_step`."""
+        """Deletes all checkpoints, except the `keep` newest ones and the one of the step `best_step`."""
         for step in self.steps()[keep:]:
             if step != best_step:
                 self._delete_checkpoint(step, self.index_text(step))

@@ -1,7 +1,4 @@
-"""Writes models, and loads them, either to score with them or to start another training from them.
-
-model.py writes models.
-"""
+"""Writes models, and loads them, either to score with them or to start another training from them."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ class LoadedModel:
 
 
 def _open_tables(model: nn.Module, stored: StoredState, most_bytes: int) -> None:
-    """Lets the tables whose rows stay in files find them. All tables together keep `most_bytes` of rows."""
+    """Opens the files of tables whose rows stay in files. All tables together keep `most_bytes` of rows."""
     tables = {name: table for name, table in tables_of(model).items() if isinstance(table, RowsOnDemand)}
     row_bytes = sum(table.row_bytes for table in tables.values())
     for name, table in tables.items():
@@ -141,8 +138,8 @@ def load_model(
         device: the device to load the model to.
         embeddings: `stored` keeps the dtype in which the table rows were saved. `int8` quantizes the rows in
             host memory, so that the device stores one byte per number. `on_demand` leaves the rows in the
-            files until a lookup needs them; it does not compare the checksums of the files, because that
-            would read them.
+            files until a lookup needs them; it does not compare the checksums of the files, because this
+            would read all files.
         kernels: the value of the setting `score.kernels`: `auto`, `triton` or `torch`.
         rows_mib: with `on_demand`, memory for rows that were read, in MiB.
 
@@ -187,7 +184,7 @@ def load_model(
 # `optimizer-<rank>-…`. Rank 0 also writes `dense-…` and `optimizer-dense-…`, which contain the tensors that
 # are equal on all ranks. model.json lists the files and the blocks of rows in them.
 #
-# Two attempts may train the same version at the same time: if a scheduler loses contact with a worker, it
+# Two attempts may train the same version at the same time. If a scheduler loses contact with a worker, it
 # starts another worker, while the first may still be running. Each attempt therefore makes its own name part
 # of the names of its files, and deletes no other files. model.json is created only once. The attempt that
 # ends second uses the model of the first attempt. Both models are the same, because training is

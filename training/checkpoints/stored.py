@@ -248,7 +248,7 @@ class StoredTensorRows:
         return torch.from_numpy(values).view(dtype)
 
     def _read_block(self, stored: StoredBlock, wanted: NDArray[np.int64], values: NDArray[np.uint8]) -> int:
-        """Reads those of the wanted rows that a block has. Returns how many these are."""
+        """Reads the wanted rows that are in a block, and returns the number of these rows."""
         block = stored.block
         start, end = self._starts[block.feature : block.feature + 2]
         low, high = np.searchsorted(wanted, [start, end])
@@ -272,7 +272,7 @@ def spans_of(places: NDArray[np.int64], gap: int, most_bytes: int, row_bytes: in
     Args:
         places: (N,) places of rows in a file.
         gap: the largest number of bytes between two rows of a run.
-        most_bytes: a run is divided where another part of this number of bytes of the file begins.
+        most_bytes: the file is divided into parts of this number of bytes. A run ends where its part ends.
         row_bytes: bytes of a row.
     """
     if not len(places):

@@ -208,12 +208,12 @@ class Batch:
         dense: (L, D) float32.
         categorical: (L, W) int32 ids; training/models/inputs.py defines their columns.
         labels: (L,) float32, 0 or 1.
-        weights: (L,) float32, 0 for padding. A row has the weight 1, or that of the feature table
-            (FeatureSpec.weight).
+        weights: (L,) float32, 0 for padding. Other rows have the weight 1, or their weight in the feature
+            table (FeatureSpec.weight).
         global_weight: number of rows in the global batch, without padding; equal on all ranks. With drawn
-            negatives or `items`, the expected number of positive rows. If rows have weights, it is the sum
-            of the weights in both cases, once `Trainer` has the rows of the step: a scalar tensor in the
-            first case.
+            negatives or `items`, it is the expected number of positive rows, or, if rows have weights, the
+            expected sum of the weights of these rows. In other batches whose rows have weights, `Trainer`
+            replaces the number by the sum of the weights, a scalar tensor.
         ready: the CUDA event that a stream must wait for before it reads the tensors; None if the tensors can
             be read at once.
         row_keys: (L, 7) int32, the columns of row_keys.py; None if the loader does not read them.
@@ -222,7 +222,7 @@ class Batch:
         log_draw: (L,) float32, the logarithm of the probability with which the row's item is drawn; None
             without drawn negatives.
         items: the items with which positive rows are compared (training/data/item_comparison.py); None for a
-            loss of logits. With them, all rows are positive.
+            loss of logits. If there are items, all rows are positive.
         shard_rows: number of rows of each shard of this rank; None if all shards have equally many rows.
         weighted: whether rows have weights of the feature table, and `global_weight` is still the number of
             rows.

@@ -132,7 +132,7 @@ def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
 
 
 def _read_scalars(group: RowGroup, names: list[str]) -> Mapping[str, NDArray[Any]]:
-    """Returns those of the columns `names` that the row group has."""
+    """Returns the columns among `names` that the row group has."""
     table = group.file.table
     if table is not None:
         return {name: _values(table.column(name)) for name in names if name in table.column_names}

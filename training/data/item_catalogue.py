@@ -1,8 +1,9 @@
 """The items of the train rows with their features by day, from which negatives are drawn.
 
 Each rank reads the item columns of its share of the row groups once, before the first step. Then all ranks
-exchange what they have read, so every rank has the complete catalogue. It takes 8 bytes of memory for each
-pair of a user and a chosen item, and the features of each item for each day on which the item has a row.
+exchange what they have read, so every rank has the complete catalogue. The catalogue takes 8 bytes of memory
+for each pair of a user and a chosen item. It also has the features of each item for each day on which the
+item has a row.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class ItemCatalogue:
     def expected(self, batch: Batch) -> tuple[float | Tensor, float | None]:
         """Returns the expected weight of the positive rows in a global batch, and their expected number.
 
-        The number is None if rows have no weights. Then it equals the weight.
+        The number is None if rows have no weights, because it would equal the weight.
 
         Args:
             batch: a batch of the loader; its `global_weight` is the number of rows.
@@ -227,7 +228,7 @@ def _empty(spec: FeatureSpec, multi_hot: MultiHot) -> _Read:
 def _merge(parts: Sequence[_Read]) -> _Read:
     """Merges rows of the same item and day, and of the same pair.
 
-    An item's features on a day are those of its row with the largest row id.
+    An item's features on a day come from its row with the largest row id.
     """
 
     def joined(name: str) -> NDArray[Any]:
@@ -314,12 +315,12 @@ def columns_of_items(
 
 @dataclass(frozen=True)
 class PositiveRows:
-    """The P positive rows of a rank's batch. A batch without any has one row of weight zero.
+    """The P positive rows of a rank's batch. A batch without positive rows has one row of weight zero.
 
     Attributes:
         rows: (P,) int64 ascending, the indices of the rows.
         weight: the factor of the weights of these rows: 1, or 0 if there is no positive row.
-        of_shard: for each shard of the rank, its number of rows.
+        of_shard: for each shard of the rank, how many of `rows` belong to it.
     """
 
     rows: Tensor

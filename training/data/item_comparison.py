@@ -1,9 +1,9 @@
 """Batches for the losses that compare the user vector of a positive row with vectors of items.
 
 A loss that compares the catalogue, such as `full_softmax`, compares a row with all items in the train rows of
-its day, with their features of that day. A loss that compares the batch, such as `in_batch_softmax`, compares
-it with the items of the step's other positive rows. No features of a later day are used, except that the
-other rows of a step may be of any train day.
+the row's day, with their features of that day. A loss that compares the batch, such as `in_batch_softmax`,
+compares a row with the items of the step's other positive rows. No features of a later day are used, except
+that the other rows of a step may be of any train day.
 """
 
 from __future__ import annotations

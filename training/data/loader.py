@@ -6,11 +6,11 @@ seed and the epoch. So an epoch can begin at any step without reading the earlie
 same batches.
 
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
-three or four pools. The thread reads up to `reading.read_ahead_mib` MiB and one more row group ahead. One
-pool of each rank, added up over the ranks, has `reading.pool_rows` rows, or 4 global batches if that is more.
-A row takes 4 bytes for its label, 4 bytes for its weight if it has one, and 4 bytes for each dense feature
-and each id. With row groups of 200,000 rows, 40 columns, and 16 shards on one rank, the memory is 16 × 32
-MB + 256 MiB + 4 × 21 MB.
+three or four pools. The thread reads up to `reading.read_ahead_mib` MiB and one more row group ahead. The
+pools of all ranks, one of each rank, have `reading.pool_rows` rows together, or 4 global batches if that is
+more. A row takes 4 bytes for its label, 4 bytes for its weight if it has one, and 4 bytes for each dense
+feature and each id. With row groups of 200,000 rows, 40 columns, and 16 shards on one rank, the memory is 16
+× 32 MB + 256 MiB + 4 × 21 MB.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Loader:
                 pool, ready = transfer.copy(writer.write(contents))
                 first = contents.window * self._pool_steps
                 weights = self.plan.weights[first : first + self._pool_steps]
-                # A pool is reused when its batches are gone, so no variable may refer to one of them.
+                # A pool is reused when its batches are gone, so no variable may refer to a batch.
                 batches = deque(_batches(pool, weights, ready))
                 del pool
                 for _ in range(skipped):
@@ -253,7 +253,7 @@ def read_groups(
 
 
 def _batches(pool: Pool, weights: Sequence[int], ready: torch.cuda.Event | None) -> Iterator[Batch]:
-    """Yields the first batches of a pool: one for each of the weights of their global batches."""
+    """Yields the first batches of a pool: one for each of `weights`, the weights of the global batches."""
     parts = (part.unbind() for part in (pool.dense, pool.categorical, pool.labels, pool.weights))
     for dense, categorical, labels, row_weights, weight in zip(*parts, weights, strict=False):
         yield Batch(dense, categorical, labels, row_weights, weight, ready)

@@ -1,8 +1,8 @@
 """Draws negatives on the device: for each positive row of a batch, items that its user did not choose.
 
 Draw n of a row in an epoch depends only on (seed, epoch, day, row id, n). So it is the same for every number
-of ranks, on every device, and after a resumption. No negative uses rows of a later day: items and their
-features are those of the row's day, and only pairs of that day and of earlier train days are rejected.
+of ranks, on every device, and after a resumption. No negative uses rows of a later day. Items and their
+features are those of the row's day. Only pairs of that day and of earlier train days are rejected.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from training.data.row_keys import mix, split_row_keys, uniform
 from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
 
-# A draw that hits an item that the user chose is repeated this number of times at most. If all of them hit
-# such items, the negative gets weight zero.
+# If a draw hits an item that the user chose, the draw is repeated at most this number of times. If all draws
+# hit such items, the negative gets weight zero.
 _ATTEMPTS = 8
 
 

@@ -3,7 +3,7 @@
 Petastorm's `Reader` plans the work, and a subclass of Petastorm's worker reads the rows. Petastorm's own
 worker calls pyarrow's `take` on every table, even if rows keep their order, and this call needs as much time
 as decoding the table. Petastorm's `make_batch_reader` is not used. This function would open each file once
-more to check that the file is plain Parquet, but the manifest already says so.
+more to check that the file is plain Parquet, but the manifest already shows this.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _Worker(ArrowReaderWorker):
     """A Petastorm worker that keeps the order of rows. Several threads decode the columns of a row group.
 
     Row groups of one file are read one after the other, and the file is opened once. Petastorm's own worker
-    opens it, and so parses its metadata, for each row group. It also reads it through a Python object, and
-    makes a pandas object of each column.
+    opens the file, and so parses its metadata, for each row group. It also reads the file through a Python
+    object, and makes a pandas object of each column.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -49,7 +49,7 @@ class _Worker(ArrowReaderWorker):
         """Reads a row group, and publishes its columns as a map from their names to their values."""
         piece = self._split_pieces[piece_index]
         if self._file is None or self._path != piece.path:
-            self._path, self._file = piece.path, pq.ParquetFile(piece.path)  # closes the file before
+            self._path, self._file = piece.path, pq.ParquetFile(piece.path)  # closes the previous file
         names = sorted(field.name for field in self._schema.fields.values())
         table = self._file.read_row_group(piece.row_group, columns=names)
         columns = zip(table.column_names, table.columns, strict=True)
@@ -110,8 +110,8 @@ def read_together(
     """Yields the columns `names` of row groups in order, like `read_row_group`, but with one reader.
 
     A reader needs more time before it reads than it needs to read a small row group. Yields nothing, or stops
-    early, if a row group cannot be read in this way. The caller then reads it alone, which raises an error
-    with its name.
+    early, if a row group cannot be read in this way. The caller then reads this row group alone, which raises
+    an error with its name.
     """
     if not groups:
         return

@@ -5,7 +5,7 @@
     4, 5  a 64-bit hash of item_key
     6     the date of the row's feature partition, in days since 1970-01-01
 
-int32 columns take the same way through the loader as ids.
+The loader processes these columns like ids, because they are int32.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
 
 def hash_keys(keys: pa.ChunkedArray) -> NDArray[np.int64]:
     """Returns a 64-bit hash of each key, (N,), which depends only on the key."""
-    import pandas as pd  # the wheel of nightrank trains without it
+    import pandas as pd  # nightrank's wheel trains without pandas
 
     encoded = keys.combine_chunks().dictionary_encode()
     hashes = pd.util.hash_array(encoded.dictionary.to_numpy(zero_copy_only=False), categorize=False)

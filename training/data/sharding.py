@@ -6,7 +6,7 @@ read the row group, and each uses only its own rows. Each global batch takes `sh
 A rank owns complete neighbouring shards, so the ranks' batches together are the global batch. When a shard
 has no more rows, it is padded with rows of weight zero, so that all ranks do the same number of steps.
 
-A shard has the same rows in every epoch, so a rank reads the same files again. sharding.py shuffles the rows
+A shard has the same rows in every epoch, so a rank reads the same files again. `RowOrder` shuffles the rows
 of a shard.
 """
 

@@ -1,8 +1,8 @@
 """Replaces ids by OOV_ID in training, so that a model can score users and items without ids of their own.
 
-The row of OOV_ID then learns what an average user or item has, and the other features learn what ids do not
-say. The idea is that of DropoutNet (Volkovs, Yu and Poutanen, NeurIPS 2017), which leaves out a user's or an
-item's latent vector in training.
+The row of OOV_ID then learns the vector of an average user or item. The model also learns to predict from the
+other features alone. The idea is that of DropoutNet (Volkovs, Yu and Poutanen, NeurIPS 2017), which leaves
+out a user's or an item's latent vector in training.
 
 Whether an id is replaced depends only on (seed, epoch, day, row id, column), and for a drawn item also on the
 number of the draw. So it is the same for every number of ranks, on every device, and after a resumption.
@@ -101,7 +101,7 @@ class UnknownIds:
         """
         if not len(self.places):
             return ids
-        # Columns are hashed too, because consecutive numbers are also those of draws.
+        # The numbers of columns are hashed too, because consecutive numbers already stand for draws.
         drawn = uniform(mix(keys.unsqueeze(-1) + mix(self.numbers))) < self.shares
         known = ids[..., self.places]
         result = ids.clone()

@@ -267,7 +267,7 @@ def fill_rows(table: FilledTable, draw: Callable[[int, Tensor, int], Tensor]) ->
     """
     seed = int(torch.randint(2**62, ()))
     first_list = len(table.cardinalities) - len(table.list_lengths)
-    device = table.router.block_ends.device  # also of rows in host memory, so that a GPU draws them
+    device = table.router.block_ends.device  # also for rows in host memory, so that a GPU draws them
     count = max((_DRAWN_NUMBERS if device.type == "cpu" else _DRAWN_ON_A_GPU) // table.dim, 1)
     for block, rows in zip(table.blocks, table.block_rows(), strict=True):
         places = range(block.place, block.place + block.rows, count)

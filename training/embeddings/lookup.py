@@ -66,7 +66,7 @@ class RowRequest:
     Args:
         keys: (U,) int64, distinct and in ascending order.
         counts_of_owners: the numbers of keys of each owner, as `Router.group` returns them.
-        router: that of the table.
+        router: the router of the table.
         collectives: the ranks' collectives.
         name: name of the request, the same on all ranks. Requests in flight have different names.
     """
@@ -119,7 +119,7 @@ class RowRequest:
         return vectors, self._exchanged
 
     def discard(self) -> None:
-        """Waits for what was started, so that its name can be used again. All ranks must call it."""
+        """Waits for the started exchange, so that its name can be used again. All ranks must call it."""
         if self._receive_vectors is not None:
             self._receive_vectors()
         else:
@@ -137,7 +137,7 @@ def start_return(
 
     Args:
         values: (U, E) float32, the gradients of the vectors that a `RowRequest` returned.
-        exchanged: its second result.
+        exchanged: the second result of `RowRequest.vectors`.
         collectives: the ranks' collectives.
         dtype: the dtype of the numbers that are sent.
         name: name of the message, as for `RowRequest`.
@@ -379,7 +379,7 @@ class BatchRows:
     """Computes the rows of batches. The rows of one batch may be requested before its step.
 
     Args:
-        placement, router: those of the table.
+        placement, router: the placement and the router of the table.
         list_lengths: number of id columns of each list feature.
         collectives: the collectives over which the table exchanges rows.
 
@@ -415,7 +415,7 @@ class BatchRows:
         return self._requested(ids, self._keys(ids.long(), self._router.features[feature]), None, "exchange")
 
     def request(self, ids: Tensor, *, padded: bool) -> None:
-        """Requests the rows of a batch, whose step must be the next one with `ids`."""
+        """Requests the rows of a batch before its step. The next step must look up the same `ids`."""
         self.discard()
         self._early = self._of_batch(ids, f"{self.name}.request", padded=padded)
 

@@ -1,4 +1,4 @@
-"""The placement of table rows: which rank holds which rows, and in which memory of its device.
+"""The placement of table rows: which rank holds which rows, and whether in device memory or host memory.
 
 Replicated rows take memory on all ranks, and their gradients need an all-gather. Rows on only one rank need
 an exchange of vectors, and the rank with the frequent rows has the most work. The placement `auto` therefore
@@ -6,9 +6,9 @@ follows these rules:
 
 * Small features (at most `replicated_max_bytes`) are replicated, unless the memory limit of a rank,
   `rank_max_bytes`, is too small for this.
-* A feature is row-wise, which means that its rows are spread over all ranks, if its bytes are more than
-  `row_wise_share` times the mean number of bytes per rank. While a rank holds more than its memory limit, the
-  largest of the other features becomes row-wise too.
+* A feature is row-wise if its bytes are more than `row_wise_share` times the mean number of bytes per rank:
+  its rows are spread over all ranks. While a rank holds more than its memory limit, the largest of the other
+  features becomes row-wise too.
 * Each other feature is placed on one rank. The features are assigned in descending order of cost, each to the
   rank with the lowest cost so far. The cost of a feature is its share of all bytes plus its share of all
   lookups. With this rule (LPT, Graham 1969, SIAM Journal on Applied Mathematics 17), the cost of a rank is at
@@ -190,8 +190,8 @@ class Placement:
         cardinalities: number of rows of each feature.
         features: the placement of each feature.
         ranks: number of ranks.
-        hot: for each feature, the number of its first rows that are in the memory of the devices of their
-            ranks. The other rows, the tail, are in host memory. None if all rows are on the devices.
+        hot: for each feature, the number of its first rows that are in device memory. The other rows, the
+            tail, are in host memory. None if all rows are on the devices.
     """
 
     cardinalities: tuple[int, ...]
@@ -286,8 +286,8 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 #
 # The rows of a feature are in the order of their ids, and ids are ordered by frequency. So the first rows of
 # each feature are hot: they are on the device of the rank that holds them. For a number of bytes on each
-# rank, rows are chosen in descending order of lookups per byte, so that as many lookups as possible are hot
-# (the greedy rule for the fractional knapsack problem, Dantzig 1957, Operations Research 5).
+# rank, rows are chosen in descending order of lookups per byte. So as many lookups as possible are hot (the
+# greedy rule for the fractional knapsack problem, Dantzig 1957, Operations Research 5).
 #
 # Ids that a later fit appended may be more frequent than earlier ids. Such a row can only be hot together
 # with all earlier rows of its feature. So neighbouring rows are joined until the lookups per row decrease
@@ -295,7 +295,7 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 #
 # Notation: C features of a table.
 
-# A feature's first rows are considered one by one, the other rows in so many runs of equal length.
+# A feature's first rows are considered one by one, the other rows in this number of runs of equal length.
 _SINGLE_ROWS = 2**13
 _RUNS = 2**13
 IdCounts = Mapping[str, NDArray[np.int64]]
@@ -340,7 +340,7 @@ class Tiers:
 
 @dataclass(frozen=True)
 class _Run:
-    """Rows `start` to `end` of a feature, with the lookups per byte that they save a rank's memory for."""
+    """Rows `start` to `end` of a feature. `density` is their number of lookups per byte of memory."""
 
     density: float
     table: int
@@ -475,7 +475,7 @@ def _rows_on(placement: FeaturePlacement, rank: int, ranks: int, start: int, end
 
 
 def _fitting(placement: FeaturePlacement, run: _Run, rows_left: Sequence[int]) -> int:
-    """Returns how many of the first rows of a run fit, if each rank has room for so many rows."""
+    """Returns how many of the first rows of a run fit, if rank r has room for `rows_left[r]` rows."""
     if placement.kind == "replicated":
         return min(run.end - run.start, *rows_left)
     if placement.kind == "table_wise":

@@ -23,7 +23,7 @@ class Router(nn.Module):
         span: number of rows of the largest matrix of any rank.
         end: all keys are in [0, end).
         tiered: whether some rows are in host memory.
-        hot: (C,), the number of first ids of each feature whose rows are on a device.
+        hot: (C,), for each feature, the number of its first ids whose rows are on a device.
     """
 
     def __init__(self, placement: Placement, rank: int) -> None:

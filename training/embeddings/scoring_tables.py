@@ -1,7 +1,7 @@
 """Embedding tables for scoring only: rows that stay in the model's files, and rows in int8.
 
-It is for scoring with models that are larger than the memory of a worker. Ids follow by frequency, so most
-lookups need few rows that were not read before.
+Rows that stay in files are for models that are larger than the memory of a worker. Ids are ordered by
+frequency, so most lookups need few rows that were not read before.
 
 Notation: U distinct rows of a lookup, E numbers per row.
 """
@@ -22,12 +22,12 @@ ReadRows = Callable[[Tensor], Tensor]
 
 
 class RowsOnDemand(StackedEmbedding):
-    """Looks up rows that are read when they are needed. It cannot be trained.
+    """Looks up rows that are read when they are needed. This table cannot be trained.
 
     Lookups use torch's operators. Several threads may look up at the same time.
 
     Args:
-        cardinalities, dim, list_lengths, pooling, storage: those of a StackedEmbedding.
+        cardinalities, dim, list_lengths, pooling, storage: see `StackedEmbedding`.
     """
 
     holds_rows = False
@@ -79,7 +79,7 @@ class RowsOnDemand(StackedEmbedding):
 class KeptRows:
     """The rows of a table that were read, in memory.
 
-    If there are too many, all rows are dropped except those of the lookup at hand.
+    If there are too many rows, all are dropped except those of the current lookup.
 
     Args:
         read, most_rows: see `RowsOnDemand.open`.

@@ -67,8 +67,8 @@ class StackedEmbedding(HeldRows):
 
     Attributes:
         batch_rows: which rows batches read; a training requests them early (train_step.py).
-        reuses_memory: whether the vectors of all training batches have the same memory, if kernels are used.
-            A CUDA graph that reads them there needs no copy of them.
+        reuses_memory: whether the vectors of all training batches are written to the same memory, if kernels
+            are used. A CUDA graph that reads this memory needs no copy of the vectors.
         hot_share: counts the lookups of a training; None without a tail.
     """
 
@@ -209,7 +209,7 @@ class StackedEmbedding(HeldRows):
         return table.index_select(0, positions).float()
 
     def send_early(self, name: str) -> None:
-        """Lets the table send gradients in the backward pass. `name` is its name, the same on all ranks."""
+        """Lets the table, whose name is `name` on all ranks, send gradients in the backward pass."""
         self.batch_rows.name = self._pending.name = name
 
     def has_only_looked_up(self, ids: Tensor) -> bool:
@@ -238,10 +238,10 @@ Return = tuple[SummedRowGradient, Callable[[], Tensor]]
 
 
 class PendingLookups:
-    """The lookups of one table whose gradients nobody has read yet.
+    """The lookups of one table whose gradients were not read yet.
 
     Args:
-        placement, router, pooling: those of the table.
+        placement, router, pooling: the attributes of the table.
         collectives: the collectives over which the table exchanges rows.
 
     Attributes:
@@ -330,7 +330,7 @@ class PendingLookups:
 
     def _clear(self) -> None:
         for hook in self._hooks.values():
-            hook.remove()  # it refers to the lookup, which refers to it
+            hook.remove()  # the hook and the lookup refer to each other
         self._lookups, self._names, self._hooks, self._returns = [], {}, {}, {}
 
     def _gradient(self, lookup: BatchLookup) -> tuple[SummedRowGradient, tuple[Tensor, Tensor] | None]:

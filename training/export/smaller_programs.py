@@ -6,7 +6,7 @@
   program runs (`onnxruntime.quantization.quantize_dynamic`). Embedding tables are int8 with a scale per row
   (training/embeddings/scoring_tables.py).
 
-benchmarks/export_formats.py measures how much each changes the AUC and lists.
+benchmarks/export_formats.py measures how much each format changes the AUC and the lists.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
 
 @contextmanager
 def _path_of_tools() -> Iterator[None]:
-    """Lets modules of onnxruntime.transformers import each other, as they do: by names without a package.
+    """Lets modules of onnxruntime.transformers import each other by names without a package, as they do.
 
     The package adds its folder to the import path for good, so programs could import its modules by accident.
     """

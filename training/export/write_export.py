@@ -62,10 +62,10 @@ def write_export(
 ) -> dict[str, Any]:
     """Writes the programs of a model, and export.json, which describes them, to a new folder.
 
-    The folder has for each form (`ranker`, and for models of user and item vectors `user` and `item`) the
-    files `<form>.onnx` and `<form>.pt2`, for each of `formats` the file `<form>.<format>.onnx`, and if
-    `compiled` is true, `<form>.aotinductor.pt2`. Nothing is left in the folder if a program differs too much
-    from the model.
+    The forms are `ranker` and, for models of user and item vectors, `user` and `item`. For each form, the
+    folder has the files `<form>.onnx` and `<form>.pt2`, and for each of `formats` the file
+    `<form>.<format>.onnx`. If `compiled` is true, it also has `<form>.aotinductor.pt2`. Nothing is left in
+    the folder if a program differs too much from the model.
 
     Args:
         exported: the model. If `formats` contains `int8`, its tables are int8 afterwards.
@@ -77,8 +77,8 @@ def write_export(
         The content of export.json.
 
     Raises:
-        ConfigError: the folder exists or is no local path, there is no such format, or no C++ compiler
-            for compiled programs.
+        ConfigError: the folder exists or is no local path, there is no such format, or there is no C++
+            compiler for compiled programs.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """
     unknown = [name for name in formats if name not in get_args(Format)]
@@ -255,7 +255,7 @@ class Ranker(nn.Module):
 
     Args:
         model: a model in evaluation mode.
-        inputs: those of the two inputs that have columns.
+        inputs: the names among `dense` and `categorical` of the inputs that have columns.
     """
 
     output = "probability"
@@ -286,7 +286,7 @@ class SideVectors(Ranker):
 
     Args:
         model: a model with the methods `user_vectors` and `item_vectors`.
-        inputs: those of the two inputs that have columns.
+        inputs: the names among `dense` and `categorical` of the inputs that have columns.
         side: `user` or `item`.
     """
 
@@ -386,7 +386,7 @@ class Sample:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY  # it warns of constants that it computes at each call
+        options.log_severity_level = _ERRORS_ONLY  # it warns of constants computed at each call
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return [
             session.run(
@@ -397,7 +397,7 @@ class Sample:
         ]
 
     def _differences(self, results: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        """Returns absolute differences, relative to the largest number of a call if that is above 1."""
+        """Returns absolute differences, divided by the largest number of a call if this number is above 1."""
         return [
             np.abs(result - expected) / max(1.0, float(np.abs(expected).max()))
             for result, expected in zip(results, self.expected, strict=True)

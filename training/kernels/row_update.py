@@ -106,9 +106,9 @@ def update_rows(
 def _pools(
     weight: Tensor, accumulator: Tensor | None, tail: Tail | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Returns weight and accumulator on the device, both in host memory, and the first row of the latter.
+    """Returns weight and accumulator on the device, both in host memory, and the first row in host memory.
 
-    What does not exist is replaced by what the kernel does not use.
+    If one of these does not exist, its place is taken by a tensor that the kernel does not use.
     """
     sums = weight if accumulator is None else accumulator
     if tail is None:

@@ -102,7 +102,8 @@ def _gpu_text() -> str:
 # checkpoint (training/checkpoints/checkpoints.py), which may have been written by another number of ranks.
 # ranks.py starts the ranks; Horovod's driver starts a rank in place of a lost one.
 
-# Trains one ring to the end. It calls its argument at each checkpoint, which raises if ranks joined or left.
+# Trains one ring to the end. At each checkpoint, it calls its argument, which raises an error if ranks joined
+# or left.
 TrainRing = Callable[[Callable[[], None]], dict[str, object]]
 
 

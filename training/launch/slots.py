@@ -52,8 +52,8 @@ def largest_number(spark: SparkSession, train: Train) -> int:
     """Returns `train.num_ranks`, or the number that `auto` stands for.
 
     With a local master, `auto` is one rank, or one for each GPU of this machine. With another master, or if
-    the training is elastic, it is one rank for each task that Spark can run at the same time; if tasks need a
-    GPU, this is one rank for each GPU. The number is at most `num_shards`, and divides it.
+    the training is elastic, it is one rank for each task that Spark can run at the same time. If tasks need a
+    GPU, this is one rank for each GPU. The number is at most `num_shards`, and divides `num_shards`.
     """
     if train.num_ranks != "auto":
         return train.num_ranks
@@ -62,9 +62,9 @@ def largest_number(spark: SparkSession, train: Train) -> int:
 
 
 def cores_of_driver(train: Train) -> int | None:
-    """Returns with how many cores one rank trains in this process, if that is known without a session.
+    """Returns the number of cores for one rank in this process, if it is known without a session.
 
-    The result is None if a session must be opened to know it, or if there is more than one rank.
+    The result is None if only an open session shows this number, or if there is more than one rank.
     """
     if train.elastic is not None or train.num_ranks not in ("auto", 1):
         return None

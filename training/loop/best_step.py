@@ -1,8 +1,9 @@
 """Keeps the weights of the step with the best measure on the validation split (`train.keep`).
 
-While a training runs, each new best evaluation is followed by a checkpoint, which is not deleted before a
-better one is complete (`SaveCheckpoints`). After the last step, the state of this checkpoint is loaded. The
-best step depends only on the history, so all ranks and resumed trainings find the same one.
+While a training runs, each new best evaluation is followed by a checkpoint. This checkpoint is not deleted
+before that of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this
+checkpoint is loaded. The best step depends only on the history, so all ranks and resumed trainings find the
+same step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def sign_of(metric: Metric) -> int:
 
 
 def metric_of(train: Train) -> Metric:
-    """Returns the metric that decides which step is the best: that of `stop_at`, or the AUC."""
+    """Returns the metric that decides which step is the best: the metric of `stop_at`, or the AUC."""
     return train.stop_at.metric if train.stop_at else "auc"
 
 
@@ -61,8 +62,8 @@ def keep_best(
     Args:
         trainer: the trainer after the last step.
         train: the section `train`.
-        history: the entries of the training; the last is that of the last step. It gets the metrics of an
-            evaluation after the last step.
+        history: the entries of the training. The last entry is that of the last step, and gets the metrics of
+            an evaluation after this step.
         evaluate: returns the metrics of the model on the validation split; None if no step is chosen.
         checkpoints: the checkpoints of the training, all of which are complete.
 

@@ -28,8 +28,8 @@ def read_loss(loss: str | dict[str, dict[str, Any]]) -> MeanLoss:
         loss: the value of `train.loss`.
 
     Raises:
-        ConfigError: the module of a package does not obey the contract of training/losses. The function
-            raises it too, if the loss does not return a scalar tensor.
+        ConfigError: the module of a package does not obey the contract of training/losses. The returned
+            function raises this error too, if the loss does not return a scalar tensor.
     """
     plugin, settings = LOSS.get(loss_name(loss)), loss_settings(loss)
     mean_loss = plugin.member("mean_loss")

@@ -113,7 +113,7 @@ def run_plan(
 def _meaningful(plan: TrainPlan, values: dict[str, Any]) -> dict[str, Any]:
     """Returns the metrics in nested values, without those that the scores of the model cannot have.
 
-    Without probabilities, there are no log loss and no calibration: these entries become None.
+    Without probabilities, there is no log loss and no calibration: these entries become None.
     """
 
     def kept(value: Any) -> Any:
@@ -165,9 +165,9 @@ class _Rank:
         )
 
     def rows_of_step(self, files: Sequence[DataFile]) -> RowsOfStep | None:
-        """Returns what selects and changes the rows of a step, in a training on these files.
+        """Returns the object that selects and changes the rows of a step, in a training on these files.
 
-        None if the batches of the loader contain the rows of a step.
+        Returns None if the batches of the loader already are the rows of a step.
         """
         plan, train = self.plan, self.plan.train
         unknown = None
@@ -178,7 +178,7 @@ class _Rank:
         return RowsWithUnknownIds(unknown, selected) if unknown else selected
 
     def _selected_rows(self, files: Sequence[DataFile], unknown: UnknownIds | None) -> RowsOfStep:
-        """Returns what selects the positive rows of a step, and draws negatives for them."""
+        """Returns the object that selects the positive rows of a step, and draws negatives for them."""
         plan, train = self.plan, self.plan.train
         paths = {file.path for file in files}
         others = [file for file in plan.splits["train"] if file.path not in paths and train.negatives]
@@ -310,8 +310,8 @@ class _Rank:
 
 # Chooses which table rows of a model are on the devices: the setting `train.embedding_memory`.
 
-# The share of a GPU's free memory that rows may take, if the setting is not set. The rest is for the dense
-# layers, for the vectors of a batch, and for their gradients.
+# The share of a GPU's free memory that rows may take, if `train.embedding_memory_mib` is not set. The rest is
+# for the dense layers, for the vectors of a batch, and for their gradients.
 _SHARE_OF_FREE_MEMORY = 0.75
 
 

@@ -32,7 +32,7 @@ class Trainer:
     Args:
         model: the model; it is trained in place.
         train: the settings of the training.
-        collectives: those of this training's ranks.
+        collectives: the collectives of this training's ranks.
         rows_of_step: draws the negatives of every step, or selects the rows for a loss over item vectors;
             None if the batches contain all rows of a step.
     """
@@ -69,13 +69,15 @@ class Trainer:
 
         Sums over ranks and exchanges of rows are done while the rank computes:
 
-        * The backward pass starts the sum of a gradient, or sends it, as soon as it is computed.
+        * As soon as a gradient is computed, the backward pass starts its sum over ranks, or sends the
+          gradient.
         * The ids of the next batch are sent before the backward pass, and their vectors after the update of
           the rows.
 
         Args:
             batch: this rank's rows, shard after shard.
-            rate_factor: the configured learning rates are multiplied by this factor, except those of FTRL.
+            rate_factor: the configured learning rates are multiplied by this factor, except the learning
+                rates of FTRL.
             progress: the share of the training's steps that are done; see `PenalizedModel`.
             next_batch: the batch of the next step, which must get the same object; None if it is not known.
                 It is None on all ranks or on none.
@@ -137,7 +139,7 @@ class Trainer:
         )
 
     def _request_next(self, ids: Tensor) -> None:
-        """Requests the rows of the next batch, after the tables have looked up `ids`, those of this batch."""
+        """Requests the rows of the next batch, after the tables have looked up the `ids` of this batch."""
         self._early.note_lookups(ids)
         if self._next is not None:
             self._early.request(self._next[1].categorical)
@@ -181,15 +183,15 @@ class Trainer:
 # Requests the rows of the next batch of a training from other ranks, while a step computes.
 #
 # TorchRec's pipeline for sparse features does the same (Ivchenko et al. 2022, RecSys): the ids of a batch
-# reach the ranks that hold their rows before the step of the batch. When the step before has updated its
+# reach the ranks that hold their rows before the step of the batch. When the previous step has updated its
 # rows, the vectors follow.
 
 
 class EarlyRequests:
-    """The requests of all tables of a model that exchange rows.
+    """The requests of all tables that exchange rows.
 
-    A table takes part if a step looks up all ids of its batch in it, once, and nothing else. This is known
-    when the forward pass of a step has ended.
+    A table takes part if a step looks up all ids of the step's batch in this table once, and nothing else.
+    Whether this is true is known when the forward pass of a step has ended.
 
     Args:
         model: the model.
@@ -213,7 +215,7 @@ class EarlyRequests:
         return bool(self._tables)
 
     def note_lookups(self, ids: Tensor) -> None:
-        """Notes which tables take part. `ids` are those of this step; its forward pass must have ended."""
+        """Notes which tables take part. `ids` are those of this step, whose forward pass must have ended."""
         self._take_part = [table for table in self._tables if table.has_only_looked_up(ids)]
 
     def note_next_batch(self) -> None:

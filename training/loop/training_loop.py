@@ -86,7 +86,7 @@ class TrainingLoop:
     def _with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch, Batch | None]]:
         """Yields each batch, the same batch on the device, and the next one on the device.
 
-        The last is None at the end of the training, or if steps do not need it.
+        The third value is None at the end of the training, or if steps do not need it.
         """
         moved = ((batch, batch.to(self._device)) for batch in batches)
         if not self._trainer.looks_ahead:

@@ -168,7 +168,7 @@ def _require_labels(lake: LakePaths, dataset: Dataset, seen: Set[str], *, only_c
     """Raises DataError if a model cannot learn from the labels of the new train days (`require_labels`).
 
     The new train days are those that are not in `seen`, the days of the parent's training. If the dataset
-    does not say how many clicks its days have, nothing is checked.
+    does not contain the numbers of clicks of its days, nothing is checked.
     """
     days = []
     members = dataset.splits.get("train", ())
@@ -215,9 +215,10 @@ def _find_files(
 def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
     """Creates the plan of one training of a comparison.
 
-    The model's name in the registry is the one of experiments, which have no champion. So the training starts
-    from random weights, and the gate never considers its model. If `train.evaluate_every_steps` is 0, the
-    model is evaluated at the end of each epoch. Evaluations do not change the weights.
+    The registry stores the model under the name for models of experiments, which have no champion. So the
+    training starts from random weights, and the gate never considers the model. If
+    `train.evaluate_every_steps` is 0, the model is evaluated at the end of each epoch. Evaluations do not
+    change the weights.
 
     Raises:
         ConfigError, DataError: see `make_plan`.
@@ -240,8 +241,8 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
     parent. Each row of the champion's training, of the validation split and of the test split is used once
     per epoch. Days on which the parent was trained are left out, as in every warm start. If the champion has
     the weights of a step before the last one of its epochs, the refit ends after the same share of all steps,
-    rounded up. This is the case if its training ended early, or if an earlier step was better (`train.keep`).
-    The refit is not measured, because no row is left for that.
+    rounded up. This is the case if the champion's training ended early, or if an earlier step was better
+    (`train.keep`). The refit is not measured, because no row is left for that.
 
     Args:
         config: the configuration.
@@ -316,9 +317,9 @@ def make_table_plan(
 ) -> TrainPlan:
     """Creates the plan of a training from random weights, without baselines and checkpoints.
 
-    The trained model has the weights that train_model computes on one rank from a dataset with the same rows,
-    if each split is one day and the files of this day have `output.row_group_rows` rows. If there are
-    validation rows and `train.evaluate_every_steps` is 0, the model is measured at the end of each epoch,
+    The trained model has the weights that train_model computes on one rank from a dataset with the same rows.
+    This is so if each split is one day and the files of this day have `output.row_group_rows` rows. If there
+    are validation rows and `train.evaluate_every_steps` is 0, the model is measured at the end of each epoch,
     which does not change its weights.
 
     Args:

@@ -24,8 +24,9 @@ class Settings(LossSettings):
 def mean_loss(settings: Settings, logits: Tensor, batch: Batch) -> Tensor:
     """Returns Σ w · cross-entropy of the positive row in its group, without negatives of weight zero, over N.
 
-    Subtracting the logarithm of each item's probability of being drawn from its logit makes the sampled
-    softmax approach the softmax over all items (Bengio and Senécal 2008, IEEE Trans. Neural Networks 19).
+    The logarithm of the probability with which an item is drawn is subtracted from the item's logit. Then the
+    sampled softmax approaches the softmax over all items (Bengio and Senécal 2008, IEEE Trans. Neural
+    Networks 19).
     """
     import torch
 

@@ -104,7 +104,7 @@ class Factorization(Protocol):
 
 
 class ItemScores(Protocol):
-    """Items of which every user is scored against all, or against a range."""
+    """Items against which every user is scored: against all of them, or against a range."""
 
     def logits(self, users: Part, items: slice) -> Tensor:
         """Returns logits (U, I) float32 of users, tensors (U, …) from `side_part`, with a range of items."""
@@ -120,7 +120,7 @@ class SharesItems(Protocol):
 
         Args:
             items: tensors (I, …) from `side_part(Side.ITEM, …)`, float32, on a CPU.
-            most_bytes: maximum number of bytes beside `items`.
+            most_bytes: maximum number of bytes in addition to `items`.
         """
         ...
 

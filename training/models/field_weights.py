@@ -2,8 +2,8 @@
 
     y = Σ_{i<j} r_ij ⟨e_i, e_j⟩
 
-Here e_i is the vector of feature i, which is a field of the paper. Each pair of features has one weight r_ij.
-With all weights 1, this is the second-order term of a factorization machine.
+Here e_i is the vector of feature i. The paper calls a feature a field. Each pair of features has one weight
+r_ij. If all weights are 1, this is the second-order term of a factorization machine.
 
 Notation: V vectors, R rows, E numbers per vector.
 """

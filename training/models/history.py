@@ -1,6 +1,7 @@
 """The user's history as an input: its columns, and the vectors of its items.
 
-The items of histories have the vectors of the rows' items, in the same rows of the table, except in Mult-VAE.
+An item has the same vector, a row of the table, in a history and as the item of a row. This is not so in
+Mult-VAE.
 
 Notation: B rows, S histories, W columns of ids, C features that are ids, L places of a history, E numbers per
 vector.
@@ -29,7 +30,7 @@ class Layout:
         history: index of the history's feature among them.
         columns: the columns of the history in the categorical matrix.
         cardinalities: number of rows of each feature in the table. If the items of the history have the rows
-            of the item's feature, the history has none but the padding row.
+            of the item's feature, the history's feature has only the padding row.
     """
 
     item: int
@@ -83,7 +84,7 @@ def _with_ids_of(history: str, inputs: Inputs, features: Features) -> list[str]:
     """Returns the features with one id per row that have as many ids as a history.
 
     If some of them have the scope item, only these are returned. A training names the item's feature. This
-    is for models that are built only from a FeatureSpec.
+    function is for models that are built only from a FeatureSpec.
     """
     cardinalities = dict(zip(inputs.names, inputs.cardinalities, strict=True))
     scopes = dict(zip(inputs.names, inputs.embedded_scopes, strict=True))

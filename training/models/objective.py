@@ -1,4 +1,4 @@
-"""What a model adds to the loss of a step, and what it lets the loss compare."""
+"""What a model can add to the loss of a step: penalties, and further items that rows reconstruct."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from storage.feature_spec import PAD_ID
 from training.models.layers import RandomLayer, linear
 
-# A draw of 64 random bits decides about this number of values, each with 16 bits.
+# A draw of 64 random bits is used for this number of values, with 16 bits each.
 _NUMBERS_PER_DRAW = 4
 
 

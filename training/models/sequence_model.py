@@ -4,9 +4,9 @@
     v = M[item] + Σ vectors of other features of the item and the context
     logit = ⟨u, v⟩ + bias
 
-M is the table from which the vectors of the history's items come too, except in Mult-VAE. A dense feature's
-vector is the value times a learned vector. Each row of the log is one example with its own history, so the
-loader may shuffle rows. The history is encoded once for a row and its drawn negatives.
+M is the table that also has the vectors of the history's items, except in Mult-VAE. A dense feature's vector
+is the value times a learned vector. Each row of the log is one example with its own history, so the loader
+may shuffle rows. The history is encoded once for a row and its drawn negatives.
 
 Notation: B rows, S distinct histories, D dense features, W columns of ids, L places, E embedding_dim.
 """
@@ -92,7 +92,10 @@ class SequenceModel(HistoryModel, ABC):
         return FactorizedSequenceModel(self)
 
     def _encode_rows(self, histories: Tensor) -> Tensor:
-        """Returns the encoded histories (B, E) float32. Equal ones of consecutive rows are encoded once."""
+        """Returns the encoded histories (B, E) float32.
+
+        If consecutive rows have equal histories, these are encoded once.
+        """
         first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
         return self.encode(histories[first_rows], first_rows)[group]
 

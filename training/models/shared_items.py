@@ -1,10 +1,11 @@
 """Scores many items that all users of a block share, for models with dot products of vectors.
 
 For one user, the first layer of the top MLP is linear in each vector of an item, because the user's vectors
-are constants. So instead of the dot products of each pair, the user's vectors and the weights are multiplied
-once, and an item's vector is multiplied by a matrix of the user. Two kinds of vectors cost even less:
+are constants. So the dot products of pairs are not computed. Instead, the user's vectors and the weights are
+multiplied once to a matrix of the user, and each item's vector is multiplied by this matrix. Two kinds of
+vectors cost even less:
 
-* A vector that is equal in all items, as that of a context feature, is multiplied once per user.
+* A vector that is equal in all items, such as the vector of a context feature, is multiplied once per user.
 * If a feature of the items has few distinct values, the vectors of these values are multiplied, and the
   results are summed per item.
 
@@ -25,7 +26,7 @@ from training.models.factorization import FactorizedMLP, Part
 from training.native.library import library
 from training.native.pair_logits import ItemInputs, PairLogits, UserBlock
 
-# A feature has few values if at most this share of the items have distinct ones.
+# A feature has few values if at most this share of the items have distinct values.
 _FEW_VALUES_SHARE = 0.25
 # Number of items whose first layers are in memory at the same time.
 _TILE_ITEMS = 1024
@@ -34,7 +35,7 @@ _BLOCK_USERS = 24
 
 
 class SharedItems:
-    """Items of which every user is scored against all, or against a range.
+    """Items against which every user is scored: against all of them, or against a range.
 
     Args:
         top: the top MLP. The columns of its pairs are the dot products of the item's and the user's vectors
@@ -42,7 +43,7 @@ class SharedItems:
             its dot products with the user's vectors (P) and with the item's (Q).
         bottom: the bottom MLP if both sides have dense features; its output is a vector of the pair.
         items: the parts of the items: the share of the top MLP's first layer (I, H), the vectors (I, Q, E),
-            and with `bottom`, the share of its first layer (I, H').
+            and with `bottom`, the share of the bottom MLP's first layer (I, H').
         user_vectors: P.
     """
 
@@ -64,7 +65,7 @@ class SharedItems:
 
     @staticmethod
     def bytes_of(items: Part, hidden: int, *, mixed: bool) -> int:
-        """Returns the bytes that items need beside their parts; the first layer has `hidden` outputs."""
+        """Returns the bytes that items need besides their parts; the first layer has `hidden` outputs."""
         vectors = items[1]
         return vectors.nelement() * 4 + (len(vectors) * vectors.shape[2] * hidden * 4 if mixed else 0)
 

@@ -47,7 +47,7 @@ class LayersAfterFirst:
 
 @dataclass(frozen=True)
 class ItemInputs:
-    """What does not depend on the user.
+    """The inputs that do not depend on the user.
 
     Attributes:
         share: (I, H) the items' share of the top MLP's first layer.
@@ -66,7 +66,7 @@ class ItemInputs:
 
 @dataclass(frozen=True)
 class UserBlock:
-    """What depends on the users of a block.
+    """The inputs that depend on the users of a block.
 
     Attributes:
         share: (U, H) what the users add to the top MLP's first layer.
@@ -190,7 +190,7 @@ class PairLogits:
 
 
 def _each(group: Group, change: Callable[[Tensor], Tensor]) -> Group:
-    """Returns a group of tensors, each changed; None stays."""
+    """Applies `change` to each tensor of a group, and returns the new group. None stays None."""
     changed: dict[str, Any] = {
         name: None if value is None else change(value) for name, value in vars(group).items()
     }

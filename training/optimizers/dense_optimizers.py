@@ -153,7 +153,7 @@ class L2:
         parameters: its dense parameters, in the order of the flat gradient. Biases, the parameters of
             normalization layers, and the slopes of PReLU (He et al. 2015, ICCV, section 2.1) are not
             regularized.
-        factor: `train.l2`; with 0, gradients are returned unchanged.
+        factor: `train.l2`. If it is 0, gradients are returned unchanged.
     """
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], factor: float) -> None:
@@ -170,7 +170,7 @@ class L2:
 
     @torch.no_grad()
     def add_dense(self, gradient: Tensor) -> Tensor:
-        """Returns the gradient (size,) of the parameters, one after the other, plus that of the term."""
+        """Returns the gradient (size,) of the parameters, one after the other, plus that of the L2 term."""
         if not self._factor or not self._parameters:
             return gradient
         pairs = zip(self._parameters, self._factors, strict=True)
@@ -178,7 +178,7 @@ class L2:
 
     @torch.no_grad()
     def add_rows(self, gradient: SummedRowGradient, table: StackedEmbedding) -> SummedRowGradient:
-        """Returns the gradient of rows of a table plus that of the term, for the rows that a step uses."""
+        """Returns the gradient of rows of a table plus that of the L2 term, for the rows that a step uses."""
         if not self._factor:
             return gradient
         used = gradient.values.any(dim=1, keepdim=True)

@@ -139,8 +139,8 @@ class DenseGradient:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: a bucket has at least so many bytes, or half of the bytes that are left and a quarter of
-            this number, except the last one.
+        bucket_bytes: a bucket has at least this number of bytes. Towards the end, half of the bytes that are
+            left are enough, but not less than a quarter of this number. The last bucket may be smaller.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Assigns parameters to optimizers, and updates all parameters in a step.
 
 Adam updates dense parameters. The optimizer in `train.embeddings.optimizer` updates tables. FTRL updates the
-linear parts that the configuration assigns to it. `train.l2` changes the gradients of the first two.
+linear parts that the configuration assigns to it. `train.l2` changes the gradients of dense parameters and
+tables, but not those for FTRL.
 """
 
 from __future__ import annotations

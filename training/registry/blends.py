@@ -2,8 +2,8 @@
 
     models/<name>/blends/dt=<run date>.json
 
-A blend belongs to one champion, one configuration of `candidates` and one retriever, because it weighs their
-scores. The blend of a date does not depend on files of later dates.
+A blend weighs the scores of one champion, one configuration of `candidates` and one retriever, so it belongs
+to these three. The blend of a date does not depend on files of later dates.
 """
 
 from __future__ import annotations

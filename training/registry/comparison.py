@@ -48,7 +48,8 @@ class TrainingOutcome:
         failure: the reason why the training has no model; None if it has one. All attributes below are empty
             if the training failed.
         validation, test: the measures of the final model on the two splits.
-        curve: the evaluations on the validation split, ascending by epoch; the last is that of the last step.
+        curve: the evaluations on the validation split, ascending by epoch; the last evaluation is that of the
+            last step.
         seconds: seconds of the training's steps.
         stopped: the reason why the training ended early; None if it did not.
     """

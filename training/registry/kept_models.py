@@ -1,9 +1,9 @@
 """Which model versions runs may still need, and which may be deleted.
 
 A version is needed if it served on a date that is kept, was trained for such a date, may serve again after a
-rollback, is the treatment of the configured experiment, or is the retriever of a kept workflow version. Its
-refits and its ancestors are needed with it: a refit starts from the parent, and a model is withdrawn with its
-ancestors.
+rollback, is the treatment of the configured experiment, or is the retriever of a kept workflow version. The
+refits and the ancestors of a needed version are needed too: a refit starts from the parent, and the
+withdrawal of an ancestor also withdraws the model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def model_versions(
 ) -> ModelVersions:
     """Divides the versions of the models, refits and retrievers of a configuration.
 
-    The models of other configurations and those of comparisons (`<name>-experiments`) are in neither part.
+    The models of other configurations, and the models of comparisons (`<name>-experiments`), are in neither
+    part.
 
     Args:
         config: the configuration.
@@ -115,7 +116,7 @@ def _described(lake: LakePaths, name: str) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _is_of(description: dict[str, Any], first_date: str) -> bool:
-    """Returns whether a model was trained for a kept date. A model without a date counts as such."""
+    """Returns whether a model was trained for a kept date, or has no date."""
     return str(description.get("run_date", _LAST_DATE)) >= first_date
 
 
@@ -146,7 +147,7 @@ def _first_training(config: Config, first_date: str, run_date: str) -> str:
 
 
 def _trained(lake: LakePaths, name: str, first_date: str) -> set[str]:
-    """Returns the challengers of the kept dates, and that of the newest training."""
+    """Returns the challengers of the kept dates, and the challenger of the newest training."""
     dates = dates_of(lake, name, RUNS)
     wanted = {*dates[-1:], *(day for day in dates if day >= first_date)}
     return {challenger_of(lake, name, day) for day in wanted}

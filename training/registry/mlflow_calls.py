@@ -4,7 +4,7 @@
 
 Calls are read from standard input as pickles: (name of the function, path of the lake, other arguments by
 name, MLFLOW_TRACKING_URI or None). After each call, a line is written to standard output. The program ends
-when standard input ends, so also if the job is killed. Warnings go to standard error, that of the job.
+when standard input ends, which also happens if the job is killed. Warnings go to the job's standard error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    refuse_pandas()  # MLflow imports it if it can, and only functions that we do not call need it
+    refuse_pandas()  # MLflow imports pandas if it can, but only for functions that we do not call
     mlflow_mirror.import_mlflow()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What MLflow knows of a model that stays in the lake: the file `MLmodel`, and the dataset of its training.
+"""What MLflow gets for a model that stays in the lake: the file `MLmodel`, and the dataset of its training.
 
 `mlflow.pyfunc.load_model("models:/<name>@champion")` reads the file, imports the module that it names
 (nightrank/mlflow_model.py), and gets a model that scores raw rows. No tensors are uploaded.

@@ -32,7 +32,8 @@ def start() -> None:
 def call(function: str, lake: str, arguments: Mapping[str, Any] | None = None) -> bool:
     """Calls a function of mlflow_mirror in the process, and waits until it returns.
 
-    Returns whether it was called. It was not if the process is not running, or ended during the call.
+    Returns whether the function was called. It was not called if the process was not running, or ended during
+    the call.
 
     Args:
         function: name of the function.
@@ -45,6 +46,6 @@ def call(function: str, lake: str, arguments: Mapping[str, Any] | None = None) -
         try:
             pickle.dump((function, lake, dict(arguments or {}), os.environ.get(URI)), _process.stdin)
             _process.stdin.flush()
-        except (BrokenPipeError, ValueError):  # it has ended
+        except (BrokenPipeError, ValueError):  # the process has ended
             return False
         return _process.stdout.readline() == DONE

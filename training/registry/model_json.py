@@ -44,9 +44,9 @@ def is_complete(path: str, *, checksums: bool = False) -> bool:
 
 
 def score_kind(description: Mapping[str, Any], config: Config) -> ScoreKind:
-    """Returns what the scores of a model are.
+    """Returns the kind of a model's scores.
 
-    The model.json of an earlier release does not say it. Such a model is taken for one of `config`.
+    The model.json of an earlier release does not contain the kind. Then `config` decides.
     """
     return cast(ScoreKind, description.get("scores", config.score_kind))
 

@@ -3,8 +3,8 @@
     models/<name>/experiment_stops/dt=<run date>.json     the experiments that stop on a run date
 
 A stop takes effect on its run date and on later ones. So the lists of a date do not depend on files of later
-dates, and a rerun makes the same lists. Nobody deletes a stop: a new name, or `serving.experiment.resume`,
-starts again.
+dates, and a rerun makes the same lists. Stops are never deleted: a new name or `serving.experiment.resume`
+starts the experiment again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ExperimentStop:
     Attributes:
         run_date: the first run date on which the control serves all users.
         experiment: the name of the experiment.
-        reason: one sentence that says why.
+        reason: the reason for the stop, as one sentence.
         figures: the figures that decided, as JSON values.
         at: time of the decision in UTC.
     """

@@ -1,8 +1,8 @@
 """Deletes old files that attempts at a training left behind.
 
-If no model.json lists a file, the file belongs to an attempt that was killed, that ended after another
-attempt had published the same model, or that is still running. The files on disk do not show which of these
-is the case, so only old files are deleted.
+If no model.json lists a file, the file belongs to one of three kinds of attempts. The attempt was killed, it
+ended after another attempt had published the same model, or it is still running. The files on disk do not
+show which of these is the case, so only old files are deleted.
 """
 
 from __future__ import annotations

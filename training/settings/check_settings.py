@@ -23,7 +23,7 @@ def known_architectures() -> list[str]:
 def training_digests(train: Train, architectures: Iterable[str]) -> dict[str, str]:
     """Returns the digest of the code of each architecture, and of the loss, that other packages add.
 
-    It is empty if there is none.
+    The result is empty if there are none.
 
     Raises:
         ConfigError: a module of a package cannot be imported.
@@ -58,8 +58,8 @@ def read_settings(config: ModelConfig) -> Strict:
 def with_item(config: ModelConfig, items: Sequence[str]) -> ModelConfig:
     """Returns the configuration with the name of the item's feature as `item`, if its model needs this name.
 
-    The configuration is unchanged if it has the name, if its architecture has no histories, or if `items` is
-    empty.
+    The configuration is unchanged if it already has the name, if its architecture has no histories, or if
+    `items` is empty.
 
     Args:
         config: the architecture and its settings.

@@ -50,7 +50,7 @@ def render(run: RunFacts) -> Html:
 
 
 def _histogram(title: str, of: str, scores: Mapping[str, Any], unit: str, kind: ScoreKind) -> Html:
-    """Returns a histogram of scores, with its caption. Only click probabilities are called so."""
+    """Returns a histogram of scores, with its caption. Only click probabilities are called probabilities."""
     is_rate = kind == "click_probability"
     name = "predicted probability" if is_rate else "score"
     drawn = histogram(
@@ -67,8 +67,7 @@ def _histogram(title: str, of: str, scores: Mapping[str, Any], unit: str, kind: 
 def _lead(bins: Sequence[Mapping[str, Any]]) -> Html:
     """Returns the introductory sentence.
 
-    It says how large the expected calibration error is, and what the ratio of predicted to observed clicks
-    is.
+    It contains the expected calibration error, and the ratio of predicted clicks to observed clicks.
     """
     rows = sum(bin_["rows"] for bin_ in bins)
     if not rows:

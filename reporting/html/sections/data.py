@@ -75,9 +75,9 @@ def _once(days: list[Day]) -> list[Day]:
 
 
 def _by_day(days: list[Day], of_choices: bool) -> Html:
-    """Returns a table with one row per day and split. For a log of choices, it has their number.
+    """Returns a table with one row per day and split. For a log of choices, a column has their number.
 
-    If a day has rows whose time is on another day, a column has their number.
+    If a day has rows whose time is on another day, another column has the number of such rows.
     """
     with_misdated = any(day.misdated for day in days)
     rows: list[list[Child]] = [

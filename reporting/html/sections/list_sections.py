@@ -337,7 +337,7 @@ _CLICKED = 5
 
 
 def render_sample(lists: Sequence[UserList], scores: ScoreKind) -> Html:
-    """Returns the section: one card per user. `scores` says what the scores of the lists are."""
+    """Returns the section: one card per user. `scores` is the kind of the lists' scores."""
     if not lists:
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
     sentence = lead(

@@ -14,8 +14,8 @@ and one of these two functions:
                                      frames of Spark or as Arrow tables, like those in `tables`
                                      (scoring/candidates/source_tables.py)
     propose(settings: Settings, inputs: SourceInputs) -> DataFrame
-                                     returns pairs with scores, always as a frame of Spark. They are joined,
-                                     sorted and cut for it (scoring/candidates/proposals.py)
+                                     returns pairs with scores, always as a frame of Spark.
+                                     scoring/candidates/proposals.py joins, sorts and cuts the pairs
 
-Every job reads the settings, so a module imports what its functions need inside of them.
+Every job reads the settings. So a module imports the packages that its functions need inside these functions.
 """

@@ -35,8 +35,8 @@ def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
     have a sink of the same name.
 
     Raises:
-        ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, or a value
-            breaks its rule. Two sinks of the same kind are installed.
+        ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, a value
+            breaks its rule, or two sinks of the same kind are installed.
     """
     if deliver.sinks:
         SINK.of_packages()
@@ -61,7 +61,7 @@ def deliver_to(module: ModuleType, settings: SinkSettings, lists: PublishedLists
     """Delivers the lists to one sink of `read_settings`.
 
     Raises:
-        ConfigError: its function `deliver` does not return what was delivered.
+        ConfigError: the function `deliver` of the sink does not return a `Delivered`.
     """
     delivered = module.deliver(settings, lists)
     if not isinstance(delivered, Delivered):
@@ -97,7 +97,7 @@ def _module(kind: str, key: str) -> ModuleType:
     """Returns the module of the sink that the configuration names under `key`.
 
     Raises:
-        ConfigError: there is no such sink, its module cannot be imported, or its module is not one of a sink.
+        ConfigError: there is no such sink, its module cannot be imported, or its module is not a sink.
     """
     plugin = SINK.find(kind)
     if plugin is None:

@@ -199,7 +199,7 @@ def _make_target(database: Connection, target: str) -> None:
 
 
 def _like_target(database: Connection, target: str, rows: DataFrame) -> DataFrame:
-    """Adds the column `variant` to the served table, or as nulls to the rows, if only the other has it."""
+    """Adds the column `variant` if only one side has it: to the served table, or to the rows (as nulls)."""
     query = (
         "SELECT 1 FROM pg_attribute WHERE attrelid = CAST(? AS regclass) AND attname = ? AND NOT attisdropped"
     )

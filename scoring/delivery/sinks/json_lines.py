@@ -150,7 +150,7 @@ def _users(ordered: pa.Table, run_date: str) -> Iterator[dict[str, Any]]:
     of_user: dict[str, Any] | None = None
     has_variant = VARIANT in ordered.column_names
     for batch in ordered.to_batches(max_chunksize=_ROWS_AT_ONCE):
-        # The shortest text of a float32, and not that of the same number as a float64.
+        # The shortest text of a float32 is written, not the text of the same number as a float64.
         scores = [float(str(score)) for score in batch.column("score").to_numpy(zero_copy_only=False)]
         for row, score in zip(batch.to_pylist(), scores, strict=True):
             if of_user is None or row["user_id"] != of_user["user_id"]:

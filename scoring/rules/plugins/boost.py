@@ -1,4 +1,4 @@
-"""Boost: changes the ranking scores of items with certain attribute values. The published scores stay."""
+"""Boost: changes the ranking scores of items with certain attribute values, but not the published scores."""
 
 from __future__ import annotations
 
