@@ -51,7 +51,9 @@ def evaluated(config: Config, compiling: SparkSession) -> dict[str, Any]:
     generate_clicks(RunContext("generate_clicks", config, FIRST, open_session=lambda _: compiling))
     build_features(RunContext("build_features", config, RUN_DATE, open_session=lambda _: compiling))
     train_model(RunContext("train_model", config, RUN_DATE, open_session=lambda _: compiling))
-    return evaluate_model(RunContext("evaluate_model", config, RUN_DATE, open_session=lambda _: compiling)).facts
+    return evaluate_model(
+        RunContext("evaluate_model", config, RUN_DATE, open_session=lambda _: compiling)
+    ).facts
 
 
 def raw_rows(config: Config, dt: str) -> pd.DataFrame:

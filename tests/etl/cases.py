@@ -20,6 +20,7 @@ from conf.load import load_config
 from conf.types import Config
 from etl.build import BuildResult, build
 from etl.workflow.feature_plan import plan_of
+from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
 from storage.feature_spec import FeatureSpec
@@ -168,8 +169,17 @@ def write_day(folder: Path, lines: Sequence[str]) -> list[Path]:
 def run_build(
     workers: SparkSession | Workers, config: Config, run_date: str, parent: str | None = None
 ) -> BuildResult:
-    """Builds the features of a run date without timing its phases."""
-    chosen = workers if isinstance(workers, Workers) else SparkWorkers(workers)
+    """Builds the features of a run date without timing its phases.
+
+    With a session, rows go the way that they go on one machine: processes work, and Spark only for the engine
+    `sql`.
+    """
+    if isinstance(workers, Workers):
+        chosen = workers
+    elif config.workflow.engine == "sql":
+        chosen = SparkWorkers(workers)
+    else:
+        chosen = LocalWorkers(2, lambda: workers)
     return build(chosen, plan_of(config), LakePaths(config.lake), run_date, parent, lambda _: nullcontext())
 
 

@@ -23,6 +23,7 @@ from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from jobs.stages.score_rows import run as score_rows
 from scoring.model import context_features
+from spark.spark_workers import SparkWorkers
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.plans import examples
@@ -51,8 +52,8 @@ def _by_day(engine: str) -> Callable[[SparkSession, Path], None]:
         )
         for seed, day in enumerate(DAYS):
             cases.write_day(folder / "raw" / f"dt={day}", cases.make_lines(day, 40, seed))
-        first = cases.run_build(spark, config, DAYS[-2])
-        cases.run_build(spark, config, DAYS[-1], first.workflow.version)
+        first = cases.run_build(SparkWorkers(spark), config, DAYS[-2])
+        cases.run_build(SparkWorkers(spark), config, DAYS[-1], first.workflow.version)
 
     return make
 
@@ -111,7 +112,7 @@ def _choices(spark: SparkSession, folder: Path) -> None:
     for name, header, rows in tables:
         with (raw / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *rows])
-    cases.run_build(spark, config, DAYS[0])
+    cases.run_build(SparkWorkers(spark), config, DAYS[0])
 
 
 PARQUET: dict[str, Any] = {
@@ -148,12 +149,12 @@ def _parquet(spark: SparkSession, folder: Path) -> None:
     )
     (folder / "raw").mkdir()
     pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), folder / "raw/log.parquet")
-    cases.run_build(spark, config, DAYS[0])
+    cases.run_build(SparkWorkers(spark), config, DAYS[0])
     rows.loc[rows["at"] % 9 == 1, "label"] = 2
     (folder / "untimed/raw").mkdir(parents=True)
     pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), folder / "untimed/raw/log.parquet")
     untimed = {"workflow": {"engine": "sql"}, "log": {**PARQUET["log"], "event_time": None}}
-    cases.run_build(spark, cases.write_config(folder / "untimed", PARQUET, untimed), DAYS[0])
+    cases.run_build(SparkWorkers(spark), cases.write_config(folder / "untimed", PARQUET, untimed), DAYS[0])
 
 
 def operators_config(folder: Path) -> Config:
@@ -167,7 +168,7 @@ def _operators(spark: SparkSession, folder: Path) -> None:
     config = operators_config(folder)
     for day in DAYS[-3:]:
         examples.write_log(folder / "raw" / f"dt={day}" / "log.tsv")
-    cases.run_build(spark, config, DAYS[-1])
+    cases.run_build(SparkWorkers(spark), config, DAYS[-1])
 
 
 SHOP: dict[str, Any] = {
@@ -199,7 +200,7 @@ def _shop(spark: SparkSession, folder: Path) -> None:
     for name, header, rows in tables:
         with (raw / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *rows])
-    cases.run_build(spark, config, DAYS[-1])
+    cases.run_build(SparkWorkers(spark), config, DAYS[-1])
 
 
 LISTED = [

@@ -19,6 +19,7 @@ from etl.build import BuildResult
 from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.workflow.feature_plan import plan_of
 from jobs.stages.erase_user import run as erase_user
+from spark.spark_workers import SparkWorkers
 from storage import delta_log, file_io
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
@@ -58,7 +59,7 @@ def run(
         paths = cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 100, seed))
         good[day], bad[day] = raw_oracle.parse_log(config, paths)
     lakes.upload(folder / "raw", f"{root}/raw")
-    built = cases.run_build(spark, config, RUN_DATE)
+    built = cases.run_build(SparkWorkers(spark), config, RUN_DATE)
     return Run(config, built, good, bad, oracle.fit(config, good[DAYS[0]]))
 
 
@@ -81,7 +82,7 @@ def test_quarantine_names_the_objects(run: Run) -> None:
 def test_a_rerun_leaves_every_object_alone(spark: SparkSession, run: Run) -> None:
     before = lakes.objects(run.config.lake)
     assert f"{DAYS[0]}/_MANIFEST.json" in "".join(before)
-    again = cases.run_build(spark, run.config, RUN_DATE)
+    again = cases.run_build(SparkWorkers(spark), run.config, RUN_DATE)
     assert again.workflow.version == run.built.workflow.version
     assert lakes.objects(run.config.lake) == before
 
@@ -95,7 +96,7 @@ def test_an_object_that_is_replaced_is_read_again(spark: SparkSession, run: Run)
     size = file_io.filesystem(name)[0].get_file_info(file_io.filesystem(name)[1]).size
     file_io.replace_text(name, "\n".join(line for line in lines if line) + "\n")
     assert file_io.filesystem(name)[0].get_file_info(file_io.filesystem(name)[1]).size != size
-    cases.run_build(spark, run.config, RUN_DATE)
+    cases.run_build(SparkWorkers(spark), run.config, RUN_DATE)
     changed = lakes.changed(before, lakes.manifests(run.config.lake))
     assert {name.rsplit("/dt=", 1)[1] for name in changed} == {day, RUN_DATE}
     assert not [name for name in changed if name.endswith(RUN_DATE) and name.startswith(("features", "quar"))]

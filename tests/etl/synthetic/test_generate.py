@@ -168,7 +168,9 @@ def test_the_job_publishes_its_days_and_reports_them(
 ) -> None:
     config = _config(tmp_path, *SMALL, "generate.days=2")
     with caplog.at_level(logging.INFO):
-        result = generate_clicks(RunContext("generate_clicks", config, "2026-01-31", open_session=lambda _: spark))
+        result = generate_clicks(
+            RunContext("generate_clicks", config, "2026-01-31", open_session=lambda _: spark)
+        )
     assert "6 of 6 files" in caplog.messages
     assert result.rows_out == 8000
     assert result.output == LakePaths(config.lake).raw.path

@@ -23,6 +23,7 @@ from etl.spark.frame_passes import FramePasses
 from etl.split.time_split import last_ranks
 from etl.text.cut_counts import rows_of_splits
 from spark.local_workers import LocalWorkers
+from spark.spark_workers import SparkWorkers
 from storage import file_io
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
@@ -84,7 +85,7 @@ def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> d
             patch.setattr(module, "passes_of", FramePasses)
         config = cases.write_config(folder, GROUPS, CUT, LOG)
         _log(folder / "raw", compressed=False)
-        return _tables(folder, cases.run_build(spark, config, RUN_DATE))
+        return _tables(folder, cases.run_build(SparkWorkers(spark), config, RUN_DATE))
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -152,7 +153,7 @@ def test_a_log_without_good_rows_ends_like_frames(
     for module in (build_module, checked_days):
         monkeypatch.setattr(module, "passes_of", FramePasses)
     with pytest.raises(DataError) as expected:
-        cases.run_build(spark, frames, RUN_DATE)
+        cases.run_build(SparkWorkers(spark), frames, RUN_DATE)
     assert str(actual.value).replace("/lake/", "/frames/") == str(expected.value)
 
 

@@ -21,6 +21,7 @@ from etl.text import two_passes
 from etl.text.scan_pass import CountedBlock
 from etl.value_counts import count_file_format
 from spark.local_workers import LocalWorkers
+from spark.spark_workers import SparkWorkers
 from spark.workers import Workers
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, read_manifest
@@ -55,9 +56,10 @@ def _build(spark: SparkSession | Workers, folder: Path) -> tuple[Config, BuildRe
     config = cases.write_config(folder, GROUPS)
     for seed, day in enumerate(DAYS):
         cases.write_day(folder / f"raw/dt={day}", cases.make_lines(day, 150, seed))
-    first = cases.run_build(spark, config, DAYS[2])
+    workers = spark if isinstance(spark, Workers) else SparkWorkers(spark)
+    first = cases.run_build(workers, config, DAYS[2])
     again = config.model_copy(update={"workflow": config.workflow.model_copy(update={"mode": "retrain"})})
-    return config, first, cases.run_build(spark, again, DAYS[3], first.workflow.version)
+    return config, first, cases.run_build(workers, again, DAYS[3], first.workflow.version)
 
 
 def _rows(partition: Partition, *order: str) -> list[dict[str, Any]]:
@@ -190,7 +192,7 @@ def test_a_feature_that_is_null_names_file_and_column(spark: SparkSession, tmp_p
     with pytest.raises(
         Exception, match=r"raw/dt=.*: I1 is null in \d+ of \d+ rows[\s\S]*add the operator `fill` for I1"
     ):
-        cases.run_build(spark, config, DAYS[2])
+        cases.run_build(SparkWorkers(spark), config, DAYS[2])
     assert not (tmp_path / "lake/datasets").exists()
 
 

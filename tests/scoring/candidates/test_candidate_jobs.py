@@ -336,7 +336,9 @@ def test_repeats_say_which_rows_keep_an_item_from_a_user(
     if "label" in sections:
         changed["log"] = config.log.model_copy(update={"label": Label(**sections["label"])})
     build_candidates(
-        RunContext("test", config.model_copy(update=changed), RUN_DATE, open_session=lambda _: candidate_run.spark)
+        RunContext(
+            "test", config.model_copy(update=changed), RUN_DATE, open_session=lambda _: candidate_run.spark
+        )
     )
     keys = read_rows(candidate_run.lake.candidate_items(WORKFLOW).partition(RUN_DATE)).item_key
     actual = (

@@ -240,7 +240,9 @@ def test_users_without_earlier_rows_are_not_measured(
             rows = rows.filter(pc.greater_equal(rows.column("user_key"), "u034"))
         write_table(lake.features(WORKFLOW).partition(day), rows)
     model = ModelInfo("", "m1", SPEC, {})
-    measured = measure_lists_of(RunContext("test", config, RUN_DATE, open_session=lambda _: spark), dataset_of(lake), [model])
+    measured = measure_lists_of(
+        RunContext("test", config, RUN_DATE, open_session=lambda _: spark), dataset_of(lake), [model]
+    )
     assert (measured.users, measured.models, measured.level) == (0, {}, "warn")
     assert measured.skipped == (
         "no user with a click in the test split has a row in the train or validation split"
