@@ -1,0 +1,80 @@
+"""How faults are drawn, tried and counted, on a small tree whose tests are one script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from setup.environment import PACKAGES
+from setup.mutations import FAULTS, ROOT, Fault, draw, read_faults, read_results, run
+
+SUMS = '''"""Sums."""
+
+
+def total(values: list[int]) -> int:
+    """The sum of the values."""
+    result = 0
+    for value in values:
+        result += value
+    return result
+
+
+def short() -> int:
+    return 1
+'''
+# Stands for `setup.changed_tests`: fails like pytest if the sum is wrong.
+TESTS = """
+import sys
+sys.path.insert(0, ".")
+from sums import total
+if total([1, 2]) != 3:
+    print("FAILED test_sums.py::test_total - assert")
+    sys.exit(1)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "sums.py").write_text(SUMS)
+    (tmp_path / "setup").mkdir()
+    (tmp_path / "setup/__init__.py").touch()
+    (tmp_path / "setup/changed_tests.py").write_text(TESTS)
+    return tmp_path
+
+
+def test_a_draw_is_the_same_for_a_seed_and_has_functions_with_several_statements(tree: Path) -> None:
+    (tree / "shop").mkdir()
+    (tree / "shop/sums.py").write_text(SUMS)
+    assert draw(tree, ["shop"], 5, seed=1) == ["shop/sums.py:4 total"]
+    drawn = draw(ROOT, PACKAGES, 20, seed=7)
+    assert drawn == draw(ROOT, PACKAGES, 20, seed=7) != draw(ROOT, PACKAGES, 20, seed=8)
+
+
+def test_text_that_occurs_twice_is_refused() -> None:
+    assert Fault("a.py", "1", "2", "").applied("x = 1") == "x = 2"
+    for text in ("x = 1 + 1", "x = 3"):
+        with pytest.raises(ValueError, match=r"a\.py has [02] times"):
+            Fault("a.py", "1", "2", "").applied(text)
+
+
+@pytest.mark.processes
+def test_found_and_missed_faults_are_recorded_once_and_taken_back(tree: Path, tmp_path: Path) -> None:
+    found = Fault("sums.py", "result += value", "result -= value", "The sum is wrong.")
+    missed = Fault("sums.py", "return 1", "return 2", "The number is wrong.")
+    results = tmp_path / "results.jsonl"
+    run([found], [], results, tree)
+    run([found, missed], [], results, tree)
+    [first, second] = read_results(results)
+    assert (first["found"], first["by"]) == (True, ["test_sums.py::test_total"])
+    assert (second["found"], second["by"]) == (False, [])
+    assert (tree / "sums.py").read_text() == SUMS
+
+
+def test_there_are_a_hundred_faults_in_files_of_the_product() -> None:
+    faults = read_faults(FAULTS)
+    assert len({(fault.file, fault.old) for fault in faults}) == 100
+    for fault in faults:
+        assert fault.file.split("/")[0] in PACKAGES
+        assert fault.effect
+        assert fault.old != fault.new
