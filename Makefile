@@ -32,7 +32,7 @@ demo: setup ## run three nights end to end on a generated click log, and measure
 airflow: setup ## start Airflow on 127.0.0.1, train, make the lists of a day, and keep Airflow running (docs/airflow.md)
 	@$(IN_ENV) python -m local_airflow $(ARGS)
 
-airflow-test: setup ## run the tests of the DAGs on a real scheduler (make test runs these tests too)
+airflow-test: setup ## run the tests of the DAGs, on a real scheduler too (make test-extended runs those on the scheduler)
 	@$(IN_ENV) pytest tests/airflow $(ARGS)
 
 jars: setup ## fetch jars (980 MB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS, Iceberg, Delta, PostgreSQL's driver

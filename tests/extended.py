@@ -40,6 +40,10 @@ EXTENDED = (
     "tests/faults/test_training_kills.py",
     "tests/faults/test_prepared_kills.py::*between two days",
     "tests/faults/test_prepared_kills.py::*before the features",
+    "tests/faults/test_prepared_kills.py::*before the first day",
+    "tests/faults/test_prepared_kills.py::*before the clicks of a day",
+    "tests/faults/test_prepared_kills.py::*after the first prepared file",
+    "tests/training/test_signed_requests.py::*[elastic]",
     # Every store and catalogue. A log on Google's store, a lake on S3 without a JVM, Hive: the same files.
     "tests/etl/lakes/test_hdfs.py",
     "tests/etl/lakes/test_raw_stores.py::*hdfs",
@@ -54,6 +58,14 @@ EXTENDED = (
     "tests/etl/spark/test_catalogues.py::test_the_job_with_a_profile",
     # Spark's frames beside tasks, for every kind of log. The richest log: the same files.
     "tests/etl/ops/test_engines.py::test_features_are_the_oracles[seed2-sql]",
+    "tests/etl/ops/test_engines.py::test_the_order_and_the_partitions_of_rows_do_not_matter",
+    "tests/etl/text/test_two_passes.py::test_spark_prepares_the_same_days",
+    "tests/etl/text/test_two_passes.py::test_processes_of_this_machine_publish_the_tables_that_sparks_workers_publish[10000000-",
+    "tests/etl/test_block_fit.py::test_an_extension_from_blocks_equals_one_from_frames",
+    "tests/plans/test_golden.py::*[shop]",
+    "tests/plans/test_jobs.py::*[shop]",
+    "tests/scoring/candidates/test_collaborative.py::test_user_vectors_of_als_solve_the_normal_equations_of_the_paper",
+    "tests/scoring/evaluation/test_rows_of_day.py::*[sql]",
     "tests/etl/prepare/test_latest_in_process.py::test_published_tables_are_those_of_spark[in one file",
     "tests/etl/prepare/test_prepared_passes.py::test_both_roads_publish_equal_tables[without times]",
     "tests/etl/prepare/test_prepared_passes.py::test_both_roads_publish_equal_tables[groupby]",
@@ -93,6 +105,12 @@ EXTENDED = (
     "tests/scoring/candidates/test_collaborative.py::test_lists_do_not_depend_on_the_partitions_of_the_log[{'source': 'als'",
     "tests/etl/prepare/test_histories.py::test_tables_equal_frames_of_spark",
     "tests/etl/spark/test_frame_passes.py::test_the_engine_sql_publishes_what_tasks_publish",
+    # A second seed, and other file splits, of the comparison of prepared rows with the oracle.
+    "tests/etl/prepare/test_against_oracle.py::test_published_rows_are_the_oracles[*-2]",
+    "tests/etl/prepare/test_prepared_lifecycle.py::test_tables_do_not_depend_on_file_splits_and_buckets[many buckets-d",
+    "tests/etl/prepare/test_prepared_lifecycle.py::test_tables_do_not_depend_on_file_splits_and_buckets[many buckets-f",
+    "tests/etl/prepare/test_prepared_lifecycle.py::test_tables_do_not_depend_on_file_splits_and_buckets[many buckets-g",
+    "tests/etl/prepare/test_prepared_lifecycle.py::test_tables_do_not_depend_on_file_splits_and_buckets[many buckets-l",
     # Every architecture as an exported program. DLRM and SASRec: the same file.
     "tests/training/test_export.py::test_programs_equal_the_model[bert4rec]",
     "tests/training/test_export.py::test_programs_equal_the_model[mult_vae]",
@@ -102,6 +120,7 @@ EXTENDED = (
     "tests/training/test_precision.py::test_a_compiled_training_is_the_same",
     "tests/training/checkpoints/test_two_attempts.py::test_on_an_object_store_checkpoints_do_not_mix",
     "tests/jobs/test_nights_without_a_jvm.py::test_a_night_with_every_source_of_candidates",
+    "tests/jobs/test_nights_without_a_jvm.py::test_a_night_of_a_shop[shop_parquet",
 )
 
 

@@ -121,7 +121,7 @@ def assert_same(actual: MeasuredLists, expected: MeasuredLists) -> None:
         assert found.ndcg == pytest.approx(wanted.ndcg, abs=1e-9)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40))
 def test_figures_equal_plain_python(spark: SparkSession, seed: int, users: int) -> None:
     world = World(seed, users)
