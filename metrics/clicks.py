@@ -123,8 +123,8 @@ def vectors(
 # Computes measures of predictions from partial sums. Each process sums the rows of one range of scores.
 #
 # Within a range, rows with equal scores are combined into one entry with counts. Then the range is reduced to
-# a few sums. The AUC is exact: pairs of rows within a range are counted by the process that has all rows of
-# the range, and for two rows in different ranges, the order of the ranges says which score is higher.
+# a few sums. The AUC is exact: the process that has all rows of a range counts the pairs within the range.
+# For two rows in different ranges, the order of the ranges shows which score is higher.
 
 # A probability of exactly 0 or 1 would make the loss of one row infinite. 1 − 2⁻²⁴ is the float32 below 1.
 EPSILON = 2.0**-24

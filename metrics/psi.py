@@ -206,7 +206,7 @@ def _interval(first: int, last: int) -> tuple[str, str]:
 # key of a bin is computed from the bits of a number and not by a logarithm, so it is equal on every machine.
 
 _PARTS = 16
-_SHIFT = 1074  # exponents of doubles begin at -1073 here: shifted, the keys of positive numbers are positive
+_SHIFT = 1074  # the lowest exponent is -1073; with this shift, keys of positive numbers are positive
 
 
 def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:

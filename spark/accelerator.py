@@ -143,7 +143,7 @@ def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
 
 
 def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    """Returns the shim that has a provider class, which a setting requests.
+    """Returns the shim whose provider class a setting requests.
 
     Raises:
         ConfigError: the jar does not contain this class.

@@ -41,7 +41,7 @@ def choose_workers(
     settings = launch_settings(os.environ)
     processes = cores_without_jvm(settings)
     if engine != "auto" or processes is None:
-        from spark.spark_workers import SparkWorkers  # imports pyspark, which the other case does without
+        from spark.spark_workers import SparkWorkers  # imports pyspark, so only if needed
 
         return SparkWorkers(open_session())
     folders = os.environ.get(LOCAL_FOLDERS) or settings.get("spark.local.dir")

@@ -235,7 +235,7 @@ def root_cause(error: BaseException) -> str:
 
 
 def data_error_in(error: BaseException) -> DataError | None:
-    """Converts an exception of Spark that wrong data or a wrong configuration has caused.
+    """Converts an exception of Spark to a DataError if wrong data or a wrong configuration has caused it.
 
     For example, Spark cannot read a damaged Parquet file, or a column of another type. Returns None for other
     exceptions, such as a full disk, a lost executor or a refused connection: there, a retry may help.

@@ -1,11 +1,11 @@
 """Operations on rows that are an Arrow table in this process, or a frame of Spark.
 
-On one machine, work needs no Spark: to plan a query and to start its tasks takes longer than the work. So the
-steps of scoring and evaluation take rows of both kinds. Each step is written once, as a query of SQL that
-Spark and DuckDB (spark/rows.py) both understand, or as a function over batches of rows.
+On one machine, Spark is not needed: it takes longer to plan a query and to start its tasks than to do the
+work. So the steps of scoring and evaluation accept rows of both kinds. Each step is written once, as an SQL
+query that both Spark and DuckDB run, or as a function over batches of rows.
 
-Rows of large tables are not read into memory in this process. They are `StoredRows`: `query` and
-`map_rows_in_threads` read the files piece by piece.
+Rows of large tables are not read into the memory of this process. They are `StoredRows`, whose files `query`
+and `map_rows_in_threads` read piece by piece.
 """
 
 from __future__ import annotations

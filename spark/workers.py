@@ -37,8 +37,8 @@ class Workers(ABC):
 
         Args:
             tasks: number of tasks. With 0 tasks the result is empty.
-            run: called once per task, in another process. It is pickled. If it writes files, it must use new
-                file names in each attempt, and return these names.
+            run: called once per task, in another process. The function is pickled. If it writes files, it
+                must use new file names in each attempt, and return these names.
             schema: the schema of the batches.
 
         Returns:

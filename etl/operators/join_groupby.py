@@ -166,7 +166,7 @@ class JoinGroupby(Operator):
         table = table.join(summed, list(GROUP))
         for column in self.of:
             rows_of = F.col(f"{column}_rows")
-            # A group without a mean has no distances from it.
+            # Without a mean, there are no differences from the mean.
             measured = (rows_of > 0) & F.col(f"{column}_mean").isNotNull()
             variance = F.when(measured, F.col(f"{column}_squares") / rows_of)
             table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
@@ -178,7 +178,7 @@ class JoinGroupby(Operator):
         return bool({"var", "std"} & set(self.statistics)) and bool(self.of)
 
     def group_parts(self, rows: GroupedRows) -> GroupParts:
-        """Returns counts, sums, minima and maxima by key of some rows."""
+        """Returns the counts, sums, minima and maxima of some rows by key."""
         sums, least, most = {"count": rows.counts()[:, None]}, {}, {}
         for column in dict.fromkeys(self.of):
             numbers = rows.column(column)
@@ -191,7 +191,7 @@ class JoinGroupby(Operator):
         return {column: _means(parts, column) for column in dict.fromkeys(self.of)}
 
     def group_squares(self, rows: GroupedRows, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the sums of squared differences from the mean by key, of some rows."""
+        """Returns the sums of squared differences from the mean for some rows by key."""
         squares = {}
         for column in dict.fromkeys(self.of):
             numbers = rows.column(column)

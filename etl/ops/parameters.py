@@ -1,4 +1,4 @@
-"""The base class of operators: a pydantic model whose errors name operator, parameter and value."""
+"""The base class of operators: a pydantic model whose errors contain operator, parameter and value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _number_to_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-# A number that may become a feature, so that it must be within the range of float32.
+# A number that may become a feature, so it must be within the range of float32.
 Number = Annotated[float, WrapValidator(_keep_as_written)]
 Integer = Annotated[int, Field(gt=-(2**31), lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
