@@ -112,7 +112,7 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
 
 
 def earlier_clicks(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | LastClicks | None:
-    """Returns what reads the clicks of earlier days; None without histories, or if the log is one table."""
+    """Returns the reader of earlier days' clicks; None without histories, or if the log is one table."""
     if isinstance(workers, LocalWorkers):
         return click_tables(workers, plan, lake)
     return clicks_before(workers, plan, lake)

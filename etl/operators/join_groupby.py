@@ -67,7 +67,7 @@ class JoinGroupby(Operator):
     column of the group is a separate key. With `joint: true`, all columns together form one key.
 
     If a key is null or does not occur in the training rows, the count is 0 and all other statistics are null.
-    The statistics of a column are also null if all its values for the key are null. `sum`, `mean`, `var` and
+    The statistics of a column are also null if it is null in all rows with the key. `sum`, `mean`, `var` and
     `std` are null if the sum is 5e30 or more. `var` and `std` are also null if the sum of squared differences
     from the mean is 5e30 or more. Put `fill` after this operator to replace such nulls.
 

@@ -210,7 +210,7 @@ class GroupParts:
         return np.ascontiguousarray(self.sums[name][:, 0])
 
     def regrouped(self, groups: np.ndarray, size: int) -> GroupParts:
-        """Merges groups: group i becomes a part of group `groups[i]` of `size` groups. Each has a part."""
+        """Merges groups: group i becomes part of group `groups[i]`. Each of the `size` groups has a part."""
         order = np.argsort(groups, kind="stable")
         starts = np.searchsorted(groups[order], np.arange(size))
         if not size:

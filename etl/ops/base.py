@@ -273,7 +273,7 @@ class Operator(Parameters, ABC):
         raise self._not_in_memory()
 
     def group_means(self, parts: GroupParts) -> dict[str, np.ndarray]:
-        """Returns what `group_squares` needs of all training rows: (parts.size,) float64 arrays by name."""
+        """Returns means over all training rows for `group_squares`: (parts.size,) float64 arrays by name."""
         return {}
 
     def group_squares(self, rows: GroupedRows, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

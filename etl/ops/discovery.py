@@ -13,7 +13,7 @@ from conf.plugins import OPERATOR, Plugin
 from etl.ops.base import Fitted, Operator
 from etl.ops.frames import FrameOperator
 
-# The class of an operator, and that of its fitted step; None for an operator of `prepare`.
+# The class of an operator, and the class of its fitted step (None for an operator of `prepare`).
 Found = tuple[type[Operator] | type[FrameOperator], type[Fitted] | None]
 
 

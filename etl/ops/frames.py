@@ -79,8 +79,8 @@ class RowFilter(FrameOperator):
 class RowChanger(FrameOperator):
     """An operator that adds columns or combines rows.
 
-    `apply` is its form for Spark frames, and `apply_table` its form for Arrow tables. Both return the same
-    rows, in any order.
+    `apply` processes Spark frames, and `apply_table` processes Arrow tables. Both return the same rows, in
+    any order.
     """
 
     @abstractmethod

@@ -33,7 +33,7 @@ Number = Annotated[float, WrapValidator(_keep_as_written)]
 Integer = Annotated[int, Field(gt=-(2**31), lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Buckets = Annotated[int, Field(ge=1, lt=2**31 - NUM_RESERVED_IDS)]
-# YAML has lists, Python callers may pass tuples: `strict` is off for the list and on for its elements.
+# YAML has lists, but Python callers may pass tuples. So `strict` is off for the list and on for its elements.
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 Value = Annotated[str, BeforeValidator(_number_to_text), WithJsonSchema({"type": ["string", "number"]})]
 Values = Annotated[tuple[Value, ...], Field(strict=False)]
