@@ -254,7 +254,7 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
     return Interval(difference, float(low), float(high), confidence, len(differences))
 
 
-# The compiled sums of bootstrap replicates (native/replicates.cpp), which `make setup` builds.
+# The compiled sums of bootstrap replicates (metrics/native/replicates.cpp), which `make setup` builds.
 #
 # If the library is missing, `numpy_sums` computes the same sums with NumPy, which takes longer.
 
@@ -262,8 +262,8 @@ log = logging.getLogger("nightrank.evaluate_model")
 
 # Below sys.prefix; setup/build_native.py puts it there.
 LIBRARY = Path("lib/nightrank/libnightrank_metrics.so")
-VERSION = 1  # version of the interface; must equal the number in native/replicates.cpp
-REPLICATES = 32  # number of replicates in a block; must equal kReplicates in native/replicates.cpp
+VERSION = 1  # version of the interface; must equal the number in metrics/native/replicates.cpp
+REPLICATES = 32  # number of replicates in a block; must equal kReplicates in metrics/native/replicates.cpp
 _pointer, _long = ctypes.c_void_p, ctypes.c_int64
 
 

@@ -142,7 +142,7 @@ class ClickTables:
 
 
 def click_tables(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | None:
-    """Returns what reads the clicks of earlier days, as etl.spark.prepared_rows.clicks_before does in Spark.
+    """Returns the reader of earlier days' clicks, as etl.spark.histories.clicks_before does in Spark.
 
     Returns None if there are no histories, or if the log is one table.
     """

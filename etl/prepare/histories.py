@@ -1,7 +1,7 @@
 """Histories of rows in Arrow tables: the items that the user of each row clicked last before the row.
 
-The rules are those of etl/spark/histories.py, and the results are equal. No code loops over rows or users:
-rows are sorted once, and each history is a slice of an array that has the clicks of a user side by side.
+The rules and the results are the same as in etl/spark/histories.py. No code loops over rows or users. Rows
+are sorted once. Each history is a slice of an array in which the clicks of a user are adjacent.
 
 The clicks of users have two forms. The table `last_clicks` of a lake has one row per user: user_key, items
 (list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). The functions here

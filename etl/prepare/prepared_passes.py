@@ -78,7 +78,7 @@ if TYPE_CHECKING:  # workers do not import pyspark
 
 log = logging.getLogger("nightrank.etl")
 
-# Versions of the files of the tables `prepared` and `value_counts`. Days with other ones are written again.
+# Versions of the files of the tables `prepared` and `value_counts`. If they differ, a day is written again.
 _PREPARED_FORMAT, _COUNTS_FORMAT = 1, 1
 _TABLES = ("users", "items")
 

@@ -71,8 +71,8 @@ class _ScannedSplit:
     """A file split, and the number of its lines.
 
     Attributes:
-        parts: split, first line, and the line after the last one, of its rows in each split. None if all rows
-            of the day are in one split.
+        parts: (split, first line, line after the last one) for its rows in each split. None if all rows of
+            the day are in one split.
     """
 
     file_split: FileSplit
@@ -345,7 +345,7 @@ class SavedRun:
     names: tuple[str, ...] = ()
 
     def within(self, parts: Sequence[tuple[Split, int, int]]) -> Iterator[tuple[Split, int, int]]:
-        """Yields the lines of each part that are in this run, if there are any: split, first line and end."""
+        """Yields (split, first line, end) for the lines of each part in this run. Skips empty parts."""
         for split, first, end in parts:
             if max(first, self.first) < min(end, self.end):
                 yield split, max(first, self.first), min(end, self.end)
