@@ -174,8 +174,8 @@ def _why_no_click_rate(split: SplitConfig, compared: DayComparison, draws: bool)
 def _row_figures(split: SplitConfig, compared: DayComparison, draws: bool) -> Iterator[LimitedFigure]:
     """Yields the figures about the number of rows and the click rate of the day.
 
-    Numbers of rows are compared only if the log is split by days. Click rates are compared only if neither
-    the split nor drawn rows decide them.
+    Numbers of rows are compared only if the log is split by days. Click rates are compared only if they
+    depend neither on the split nor on drawn rows.
     """
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)

@@ -88,7 +88,7 @@ def identity(spark: SparkSession, table: RawTable, dt: str) -> str:
 def order_of(rows: DataFrame, table: RawTable) -> list[str]:
     """Returns the columns by which copied rows are sorted: the time of the event, and then all others.
 
-    Rows that are equal in all of them are interchangeable, so the order of a copy depends on its rows only.
+    Rows with equal values in all columns are interchangeable. So the order of a copy depends only on rows.
     """
     time = time_column(table)
     return [_quoted(name) for name in sorted(rows.columns, key=lambda name: (name != time, name))]
@@ -277,7 +277,7 @@ def _state_of_leaf(leaf: Any) -> str | None:
 
 
 def _state_of_delta(location: Any) -> str | None:
-    """Returns the version of a Delta table with deletion vectors, which do not change its files."""
+    """Returns the version of a Delta table with deletion vectors. Such deletions do not change its files."""
     if not location.getClass().getName().startswith(("org.apache.spark.sql.delta", "io.delta")):
         return ""
     prepared = location.getClass().getSimpleName() == "PreparedDeltaFileIndex"

@@ -62,7 +62,7 @@ def ordered_rows(
 
 
 def column_types(plan: FeaturePlan, columns: Sequence[str]) -> Mapping[str, pa.DataType]:
-    """Returns the types of the columns of good rows: what the rules of the log compute, and raw columns."""
+    """Returns the types of the columns of good rows: computed columns (keys, label…) and raw columns."""
     times = [EVENT_TIME] if plan.config.log.event_time else []
     weights = [WEIGHT] if plan.config.log.label.weights is not None else []
     fixed = [*raw_keys(plan.config.keys), *times, LABEL, *weights]

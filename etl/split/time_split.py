@@ -158,8 +158,8 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     """Uses the last two positive rows of each user for validation and test.
 
     The test split contains the user's last positive row and all later rows. The validation split contains the
-    second last positive row and all rows between these two. The train split contains all earlier rows. A user
-    with only one positive row has no validation rows, and a user without positive rows has only train rows.
+    second last positive row and all rows before the test split. The train split contains all earlier rows. A
+    user with only one positive row has no validation rows. A user without positive rows has only train rows.
     """
     order = [F.asc(EVENT_TIME), F.asc(ROW_ID)] if EVENT_TIME in rows.columns else [F.asc(ROW_ID)]
     by_user = Window.partitionBy(USER_KEY)

@@ -145,8 +145,8 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     def total(numbers: np.ndarray) -> int:
         """Returns the exact sum of numbers[i] * counts[i].
 
-        Each half of a number has at most 31 bits, so its product with a count fits into 64 bits. The sum of
-        the products of fewer than 2**31 rows fits, too. Otherwise they are added as Python integers.
+        Each half of a number has at most 31 bits, so its product with a count fits into 64 bits. For fewer
+        than 2**31 rows, the sum of the products fits too. Otherwise, Python integers are added.
         """
         most, least = (numbers >> _HALF_BITS) * counts, (numbers & (_HALF - 1)) * counts
         if few_rows:

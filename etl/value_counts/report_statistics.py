@@ -86,9 +86,9 @@ def _figures(
     name: str,
     bucket: Bucket,
 ) -> list[str]:
-    """Returns the figures of one column and bucket, as JSON: a summary of each of `days`, and the comparison.
+    """Returns the figures of one column and bucket as JSON: a summary for each of `days`, and a comparison.
 
-    A column that is not compared has no comparison.
+    If the column is not compared, the comparison is missing.
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
