@@ -1,1 +1,1 @@
-"""The typed configuration and the errors of jobs. It imports no other folder, neither pyspark nor torch."""
+"""The typed configuration and the errors of jobs. It imports no other folder, no pyspark and no torch."""

@@ -24,18 +24,18 @@ from conf.plugins import SOURCE
 from conf.raw_types import Days, PositiveInt, RawTable, Strict
 from conf.train_types import ModelConfig
 
-# The bases of the settings of sources of candidates, and the type of an entry of `candidates.sources`.
+# The base classes of the settings of candidate sources, and the type of an entry of `candidates.sources`.
 #
-# Sources are found by name (scoring/candidates/sources). Those of the checkout are checked when the
-# configuration is read. The settings of a source of another package are checked by a type of this package.
+# Sources are found by name (scoring/candidates/sources). The settings of the checkout's sources are checked
+# when the configuration is read. If another package has the source, the package's own type checks them.
 
 
 class SourceSettings(Strict):
     """Base of the settings of all sources.
 
     Attributes:
-        every_item: whether the source proposes every item. No other source can then be combined with it, and
-            its lists have the columns of the table `candidates`, which hold null.
+        every_item: whether the source proposes every item. If true, it cannot be combined with other sources,
+            and its lists have the columns of the table `candidates` with nulls.
     """
 
     every_item: ClassVar[bool] = False
@@ -96,7 +96,7 @@ class PackageSource(SourceSettings):
 
 
 def window_days(source: SourceSettings) -> int | None:
-    """Returns the number of days whose rows a source counts; None if it counts those of all days."""
+    """Returns the number of days whose rows a source counts; None if it counts the rows of all days."""
     days: int | None = getattr(source, "window_days", None)
     return days
 
@@ -128,7 +128,7 @@ def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 @lru_cache(maxsize=32)
 def _tagged(kind: type[SourceSettings], tag: str) -> TypeAdapter[SourceSettings]:
-    """Returns what reads a source. Its errors have the tag behind the number of the source."""
+    """Returns the adapter that reads a source. Errors have the tag after the number of the source."""
 
     def schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.tagged_union_schema({tag: handler(source)}, lambda values: tag)
@@ -206,12 +206,12 @@ class OutOfStock(RawTable):
 
 Filter = Annotated[NotAllowed | OutOfStock, Field(discriminator="filter")]
 
-# Which items in a user's rows may be offered to the user again: none, those without a click, or all.
+# The items in a user's rows that may be offered to the user again: none, items without a click, or all.
 Repeats = Literal["none", "unclicked", "all"]
 
 
 def _every_item() -> list[SourceSettings]:
-    """Returns the sources of a configuration that names none."""
+    """Returns the sources of a configuration without the key `candidates.sources`."""
     adapter: TypeAdapter[SourceSettings] = TypeAdapter(Source)
     return [adapter.validate_python({"source": "all_items"})]
 
@@ -219,7 +219,7 @@ def _every_item() -> list[SourceSettings]:
 class Candidates(Strict):
     """The items that are scored for each user. They come from the sources, in order.
 
-    If several sources give the same item to a user, the item counts as an item of the first of these sources.
+    If several sources propose the same item to a user, it counts as an item of the first of these sources.
     """
 
     sources: Annotated[list[Source], Field(min_length=1)] = Field(

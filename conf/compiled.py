@@ -1,7 +1,7 @@
 """Opens the libraries that `make setup` compiles from the folders named `native`.
 
-The libraries are installed below the interpreter's prefix, so that a packed environment contains them. The
-wheel of the package `nightrank` has them beside its folders.
+The libraries are installed below the interpreter's prefix, so that a packed environment contains them. In the
+wheel of the package `nightrank`, the libraries are beside the package's folders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The errors that end a job. The exit code of an error says whether a retry can help."""
+"""The errors that end a job. The exit code of an error shows whether a retry can help."""
 
 import re
 import signal

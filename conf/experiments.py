@@ -22,7 +22,7 @@ from conf.names import FolderName, PlainText
 from conf.raw_types import Seed, Strict
 from conf.types import Config, ModelConfig
 
-# Keys under `train` that a comparison sets itself, and what to do instead.
+# Keys under `train` that a comparison sets itself, with the remedy for each.
 _RESERVED = {
     "train.seed": "list the seeds in repeat_seeds",
     "train.baselines": "add an experiment that sets model: {architecture: …} for each baseline",
@@ -33,12 +33,12 @@ _SECTIONS = ("model", "train")
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment: the settings by which it differs, and its configurations.
+    """One experiment: its changed settings, and its configurations.
 
     Attributes:
         name: the name of the experiment.
-        changes: maps dotted keys to values, a key after the keys above it. A model file is named by its
-            absolute path.
+        changes: maps dotted keys to values. A key follows the keys above it. The value for a model file is
+            its absolute path.
         configs: maps each seed to the configuration of the training with this seed.
     """
 
@@ -59,12 +59,12 @@ def read_experiments(path: str) -> Experiments:
 
 
 def plan_experiments(config: Config, experiments: Experiments, path: str) -> list[Experiment]:
-    """Returns the experiments of a file, in its order; those of a grid vary the last key fastest.
+    """Returns the experiments of a file, in the order of the file. A grid varies its last key fastest.
 
     Args:
         config: the configuration that the experiments change.
         experiments: the content of the file.
-        path: the experiments file. Names of model files are relative to it.
+        path: the experiments file. Paths of model files are relative to it.
 
     Raises:
         ConfigError: there are too many trainings, a key may not vary, or the configuration refuses a value.
@@ -95,7 +95,7 @@ def changed_config(config: Config, changes: Mapping[str, Any], seed: int, intro:
     """Returns the configuration with changed settings, a seed, and no baselines.
 
     Args:
-        config: the configuration, which stays as it is.
+        config: the configuration, which is not changed.
         changes: maps dotted keys to values; see `Experiment.changes`.
         seed: the new value of `train.seed`.
         intro: the beginning of error messages.
@@ -113,7 +113,7 @@ def changed_config(config: Config, changes: Mapping[str, Any], seed: int, intro:
 
 
 def _named_changes(experiments: Experiments) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the name and the changes of each experiment. Names of a grid say its keys and values."""
+    """Yields the name and the changes of each experiment. Names in a grid contain its keys and values."""
     for run in experiments.runs or ():
         yield run.name, dict(run.changes)
     grid = experiments.grid or {}
@@ -129,7 +129,7 @@ def _shown(value: Any) -> str:
 
 
 def _require_comparable(intro: str, key: str, value: Any) -> None:
-    """Raises ConfigError unless experiments may differ in this key."""
+    """Raises ConfigError if experiments must not differ in this key."""
     section = key.split(".")[0]
     if not all(key.split(".")) or key == "train":
         raise ConfigError(
@@ -155,7 +155,7 @@ def _require_comparable(intro: str, key: str, value: Any) -> None:
 
 
 def _require_measurable(intro: str, choose_by: str, config: Config) -> None:
-    """Raises ConfigError if `choose_by` needs probabilities, but the loss of the training gives none."""
+    """Raises ConfigError if `choose_by` needs probabilities, but the training's loss does not give any."""
     if choose_by != "auc" and config.score_kind == "ranking":
         raise ConfigError(
             f"{intro}choose_by={choose_by} needs probabilities, but scores of a model with "
@@ -189,7 +189,7 @@ class Experiments(Strict):
     """An experiments file: models and settings that compare_models trains on one dataset and compares.
 
     The file has either the key `runs` or the key `grid`. Every experiment starts from random weights. No
-    baselines are trained. At most 100 trainings, which are experiments times seeds, fit in one file.
+    baselines are trained. A file may have at most 100 trainings (experiments × seeds).
     """
 
     name: FolderName = Field(
@@ -243,7 +243,7 @@ class Experiments(Strict):
 
 
 def _require_distinct(what: str, values: list[Any]) -> None:
-    """Raises ValueError if a value occurs twice. 1 and true count as different, and 1 and 1.0 as equal."""
+    """Raises ValueError if a value occurs twice. 1 and true are different, but 1 and 1.0 are equal."""
     seen: list[Any] = []
     for value in values:
         if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in seen):
@@ -251,7 +251,7 @@ def _require_distinct(what: str, values: list[Any]) -> None:
         seen.append(value)
 
 
-# Makes command lines and configuration files that use the settings of a chosen experiment.
+# Creates command lines and configuration files with the settings of a chosen experiment.
 
 # The first line of each file. A file without this line was not written by compare_models.
 HEAD = "# Written by compare_models; a later run may replace this file."
@@ -262,7 +262,7 @@ def nightly_command(config: str, overrides: Sequence[str], run_date: str, change
 
     Args:
         config: path of the configuration file.
-        overrides: the overrides `a.b=value` that the comparison itself was given.
+        overrides: the overrides `a.b=value` of the comparison.
         run_date: the run date.
         changes: the settings of the experiment; see `conf.experiments.Experiment.changes`.
     """
@@ -279,10 +279,10 @@ def _written(key: str, value: Any) -> str:
 def configuration_files(
     path: str, config_path: str, changes: Mapping[str, Any], config: Config, model: ModelConfig
 ) -> dict[str, str]:
-    """Returns the texts of a configuration file that extends the compared one, and of its model file.
+    """Returns the texts of a configuration file that extends the compared file, and of its model file.
 
-    The sections of both files replace those of the extended file completely. If no key of `model` differs,
-    there is no model file. The seed of the extended file stays.
+    The sections of the new files completely replace the sections of the extended file. If no key of `model`
+    differs, there is no model file. The seed of the extended file stays.
 
     Args:
         path: the path of the configuration file. The model file is next to it.

@@ -31,7 +31,7 @@ class FeatureGroup(Strict):
 
 
 class Scopes(Strict):
-    """The scopes of features: a feature depends on the user, on the item, or on neither (the context).
+    """The scopes of features: a feature depends only on the user, only on the item, or on neither (context).
 
     A feature that is in none of the lists has the scope `pair`: its value may be different for every pair of
     user and item.
@@ -47,7 +47,7 @@ class Scopes(Strict):
 
 
 class WorkflowConfig(Strict):
-    """Settings that decide how build_features gets the fitted workflow, and which engine applies it."""
+    """Settings for the fitted workflow: how build_features gets it, and which engine applies it."""
 
     engine: Literal["auto", "sql", "arrow"] = Field(
         default="auto",
@@ -115,7 +115,7 @@ class History(Strict):
         return {self.column}
 
 
-# The typed configuration of the split: which rows are train, validation and test.
+# The typed configuration of the split into train, validation and test rows.
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

@@ -1,6 +1,6 @@
-"""Names of pyspark that are imported when one of their attributes is used first.
+"""Names of pyspark that are imported when one of their attributes is first used.
 
-Operators have a Spark form and an Arrow form in one file. A process that only encodes or scores Arrow tables
+Operators have code for Spark and for Arrow in one file. A process that only encodes or scores Arrow tables
 runs without pyspark: the import would take half a second, and the package may not be installed.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy:
-        """Stands for a module, or for an object of a module. Attributes are looked up there."""
+        """A proxy for a module, or for an object of a module. Attributes are looked up there."""
 
         def __init__(self, module: str, name: str | None = None) -> None:
             self._module = module

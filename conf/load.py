@@ -1,4 +1,7 @@
-"""Reads a configuration file, the files that it names, and `--set` overrides. Errors name the wrong key."""
+"""Reads a configuration file, the files that it refers to, and `--set` overrides.
+
+Error messages contain the wrong key.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ Section = TypeVar("Section", bound=Strict)
 def load_config(path: str, overrides: list[str] | None = None) -> Config:
     """Reads the configuration in a YAML file.
 
-    If the file has the key `extends`, the file that this key names is read first, and the mappings of both
-    files are merged key by key. If a key `model` names a file, the mapping in that file replaces the name.
-    This applies to `model` itself and to the sources of `candidates`. Paths are relative to the file that
-    names them. Then each override `a.b=value` is set; `set_override` reads its value. An
-    override of `model` is set before the model file is read, and an override of `model.a` after that.
+    If the file has the key `extends`, the file that this key refers to is read first, and the mappings of
+    both files are merged key by key. If the value of a key `model` is the path of a file, the mapping in that
+    file replaces the path. This applies to `model` itself and to the sources of `candidates`. Paths are
+    relative to the file that contains them. Then `set_override` applies each override `a.b=value`. An
+    override of `model` is applied before the model file is read, and an override of `model.a` after that.
 
     Raises:
         ConfigError: a file is missing or is not YAML, a key is unknown, or a value breaks its rule.
@@ -47,8 +50,8 @@ def parse_date(text: str, *, future: bool = False) -> str:
 
     Args:
         text: the value.
-        future: whether the date may be later than tomorrow (--future). "Tomorrow" is the day after the
-            present day in UTC, so that it includes the present day of every time zone.
+        future: whether the date may be later than tomorrow in UTC (--future). Tomorrow is always allowed,
+            because it is already today in some time zones.
 
     Raises:
         ConfigError: the value is not an ISO date, or is later than tomorrow without `future`.
@@ -77,7 +80,7 @@ def read_section(
         path: the keys above the section. In the error, these keys precede the name of a key of the section.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value breaks its rule. The error names all such keys.
+        ConfigError: a key is unknown or missing, or a value breaks its rule. The error lists all such keys.
     """
     try:
         return kind.model_validate(values)
@@ -126,10 +129,9 @@ def _describe(error: Any) -> str:
 
 
 def config_digest(config: Config, *sections: str) -> str:
-    """Returns a hex digest of the named sections, or of all sections if none is named.
+    """Returns a hex digest of the sections `sections`, or of all sections if none are passed.
 
-    The digest depends only on the values of the keys. It does not matter in which file or override a value
-    was written.
+    The digest depends only on the values of the keys, and not on the file or override that sets a value.
     """
     values = config.model_dump(mode="json")
     chosen = {name: values[name] for name in sections} if sections else values
@@ -142,7 +144,7 @@ _QUOTES = ("'", '"')
 
 
 def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> None:
-    """Sets the key that an override names in the values of a section. Creates missing subsections.
+    """Sets the key of an override in the values of a section. Creates missing subsections.
 
     If the type of the key is text, the value is used unchanged: `log.path={data}/*.gz` needs no quotes. If
     the value begins with a quote, it is read as YAML, which removes the quotes. If the key may be null, the
@@ -252,11 +254,11 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def read_models(values: dict[str, Any], path: Path) -> None:
-    """Replaces the name of a model file by the mapping in that file, in `model` and in sources of candidates.
+    """Replaces the path of a model file by the mapping in the file, in `model` and in sources of candidates.
 
     Args:
         values: the mapping of the configuration file, which is changed.
-        path: the configuration file. The names of model files are relative to it.
+        path: the configuration file. The paths of model files are relative to it.
     """
     for section in _with_models(values):
         if isinstance(section.get("model"), str):
@@ -292,7 +294,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Returns the value of a YAML text. Errors name `where`, the file or argument that contains the text.
+    """Returns the value of a YAML text. Errors contain `where`, the file or argument with the text.
 
     Raises:
         ConfigError: the text is not YAML, or has a key twice.
@@ -330,10 +332,10 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _beside(path: Path, named: Any, key: str) -> Path:
-    """Returns the path of the file that `named` names, relative to the folder of `path`.
+    """Returns the path of the file `named`, which is relative to the folder of `path`.
 
     Raises:
-        ConfigError: `named`, the value of `key` in the file `path`, is not the name of a file.
+        ConfigError: `named`, the value of `key` in the file `path`, is not a file name.
     """
     if not isinstance(named, str) or not named or "\0" in named:
         raise ConfigError(f"{path}: {key}={named!r} does not name a file", f"write {key}: other.yaml")
@@ -341,7 +343,7 @@ def _beside(path: Path, named: Any, key: str) -> Path:
 
 
 def _with_models(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the mappings whose key `model` may name a file."""
+    """Returns the mappings whose key `model` may be the path of a file."""
     candidates = values.get("candidates")
     sources = candidates.get("sources") if isinstance(candidates, dict) else None
     listed = sources if isinstance(sources, list) else []
@@ -357,7 +359,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses a key that occurs twice. PyYAML silently takes the last one."""
+    """A YAML loader that refuses a key that occurs twice. PyYAML silently uses the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Converts a node to a mapping; raises YAMLError for a key that occurs twice."""

@@ -11,7 +11,7 @@ from conf.plugin_names import PluginNames
 from conf.plugins import LOSS, description
 from conf.raw_types import Strict
 
-# What a loss is computed from; see LossSettings.
+# The inputs from which a loss is computed; see LossSettings.
 Compares = Literal["rows", "groups", "catalogue", "batch"]
 
 
@@ -19,10 +19,10 @@ class LossSettings(Strict):
     """Base of the settings of all losses. The docstring of a loss is its description in the reference.
 
     Attributes:
-        compares: what the loss is computed from. `rows`: the logit of each row. `groups`: the logits of a
-            positive row and of its negatives. `catalogue`: the user vector of a positive row, and vectors of
-            all items in the train rows of the row's day. `batch`: the user vector of a positive row, and
-            vectors of the items of all positive rows of the step.
+        compares: the inputs from which the loss is computed. `rows`: the logit of each row. `groups`: the
+            logits of a positive row and of its negatives. `catalogue`: the user vector of a positive row, and
+            the vectors of all items in the train rows of the row's day. `batch`: the user vector of a
+            positive row, and the vectors of the items of all positive rows of the step.
         predicts_probabilities: whether a model that minimizes the loss predicts probabilities.
     """
 
@@ -52,7 +52,7 @@ def loss_settings(loss: str | dict[str, dict[str, Any]]) -> LossSettings:
 
 
 def _known_loss(value: Any) -> Any:
-    """Checks the name and the settings of a loss. A loss without settings becomes its name."""
+    """Checks the name and the settings of a loss. Returns only the name if there are no settings."""
     if isinstance(value, dict) and len(value) == 1:
         name, settings = next(iter(value.items()))
     else:
@@ -69,7 +69,7 @@ def _known_loss(value: Any) -> Any:
 
 
 class _Names(PluginNames):
-    """Adds losses with settings to the JSON schema of the key: a mapping of the name to the settings."""
+    """Adds losses with settings to the JSON schema of the key: a mapping from the name to the settings."""
 
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of the key."""
@@ -97,13 +97,13 @@ def built_in_losses() -> dict[str, type[LossSettings]]:
 
 
 def _describe(schema: dict[str, Any]) -> None:
-    """Adds the description of each loss of the checkout to that of the key."""
+    """Adds the description of each loss of the checkout to the description of the key."""
     for name, kind in built_in_losses().items():
         schema["description"] += f" `{name}`: {description(kind)}{_NEEDS[kind.compares]}"
 
 
 def loss_field() -> Any:
-    """Returns the field `train.loss`. Its description lists the losses when a schema is made."""
+    """Returns the field `train.loss`. When a schema is created, its description lists the losses."""
     return Field(
         default="bce",
         description="Loss of a step. A loss with settings is written as `{name: {key: value}}`. Only `bce` "

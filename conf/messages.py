@@ -1,7 +1,8 @@
-"""Texts of messages: text from data made safe for a terminal, counted nouns, and the name of a job.
+"""Texts of messages: escapes of control characters, counted nouns, and the name of a job.
 
-A terminal executes control characters. An id that contains them could clear the screen, change the text above
-it, set the title of the window, or (with bidirectional overrides) show its characters in a different order.
+A terminal executes control characters. An id with control characters could clear the screen, change the text
+above, or set the title of the window. With bidirectional overrides, it could show its characters in a
+different order.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     Args:
         count: the number.
         noun: the noun in singular.
-        plural: the plural; None for one that adds an s.
+        plural: the plural; None if it adds an s.
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
@@ -73,7 +74,7 @@ _VARIABLE = "NIGHTRANK_PROGRAM"
 
 
 def started_by(command: str) -> None:
-    """Says which command starts the job that replaces this process."""
+    """Records the command that starts the job, which then replaces this process."""
     os.environ[_VARIABLE] = command
 
 

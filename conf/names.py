@@ -16,10 +16,10 @@ from conf.messages import is_printable
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_COLUMN = 128
 
-# Schemes that a lake can have: storage.file_io can atomically replace a file on them.
+# Schemes that a lake can have: on these, storage.file_io can replace a file atomically.
 LAKE_SCHEMES = ("", "file", "s3", "s3a")
 
-# Schemes that raw data can have. Jobs only read it.
+# Schemes that raw data can have. Jobs only read raw data.
 RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs", "gs", "abfss", "abfs", "az")
 
 
@@ -96,13 +96,13 @@ def reject_unknown(where: str, names: list[str], known: set[str]) -> None:
 
 
 def reject_repeated(where: str, names: list[str]) -> None:
-    """Raises ValueError if the key `where` names a column twice."""
+    """Raises ValueError if the key `where` lists a column twice."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"{where} names columns twice: {repeated}; remove one of the two")
 
 
-# Dates in arguments and configurations: ISO dates, limited to years in which date arithmetic cannot fail.
+# Dates in arguments and configurations: ISO dates. Years are limited so that date arithmetic cannot fail.
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 2199
 EPOCH = date(1970, 1, 1)

@@ -1,4 +1,4 @@
-"""Keys whose value is the name of a plug-in: the names of the checkout in the JSON schema of the key."""
+"""Adds the names of the checkout's plug-ins to the JSON schema of a key whose value is such a name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conf.plugins import Kind
 class PluginNames:
     """An annotation of a key whose value is the name of a plug-in.
 
-    The schema lists the names that the checkout has when the schema is made. Packages may add others.
+    The schema lists the names that the checkout has when the schema is created. Packages may add others.
 
     Attributes:
         kind: the kind of the plug-ins.
@@ -34,7 +34,7 @@ class PluginNames:
 
 
 def list_names(kind: Kind) -> Callable[[dict[str, Any]], None]:
-    """Returns a function that adds the names of the checkout to a description, when a schema is made."""
+    """Returns a function that adds the checkout's names to a description when a schema is created."""
 
     def add(schema: dict[str, Any]) -> None:
         names = ", ".join(f"`{name}`" for name in kind.built_in())

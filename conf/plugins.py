@@ -1,14 +1,13 @@
 """Plug-ins: the readers, operators, models, losses, candidate sources, rules and sinks, by kind and name.
 
-Each plug-in is one module. Those of the checkout are the files of the folder of their kind, which contains
-nothing else: the name of a file is the name of the plug-in in configurations. A package adds a plug-in by an
-entry point. The group of the entry point is `nightrank.<kind>`, its name is the name of the plug-in, and its
-value is the module. docs/extending.md says what a module of each kind contains.
+Each plug-in is one module. Each kind has a folder with the plug-ins of the checkout and no other files. The
+name of a file is the name of the plug-in in configurations. A package adds a plug-in by an entry point. The
+group of the entry point is `nightrank.<kind>`, its name is the name of the plug-in, and its value is the
+module. docs/extending.md describes the modules of each kind.
 
-This module only lists names and imports single modules when they are used, so that `conf` depends on no
-other folder. The entry points of all packages are read at most once in a process, because this opens a file
-of each package: when a configuration has a name that the checkout does not have, or when all names are
-listed.
+This module only lists names, and imports a module when it is used. So `conf` depends on no other folder.
+Reading the entry points opens a file of each package. So they are read at most once in a process: when a
+configuration has a name that the checkout does not have, or when all names are listed.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class Kind:
 
     Attributes:
         name: the name of the kind; `nightrank.<name>` is the group of the entry points of packages.
-        word: the word for one plug-in of this kind, for messages.
+        word: the noun for one plug-in of this kind, for messages.
         folder: the package whose modules are the plug-ins of the checkout.
-        settings_folder: a package whose modules have the settings of those plug-ins that import heavy
-            packages; None if settings are in the plug-ins themselves.
+        settings_folder: a package whose modules have the settings of plug-ins that import heavy packages;
+            None if settings are in the plug-ins themselves.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Kind:
 
     @property
     def words(self) -> str:
-        """Returns the word for several plug-ins of this kind."""
+        """Returns the noun for several plug-ins of this kind."""
         return f"{self.word}es" if self.word.endswith("s") else f"{self.word}s"
 
     def built_in(self) -> dict[str, str]:
@@ -71,7 +70,7 @@ class Kind:
         """Maps the names of the plug-ins of all installed packages to the plug-ins, without importing them.
 
         Raises:
-            ConfigError: a plug-in has the name of another one, or a name of the checkout.
+            ConfigError: two plug-ins of packages have the same name, or one has a name of the checkout.
         """
         built_in = self.built_in()
         by_name: dict[str, Plugin] = {}
@@ -89,7 +88,7 @@ class Kind:
         return by_name
 
     def names(self) -> list[str]:
-        """Returns all names, those of the checkout and those of packages. Raises as `of_packages`."""
+        """Returns the names of the checkout and of packages. Raises the errors of `of_packages`."""
         return sorted([*self.built_in(), *self.of_packages()])
 
     def plugins(self) -> list[Plugin]:
@@ -99,7 +98,8 @@ class Kind:
     def find(self, name: str) -> Plugin | None:
         """Returns the plug-in with this name; None if neither the checkout nor a package has it.
 
-        The entry points of packages are not read if the checkout has the name. Raises as `of_packages`.
+        The entry points of packages are not read if the checkout has the name. Raises the errors of
+        `of_packages`.
         """
         module = self.built_in().get(name)
         return self.of_packages().get(name) if module is None else Plugin(self, name, module)
@@ -107,16 +107,17 @@ class Kind:
     def find_in_package(self, name: str) -> Plugin | None:
         """Returns the plug-in of a package with this name; None if there is none, or if the checkout has it.
 
-        The entry points of packages are not read if the checkout has the name. Raises as `of_packages`.
+        The entry points of packages are not read if the checkout has the name. Raises the errors of
+        `of_packages`.
         """
         plugin = self.find(name)
         return plugin if plugin is not None and plugin.package is not None else None
 
     def get(self, name: str) -> Plugin:
-        """Returns the plug-in with this name, which the configuration has checked.
+        """Returns the plug-in with this name. The check of the configuration has already found it.
 
         Raises:
-            ConfigError: there is no such plug-in in this process. See `of_packages` too.
+            ConfigError: there is no such plug-in in this process. Also raises the errors of `of_packages`.
         """
         plugin = self.find(name)
         if plugin is None:
@@ -143,9 +144,9 @@ class Plugin:
     """One operator, model, loss, rule, source, sink or reader.
 
     Attributes:
-        kind: its kind.
-        name: its name in configurations.
-        module: the name of its module.
+        kind: the kind of the plug-in.
+        name: the name in configurations.
+        module: the name of the module.
         package: the name of the package (the distribution) that has the module; None for the checkout.
         package_version: the version of this package; empty for the checkout.
     """
@@ -169,20 +170,20 @@ class Plugin:
         """Returns the module, and imports it at the first use.
 
         Raises:
-            ConfigError: the module of a package cannot be imported. The error names package and reason.
+            ConfigError: the module of a package cannot be imported. The error contains package and reason.
         """
         if self.package is None:
             return import_module(self.module)
         try:
             return import_module(self.module)
-        except (Exception, SystemExit) as error:  # a module of others may raise anything
+        except (Exception, SystemExit) as error:  # a module of another package may raise any exception
             raise ConfigError(
                 f"{self} cannot be imported: {type(error).__name__}: {error}",
                 "correct or reinstall the package that has this entry point",
             ) from error
 
     def load_settings(self) -> ModuleType:
-        """Returns the module with the settings: one of `Kind.settings_folder`, or that of the plug-in.
+        """Returns the module with the settings: a module of `Kind.settings_folder`, or the plug-in itself.
 
         Raises:
             ConfigError: see `load`.
@@ -205,8 +206,8 @@ class Plugin:
         """Returns a class or function of the module.
 
         Args:
-            name: its name in the module.
-            kind: the base class that it must have, if it is a class; `object` for a function.
+            name: the name in the module.
+            kind: the base class that a class must have; `object` for a function.
 
         Raises:
             ConfigError: the module cannot be imported, or has no such class or function.
@@ -227,8 +228,8 @@ class Plugin:
     def digest(self) -> str:
         """Returns a digest of the package's name and version, and of all source files beside the module.
 
-        The source files are those of the outermost package of Python that contains the module, or the module
-        alone. They include compiled modules. Files of other packages that the module imports do not count.
+        The source files are all files of the outermost Python package that contains the module, or the module
+        alone. They include compiled modules, but not the files of other packages that the module imports.
 
         Raises:
             ConfigError: the module cannot be imported.
@@ -251,7 +252,7 @@ def description(described: Any) -> str:
 def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
     """Returns the digests of the plug-ins of packages that a configuration uses, for a version or for inputs.
 
-    Plug-ins of the checkout have no entry, so that versions without packages do not change.
+    Plug-ins of the checkout have no entry. So versions that do not depend on packages do not change.
 
     Raises:
         ConfigError: a module cannot be imported.
@@ -278,7 +279,7 @@ def _modules_at(paths: tuple[str, ...]) -> list[str]:
 
 @lru_cache(maxsize=4)
 def _installed(path: tuple[str, ...]) -> tuple[Plugin, ...]:
-    """Returns the plug-ins of all packages on the import path `path`, which is the one of this process."""
+    """Returns the plug-ins of all packages on `path`, the import path of this process."""
     points = entry_points()
     return tuple(
         dict.fromkeys(

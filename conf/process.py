@@ -37,7 +37,7 @@ def keep_freed_memory() -> bool:
 def return_freed_memory(above_bytes: int) -> bool:
     """Returns freed memory to the system if this process occupies more than `above_bytes`.
 
-    Call this between two kinds of work. Free pages within the heap are returned, too (glibc's malloc_trim).
+    Call this between two kinds of work. Free pages within the heap are returned too (glibc's malloc_trim).
 
     Returns:
         True if memory was returned. False if the process is small, or if the C library is not glibc.
@@ -53,48 +53,49 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-# How often Python looks for garbage that reference counting cannot free: objects that refer to each other.
+# Sets how often Python searches for garbage that reference counting cannot free: objects that refer to each
+# other.
 #
-# By default, Python looks after every 700 new objects. A job imports some hundred thousand objects that live
-# as long as the job, and each search in the oldest generation visits all of them.
+# By default, Python searches after every 700 new objects. A job imports some hundred thousand objects that
+# exist as long as the job, and each search in the oldest generation visits all of them.
 
-# Number of new objects after which Python looks for garbage, and number of searches in a generation after
-# which it looks in the next older one, too.
+# Number of new objects after which Python searches for garbage, and number of searches in a generation after
+# which Python also searches the next older generation.
 _THRESHOLDS = (20_000, 20, 20)
-_DEFAULT_THRESHOLDS = gc.get_threshold()  # Python's, unless the process has changed them before
+_DEFAULT_THRESHOLDS = gc.get_threshold()  # Python's defaults, unless the process has already changed them
 
 
 def collect_rarely() -> None:
-    """Makes Python look for garbage less often. Call this before the imports of a process."""
+    """Makes Python search for garbage less often. Call this before the imports of a process."""
     gc.set_threshold(*_THRESHOLDS)
 
 
 def collect_often() -> None:
-    """Sets the thresholds from before `collect_rarely` again.
+    """Restores the thresholds from before `collect_rarely`.
 
     A process with a Spark session needs this. Each Python object for an object of the JVM refers to itself
-    after its first call, so without searches the JVM's memory fills with objects that nobody uses.
+    after its first call. So without searches, the JVM's memory fills with unused objects.
     """
     gc.set_threshold(*_DEFAULT_THRESHOLDS)
 
 
 def ignore_imported() -> None:
-    """Excludes the objects that exist now from later searches. Only the first call in a process does so.
+    """Excludes the objects that exist now from later searches. Only the first call in a process does this.
 
-    Call this after the imports of a process. Garbage among these objects is never freed, so later calls would
-    keep the garbage of the work between them.
+    Call this after the imports of a process. Garbage among the excluded objects is never freed. So later
+    calls would also keep the garbage of the work since the first call.
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()
 
 
-# Returns how much memory this host, or its container, has left.
+# Measures the memory that is available on this host or in its container.
 
 
 def available_memory() -> int:
-    """Returns the memory of this host, or of its container, that new tensors can use, in bytes.
+    """Returns the bytes of memory that new tensors can use on this host or in its container.
 
-    Memory of the page cache counts as available, because the system frees it when it is needed.
+    Memory of the page cache counts as available, because the system frees it when needed.
     """
     lines = Path("/proc/meminfo").read_text().splitlines()
     sizes = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
@@ -102,7 +103,7 @@ def available_memory() -> int:
 
 
 def _left_in_container() -> int:
-    """Returns what the memory limit of the control group (version 2) leaves; a large number without one."""
+    """Returns the bytes left below the memory limit of the control group (v2); a large number without one."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text())
@@ -113,18 +114,18 @@ def _left_in_container() -> int:
     return max(limit - used + int(counts["inactive_file"]), 0)
 
 
-# How the threads of torch wait for one another on CPUs.
+# Sets how the threads of torch wait for one another on CPUs.
 
-# libgomp reads this variable: how often a waiting thread looks again before it sleeps. Its default of 300,000
-# takes about a millisecond.
+# libgomp reads this variable: the number of checks by a waiting thread before it sleeps. The default of
+# 300,000 checks takes about a millisecond.
 _VARIABLE, _LOOKS = "GOMP_SPINCOUNT", "1000"
 
 
 def limit_spinning() -> None:
-    """Makes waiting threads of torch sleep after some microseconds, unless the environment says otherwise.
+    """Makes waiting threads of torch sleep after some microseconds, unless the environment sets this time.
 
-    By default, a thread that waits for the others keeps its core busy. If the loader, a second rank or a
-    Spark task then wants the core, every operation of torch has to wait for it.
+    By default, a waiting thread keeps its core busy. If the loader, a second rank or a Spark task needs this
+    core at the same time, every operation of torch is delayed.
 
     OpenMP reads the environment when torch is imported. So the packages that import torch call this function
     first, in their `__init__.py`.

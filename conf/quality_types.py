@@ -15,8 +15,8 @@ Limit = Annotated[float, Field(ge=0)] | None
 class Quality(Strict):
     """Limits on the differences between a day's log and the log of its train days.
 
-    `max_bad_share`, `misdated_share_warn` and `max_misdated_share` are limits for each day that a run reads,
-    and `users_without_row_…` and `items_without_row_…` for the tables of users and items. All other limits
+    `max_bad_share`, `misdated_share_warn` and `max_misdated_share` are limits for each day that a run reads.
+    `users_without_row_…` and `items_without_row_…` are limits for the tables of users and items. All others
     are for figures that compare the day of the run date with its train days. If a figure is above its limit
     `…_warn`, the job logs the figure and marks it in the report. If a figure is above its limit `…_stop`,
     build_features ends with exit code 3 before it publishes features. The limits of users and items without
@@ -138,13 +138,13 @@ class Quality(Strict):
         return self
 
 
-# The typed configuration of the gate: when a challenger replaces the champion.
+# The typed configuration of the gate, which decides whether a challenger replaces the champion.
 
 Positive = Annotated[float, Field(gt=0)]
 
 
 class Drift(Strict):
-    """Limits on how much the test day's data and the challenger's scores may differ from what is expected.
+    """Limits on the differences of the test day's data and the challenger's scores from expected values.
 
     Each figure has two limits. If a figure is above its limit `…_warn`, the gate logs a warning, and the
     report marks the figure. If a figure is above its limit `…_hold`, the champion remains. Columns in

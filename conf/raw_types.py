@@ -24,7 +24,7 @@ from conf.plugin_names import PluginNames
 from conf.plugins import READER, description
 from conf.spark_tables import SPARK_TABLE, split_table_path
 
-# How times are written in raw files: patterns of texts, and names of time zones, which are checked here.
+# Checks the notation of times in raw files: patterns of texts, and names of time zones.
 
 ISO = "iso"
 UTC = "UTC"
@@ -52,7 +52,7 @@ _TOKEN = re.compile(r"%.|[^%]|%$", re.DOTALL)
 
 
 def tokens_of(pattern: str) -> tuple[str, ...]:
-    """Returns the directives and the other characters of a pattern, in order. `%%` stays as it is."""
+    """Returns the directives and the other characters of a pattern, in order. `%%` stays unchanged."""
     return tuple(_TOKEN.findall(pattern))
 
 
@@ -85,7 +85,7 @@ def time_format(pattern: str) -> str:
 
 
 def only_date(pattern: str) -> bool:
-    """Returns whether a pattern reads nothing but a date."""
+    """Returns whether a pattern reads only a date."""
     return all(
         _PART_OF[token] in _OF_DATES
         for token in tokens_of("" if pattern == ISO else pattern)
@@ -100,12 +100,12 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 def time_zone(name: str) -> str:
-    """Checks that a name is that of a time zone in the IANA database, such as Europe/Berlin."""
+    """Checks that a name is the name of a time zone in the IANA database, such as Europe/Berlin."""
     try:
         zone_of(name)
     except (OSError, ValueError, KeyError):
         is_zone = False
-    else:  # the others are in some installations only: settings of a machine, and zones with leap seconds
+    else:  # other names exist only in some installations: settings of a machine, zones with leap seconds
         is_zone = not name.startswith(("right/", "posix/")) and name not in ("localtime", "posixrules")
     if not is_zone:
         raise ValueError(
@@ -212,7 +212,7 @@ def _expand_names(names: list[str]) -> list[str]:
 Names = Annotated[list[str], AfterValidator(_expand_names)]
 PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]
 PositiveLong = Annotated[int, Field(gt=0, lt=2**63)]
-Days = Annotated[int, Field(gt=0, le=36_500)]  # 100 years: dates computed with it cannot overflow
+Days = Annotated[int, Field(gt=0, le=36_500)]  # up to 100 years, so that computed dates cannot overflow
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -236,7 +236,7 @@ class FormatSettings(Strict):
         is_text: whether files have lines of text. Rows of other formats have no text; errors show them as
             JSON.
         is_separated: whether a line has fields with a separator between them.
-        has_null_values: whether a text may stand for null.
+        has_null_values: whether a text may mean null.
     """
 
     is_text: ClassVar[bool] = False
@@ -245,7 +245,7 @@ class FormatSettings(Strict):
 
 
 def format_settings(name: str) -> type[FormatSettings]:
-    """Returns what the configuration must know of a format, which exists.
+    """Returns the class with the settings of a format. The format must exist.
 
     Raises:
         ConfigError: the module of a package's reader cannot be imported.
@@ -260,12 +260,13 @@ def _known_format(name: str) -> str:
     return name
 
 
-# The name of a reader: a module of etl/readers/formats, or of another package. Editors know only the first.
+# The name of a reader: a module of etl/readers/formats, or of another package. The JSON schema for editors
+# lists only the former.
 Format = Annotated[str, AfterValidator(_known_format), PluginNames(READER)]
 
 
 def _describe_formats(schema: dict[str, Any]) -> None:
-    """Adds the description of each format of the checkout to that of the key."""
+    """Adds the description of each format of the checkout to the description of the key."""
     formats = {one.name: one.settings(FormatSettings) for one in READER.plugins()}
     meanings = [f"`{name}`: {description(settings)}" for name, settings in formats.items()]
     schema["description"] = " ".join([*meanings, schema["description"]])
@@ -316,7 +317,7 @@ class Column(Strict):
 
     @property
     def element_separator(self) -> str:
-        """Returns `separator`, with null replaced by its meaning."""
+        """Returns `separator`, with null replaced by the default."""
         return self.separator or "|"
 
     @model_validator(mode="after")
@@ -456,13 +457,13 @@ class RawTable(Strict):
 
     @property
     def field_separator(self) -> str:
-        """Returns `separator`, with null replaced by its meaning for this format."""
+        """Returns `separator`, with null replaced by the default of the format."""
         if self.separator is not None:
             return self.separator
         return "," if self.format == "csv" else "\t"
 
     def require_present(self, where: str, names: Sequence[str]) -> None:
-        """Raises ValueError if a column that the key `where` names is optional."""
+        """Raises ValueError if a column in the key `where` is optional."""
         for column in self.columns:
             if column.name in names and column.optional:
                 raise ValueError(
@@ -478,9 +479,10 @@ class RawTable(Strict):
         otherwise: str = "",
         section: str = "log",
     ) -> None:
-        """Raises ValueError if a column that the key `where` names has another type than `types`.
+        """Raises ValueError if a column in the key `where` has a type that is not in `types`.
 
-        `otherwise` says what to do if the values do not have such a type, and `section` names this table.
+        `otherwise` is the remedy if the values do not have such a type. `section` is the section of the
+        table.
         """
         for column in self.columns:
             if column.name in names and column.type not in types:
@@ -491,9 +493,9 @@ class RawTable(Strict):
 
 
 class TableOfRoles(RawTable):
-    """A table of which other keys name the columns, such as the id of the item.
+    """A table whose columns are set by other keys, such as the id of the item.
 
-    `columns` declares the types of these columns. A column that it does not declare has a default type.
+    `columns` declares the types of these columns. A column that is not in `columns` has a default type.
     """
 
     columns: list[Column] = Field(
@@ -522,7 +524,7 @@ class TableOfRoles(RawTable):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out settings of earlier releases' tables, so that the digests of these do not change."""
+        """Leaves out settings with default values, so that the digests of earlier releases do not change."""
         values: dict[str, Any] = values_of(self)
         new = {"separator": None, "null_values": [""], "time_zone": UTC, "columns": []}
         return {name: value for name, value in values.items() if name not in new or value != new[name]}
@@ -531,8 +533,7 @@ class TableOfRoles(RawTable):
         """Returns the table with a type for each column, and the name in this table of each role's column.
 
         Args:
-            defaults: maps the names of the columns to read to the types that they have if `columns` does not
-                declare them.
+            defaults: maps the name of each column to read to its type if `columns` does not declare it.
         """
         declared = {column.name: column for column in self.columns}
         columns = list(self.columns) if self.format == "tsv" else []
@@ -559,7 +560,7 @@ def _fits_everywhere(name: str) -> bool:
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 
-# The reason of rows whose event `log.label` does not name. They are left out, but not quarantined.
+# The reason of rows whose event `log.label` does not list. They are left out, but not quarantined.
 OTHER_EVENT = "other_event"
 
 
@@ -586,9 +587,9 @@ EventWeight = Annotated[float, AfterValidator(_event_weight)]
 class Label(Strict):
     """The column that says whether a row is a click.
 
-    The column holds 0 or 1, or a number that is compared with `positive_at_least`, such as a rating. Or it
-    holds the event of a row, such as view, cart or purchase; then `positive` names the events that are
-    clicks, and `weights` says how much the rows of each event count.
+    The column contains 0 or 1, or a number that is compared with `positive_at_least`, such as a rating. Or it
+    contains the event of a row, such as view, cart or purchase. Then `positive` lists the events that are
+    clicks, and `weights` sets the weight of the rows of each event.
     """
 
     column: str = Field(description="Column of the log with the label.")
@@ -644,7 +645,7 @@ class Label(Strict):
 
     @property
     def event_weights(self) -> dict[str, float]:
-        """Returns the weight of each event that is named, in `positive` or in `weights`."""
+        """Returns the weight of each event in `positive` or in `weights`."""
         return {**dict.fromkeys(self.positive or (), 1.0), **(self.weights or {})}
 
 
@@ -713,14 +714,14 @@ class Keys(Strict):
 
     @property
     def columns(self) -> list[str]:
-        """Returns the columns that this section names: user, item and, if there is one, group."""
+        """Returns the columns in this section: user, item and, if there is one, group."""
         return [self.user, self.item, *([self.group] if self.group else [])]
 
 
 class JoinedTable(RawTable):
     """A table of attributes of users or of items.
 
-    The table is joined with the log by the column that `keys.user` or `keys.item` names.
+    The table is joined with the log by the column `keys.user` or `keys.item`.
     """
 
 

@@ -62,9 +62,9 @@ class RuleSettings(Strict):
     """Base of the settings of rules.
 
     Attributes:
-        place: when the rule is applied. `first`: before all others. `middle`: in the order of the
-            configuration. `last`: after all others.
-        keeps_draws: whether the rule leaves the probabilities unchanged with which exploration draws items.
+        place: the order of the rule. `first`: before all others. `middle`: in the order of the configuration.
+            `last`: after all others.
+        keeps_draws: whether exploration draws items with the same probabilities as without the rule.
     """
 
     place: ClassVar[Literal["first", "middle", "last"]] = "middle"
@@ -90,12 +90,12 @@ class AttributeRule(RuleSettings):
 class ListRules(Strict):
     """Business rules, which change lists after the ranking.
 
-    Each key besides `attributes` is the name of a rule, with its settings. `boost` is applied first. Then
-    come rules of other packages (docs/extending.md), in the order of the file: all of them may change ranking
-    scores, and leave out items. `max_per_category` and `exploration` are applied last.
+    Each key besides `attributes` is the name of a rule, with its settings. `boost` is applied first. Rules of
+    other packages (docs/extending.md) follow in the order of the file. All these rules may change ranking
+    scores and leave out items. `max_per_category` and `exploration` are applied last.
     """
 
-    # The rules are extra keys, because they are found by name. Editors know those of the checkout.
+    # The rules are extra keys, because they are found by name. The JSON schema lists the checkout's rules.
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     attributes: dict[str, Attribute] = Field(
@@ -111,7 +111,7 @@ class ListRules(Strict):
     def configured(self) -> dict[str, RuleSettings | dict[str, Any]]:
         """Returns the rules by name, in the order of the file.
 
-        The settings of a rule of another package are a mapping, which this package has not yet checked.
+        The settings of a rule of another package are a mapping, which that package has not checked yet.
         """
         declared = {name: getattr(self, name) for name in type(self).model_fields if name != "attributes"}
         named = {**declared, **(self.model_extra or {})}.items()

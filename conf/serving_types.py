@@ -1,4 +1,4 @@
-"""The typed configuration of production: an experiment with another model, and the log of what was shown."""
+"""The typed configuration of production: an experiment with another model, and the log of impressions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServingExperiment(Strict):
     All other users, the control, get the lists of the champion.
 
     A hash of the salt and the user chooses the variant of a user. So a user has the same variant on all run
-    dates, and experiments with different salts choose independently of each other.
+    dates. Experiments with different salts choose variants independently of each other.
     """
 
     name: FolderName = Field(description="Name of the experiment. Another experiment needs another name.")
@@ -88,32 +88,32 @@ class ServingExperiment(Strict):
 
     @property
     def salted_prefix(self) -> str:
-        """Returns the text that is put before the key of a user. A salt cannot contain its last character."""
+        """Returns the prefix for the key of a user. It ends with a character that no salt can contain."""
         return f"{self.salt or self.name}:"
 
     def runs_on(self, run_date: str) -> bool:
-        """Returns whether a run date is one of the experiment."""
+        """Returns whether a run date belongs to the experiment."""
         return self.start <= run_date <= (self.end or run_date)
 
     def first_date(self, run_date: str) -> str:
-        """Returns the first run date whose figures count on a run date: `start`, or a past `resume`."""
+        """Returns the first run date whose figures are used on a run date: `start`, or a past `resume`."""
         return self.resume if self.resume is not None and self.resume <= run_date else self.start
 
 
 class Impressions(TableOfRoles):
-    """The log of what was shown to users from the published lists (docs/experiments.md).
+    """The log of the items that were shown to users from the published lists (docs/experiments.md).
 
     measure_recommendations compares the log of the day after the lists with the lists and with the clicks of
     that day. Rows with the same user, item, position, variant and model version are one impression.
 
     With `row_column`, build_features adds the position of the item to the rows of the click log. A row gets
     the position at which its item was shown to its user on the day of the row. If the log has an event time,
-    it is that of the last impression at or before the time of the row, otherwise the smallest position of
-    the day. Impressions of all variants and models count, also those that fit no list.
+    the last impression at or before the time of the row is used. Otherwise, the smallest position of the day
+    is used. Impressions of all variants and models are used, even if they fit no list.
 
-    The path must contain `{date}`. Columns that `columns` does not declare have these types: user and item
-    those of `keys` in the log, the position `int`, the time that of the event time, and all others `string`.
-    A value that does not have its type is null.
+    The path must contain `{date}`. Columns that `columns` does not declare have default types. User and item
+    have the types of the log's `keys`, and the time has the type of the event time. The position is `int`,
+    and all other columns are `string`. A value that does not have the type of its column is null.
     """
 
     user: PlainText = Field(description="Column with the key of the user, as in the lists.")
@@ -204,7 +204,7 @@ class Impressions(TableOfRoles):
 
 
 class Serving(Strict):
-    """Lists in production: experiments with another model, and the log of what was shown."""
+    """Lists in production: experiments with another model, and the log of the shown items."""
 
     experiment: ServingExperiment | None = Field(
         default=None, description="An experiment in production. Null: the champion makes all lists."
@@ -216,12 +216,12 @@ class Serving(Strict):
 
     @property
     def row_column(self) -> str | None:
-        """Returns the column that `impressions` adds to the rows of the click log; None without one."""
+        """Returns the column that `impressions` adds to the rows of the click log; None if not set."""
         return self.impressions.row_column if self.impressions else None
 
     @property
     def row_positions(self) -> Impressions | None:
-        """Returns the log whose positions are a column of the click log's rows; None without one."""
+        """Returns the log whose positions are a column of the click log's rows; None if there is none."""
         return self.impressions if self.row_column is not None else None
 
     def new_columns(

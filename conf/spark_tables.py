@@ -20,10 +20,10 @@ _HELP = (
 def split_table_path(path: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Returns the parts of a table's name, and the (column, value) pairs that its rows must have.
 
-    A part of the name may be in backticks, and may then contain dots.
+    A part of the name may be in backticks. Then it may contain dots.
 
     Raises:
-        ValueError: the path is not the name of a table, followed by `/column=value` any number of times.
+        ValueError: the path is not the name of a table, followed by any number of `/column=value`.
     """
     name, *conditions = path.split("/")
     matches = [_FILTER.fullmatch(condition) for condition in conditions]

@@ -13,7 +13,7 @@ from conf.raw_types import Days, PositiveInt, Seed, Share, Strict
 from conf.rule_types import ListRules
 from conf.train_types import Kernels
 
-# The typed configuration of the delivery of lists: limits above which lists are not published, and sinks.
+# The typed configuration of delivery: limits above which lists are not published, and sinks.
 
 _PASSWORD_IN_URL = re.compile(r"[?&]\w*(user|password|pwd)=|//[^/]*@", re.IGNORECASE)
 Limit = Annotated[float, Field(ge=0)] | None
@@ -98,7 +98,7 @@ class Deliver(Strict):
     @model_validator(mode="before")
     @classmethod
     def _no_password_in_a_url(cls, values: object) -> object:
-        """Runs before all other checks, because their messages would print the URL with its password."""
+        """Runs before all other checks, because their messages would print a URL with its password."""
         sinks = values.get("sinks") if isinstance(values, dict) else None
         for sink in sinks if isinstance(sinks, list) else []:
             if isinstance(sink, dict) and _PASSWORD_IN_URL.search(str(sink.get("url", ""))):

@@ -66,7 +66,7 @@ class ModelConfig(Strict):
 
 
 class Embeddings(Strict):
-    """Settings that decide how embedding tables are trained, and which rank holds which rows.
+    """Settings of the training of embedding tables, and of the placement of their rows on ranks.
 
     Placement does not change results, except for rounding.
 
@@ -106,7 +106,7 @@ class Embeddings(Strict):
     )
 
 
-# The typed configuration of parts of the training: lost ranks, early stopping, reading, retraining.
+# The typed configuration of lost ranks, early stopping, reading and retraining.
 
 
 class Elastic(Strict):
@@ -124,10 +124,10 @@ class Elastic(Strict):
 
 
 class StopAt(Strict):
-    """A condition that ends a training early. `train.keep` says which weights the model then has.
+    """A condition that ends a training early. `train.keep` decides which weights the model then has.
 
-    The metric is measured on the validation split every `train.evaluate_every_steps` steps, and with
-    `train.keep: best` also at the end of each epoch.
+    The metric is measured on the validation split every `train.evaluate_every_steps` steps. With
+    `train.keep: best`, it is also measured at the end of each epoch.
     """
 
     metric: Literal["auc", "log_loss", "normalized_entropy"] = Field(
@@ -168,14 +168,14 @@ class Profile(Strict):
 
 
 class TrainNegatives(Strict):
-    """Negatives that are drawn anew for every row in every epoch, instead of the same ones in all epochs.
+    """Negatives that are drawn again for every row in every epoch, instead of the same negatives each time.
 
-    It is for logs that record only what users chose, so the section `negatives` is required. In training,
-    each positive row is used with `per_positive` items that are drawn by a hash of (seed, epoch, row, draw).
-    Items are drawn from those in the train rows of the row's day, and have their features of that day. An
-    item that the user chose on that day or on an earlier train day is replaced by another draw. All other
-    rows are left out: the negatives that `negatives` added to the train split, and rows of the log with
-    label 0. The validation and test splits are measured with the negatives that `negatives` added.
+    This section is for logs that record only what users chose, so the section `negatives` is required. In
+    training, each positive row is used with `per_positive` items that are drawn by a hash of (seed, epoch,
+    row, draw). Items are drawn from the items in the train rows of the row's day, and have the features of
+    that day. An item that the user chose on that day or on an earlier train day is replaced by another draw.
+    All other rows are left out: the negatives that `negatives` added to the train split, and rows of the log
+    with label 0. The validation and test splits are measured with the negatives that `negatives` added.
     """
 
     per_positive: PositiveInt = Field(
@@ -249,9 +249,9 @@ class Retrain(Strict):
 Kernels = Literal["auto", "triton", "torch"]
 UnknownShare = Annotated[float, Field(ge=0, lt=1)]
 
-# What the scores of a model are. `click_probability`: the probability that a shown item is clicked.
-# `probability`: that of a positive row among rows that were drawn for it. `ranking`: only their order means
-# something.
+# The meaning of a model's scores. `click_probability`: the probability that a shown item is clicked.
+# `probability`: the probability that a row is positive, among rows that were drawn for it. `ranking`: only
+# the order of scores has a meaning.
 ScoreKind = Literal["click_probability", "probability", "ranking"]
 
 
@@ -434,7 +434,7 @@ class Train(Strict):
 
     @property
     def loss_settings(self) -> LossSettings:
-        """Returns the settings of the loss, which say what it compares."""
+        """Returns the settings of the loss."""
         return loss_settings(self.loss)
 
     @property
@@ -443,11 +443,11 @@ class Train(Strict):
         return self.loss_settings.compares_vectors
 
     def score_kind(self, draws: bool) -> ScoreKind:
-        """Returns what the scores of a trained model are.
+        """Returns the meaning of the scores of a trained model.
 
         Args:
-            draws: whether the rows with label 0 were drawn (section `negatives`), or rows have weights. Their
-                number, or the weights, then decide how large the probabilities are.
+            draws: whether the rows with label 0 were drawn (section `negatives`), or rows have weights. If
+                so, the size of the probabilities depends on the number of drawn rows or on the weights.
         """
         if not self.loss_settings.predicts_probabilities:
             return "ranking"

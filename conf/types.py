@@ -246,7 +246,7 @@ class Config(Strict):
         taken = [*known, *self.reserved]
         known |= self.serving.new_columns(self.split.by, self.keys, self.log.event_time, taken)
         features = [name for group in self.features for name in group.columns]
-        if not self.prepare:  # its operators add columns
+        if not self.prepare:  # the operators of `prepare` add columns
             reject_unknown("features.columns", features, known)
             reject_unknown("quality.exempt", self.quality.exempt, set(features))
         for group in self.features:
@@ -292,7 +292,7 @@ class Config(Strict):
 
     @property
     def score_kind(self) -> ScoreKind:
-        """Returns what the scores of a model are that is trained with this configuration."""
+        """Returns the meaning of the scores of a model that is trained with this configuration."""
         weighted = self.log.label.weights is not None
         return self.train.score_kind(draws=self.negatives is not None or weighted)
 
@@ -308,8 +308,8 @@ class Config(Strict):
     def drawn_columns(self) -> frozenset[str]:
         """Returns the columns that drawn items change in validation and test rows, but not in train rows.
 
-        With `negatives.train: false`, only the former have drawn items. So these columns differ from those of
-        the train rows, whatever users do.
+        With `negatives.train: false`, only validation and test rows have drawn items. So these columns differ
+        from the columns of train rows even if users behave in the same way.
         """
         if self.negatives is None or self.negatives.train or self.keys is None:
             return frozenset()
@@ -332,7 +332,7 @@ class Config(Strict):
                 )
 
     def _check_order(self) -> None:
-        """Raises ValueError if the order of the rows matters, but a table of Spark's catalogue has none."""
+        """Raises ValueError if the order of rows is needed, but the log is an unordered table of Spark."""
         ordered = self.split.by != "day" or self.history is not None
         if self.log.format == SPARK_TABLE and self.log.event_time is None and ordered:
             raise ValueError(
@@ -341,7 +341,7 @@ class Config(Strict):
             )
 
     def _check_events(self) -> None:
-        """Raises ValueError if the column of the label cannot hold the events that `log.label` names."""
+        """Raises ValueError if the column of the label cannot contain the events in `log.label`."""
         label = self.log.label
         if label.positive is None:
             return

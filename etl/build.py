@@ -59,9 +59,9 @@ class BuildResult:
         counts: maps each day to its row counts.
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
-        missing: the numbers of users and items of the log without a row in their table of attributes. A side
-            without such a table has no entry.
-        warnings: messages of all figures above their limits `quality.…_warn`.
+        missing: the number of users and the number of items in the log that have no row in their table of
+            attributes. A side without such a table has no entry.
+        warnings: one message for each figure above its limit `quality.…_warn`.
         empty_days: train days that were left out because their raw log has no row.
     """
 
@@ -95,7 +95,7 @@ def build(
             there is no champion.
         phase: function that takes the name of a phase of the work, and returns a context manager that
             measures the time of this phase.
-        other_version: another workflow, whose features, users and items are published too; None if none.
+        other_version: another workflow whose features, users and items are published too; None for no other.
 
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
@@ -150,7 +150,7 @@ def applied_features(
     parent_version: str | None,
     other_version: str | None,
 ) -> Callable[[RawFiles], bool] | None:
-    """Returns a function that says whether all features of a day that a run needs are published.
+    """Returns a function that decides whether all features of a day that a run needs are published.
 
     Returns None if the run fits or extends a workflow, because its features are new. The arguments are those
     of `build`.
@@ -182,10 +182,9 @@ def encode_split(
 ) -> pa.Table | DataFrame:
     """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow.
 
-    The features of a day that this workflow has already encoded are read. The features of other days are
-    computed and published first.
+    Features of a day that are not published for this workflow yet are computed and published first.
 
-    `read` reads published features: all rows of a partition, or those of one split.
+    `read` reads published features: all rows of a partition, or the rows of one split.
 
     Raises:
         ConfigError: the features have weights, and the configuration has none.
@@ -200,7 +199,7 @@ def encode_split(
 def encoded_days(
     workers: Workers, plan: FeaturePlan, lake: LakePaths, workflow: FittedWorkflow, days: Sequence[RawFiles]
 ) -> dict[str, Manifest]:
-    """Returns the manifests of the published features of some days. Days that are missing are encoded first.
+    """Returns the manifests of the published features of some days. Missing days are encoded first.
 
     Raises:
         DataError: see `etl.passes.DayPasses.scan_days`.
@@ -234,7 +233,7 @@ def _workflow(
         parent = _load(workers, plan, lake, parent_version)
     if parent and mode == "apply":
         return parent, mode
-    # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion does not.
+    # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion needs neither.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
     if not any(rows for _, rows, _ in labels):
         raise no_training_row([dt for dt, _, _ in labels], plan.config.split)
@@ -308,7 +307,7 @@ def _publish_features(
 def feature_inputs(
     plan: FeaturePlan, raw: RawFiles, workflow_version: str, earlier: ClickTables | LastClicks | None
 ) -> dict[str, str]:
-    """Returns the inputs of the feature partition of a day, as its manifest names them.
+    """Returns the inputs of the feature partition of a day, as in its manifest.
 
     `earlier` reads the clicks of earlier days (etl.passes.earlier_clicks).
     """
@@ -322,7 +321,7 @@ def feature_inputs(
 def current_features(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
     """Returns the manifest of a feature partition that was computed from these inputs; None if there is none.
 
-    A partition of an older release does not say how its negatives were drawn, and is valid without it.
+    The manifest of an older release lacks the digest of the section `negatives`, and is valid without it.
     """
     older = {name: digest for name, digest in inputs.items() if name != _DRAWN}
     return current_manifest(partition, inputs) or current_manifest(partition, older)

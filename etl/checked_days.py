@@ -96,7 +96,7 @@ def check_days(
 ) -> CheckedDays:
     """Publishes the quarantine of each day and the data report, and checks both against their limits.
 
-    `build` calls this function first.
+    This is the first step of `build`.
 
     Args:
         workers: run the tasks of the job.
@@ -104,9 +104,9 @@ def check_days(
         lake: data lake that the run reads and writes.
         run_date: the last day of the run's logs.
         phase: measures the time of a phase (etl.build.build).
-        has_features: returns whether the features of a day, which this run only applies, are published
-            (etl.build.applied_features). The day then keeps its rows if only a table of users or items has
-            been replaced. None: all rows are joined with the present tables.
+        has_features: returns whether the features of a day are published, if the run only applies a workflow
+            (etl.build.applied_features). The rows of such a day stay as they are if only a table of users or
+            items has been replaced. None: all rows are joined with the current tables.
 
     Raises:
         ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
@@ -142,7 +142,7 @@ def _in_order(splits: Mapping[Split, list[RawFiles]]) -> list[RawFiles]:
 def _without_days(
     plan: FeaturePlan, splits: Mapping[Split, list[RawFiles]], without_rows: Sequence[str]
 ) -> dict[Split, list[RawFiles]]:
-    """Leaves out train days without rows, like train days without a raw log.
+    """Leaves out train days without rows, in the same way as train days without a raw log.
 
     Raises:
         DataError: another day has no row, or fewer than `min_train_days` train days are left.
@@ -165,7 +165,8 @@ def _without_days(
 def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
     """Checks the first rows of the tables that are joined with the rows of some days.
 
-    The tables are read only after the log has been parsed, which takes most of the time of a job.
+    This check finds errors early: the tables are read only after the log has been parsed, which takes most of
+    the time of a job.
 
     Raises:
         DataError: a table is missing, lacks a column, or has a value that cannot be parsed.
@@ -184,7 +185,7 @@ def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
                 checked.add((section, raw.paths))
     for name, external in plan.external_tables.items():
         latest = None if "{date}" in external.path else find_raw(plan.config, external, days[-1].dt)
-        if latest is not None:  # only a fit reads the table, and needs it
+        if latest is not None:  # only a fit needs the table
             check_heads(external, latest.paths, name, None)
 
 
@@ -208,7 +209,7 @@ def quarantine_days(
     """Publishes the quarantine of each day, and returns the row counts of each day.
 
     Raises:
-        DataError: too many rows of a day cannot be parsed, or have times outside of the day.
+        DataError: too many rows of a day cannot be parsed, or have times outside the day.
     """
     counts = passes.scan_days(days)
     for raw in days:

@@ -1,4 +1,4 @@
-"""Chooses the passes over the days of a log: with or without a preparation, and who prepares the rows."""
+"""Chooses the passes over the days of a log, and whether tasks or Spark frames prepare the rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DayPasses(CountedDays, Protocol):
     """The two passes over the days of one run of build_features."""
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
-        """Publishes quarantine and value counts of the days without them; returns the counts of each day."""
+        """Publishes missing quarantines and value counts of days. Returns the counts of each day."""
 
     def is_scanned(self, raw: RawFiles) -> bool:
         """Returns whether the quarantine and the value counts of this log of a day are published."""
@@ -65,8 +65,8 @@ class Road:
     Attributes:
         kind: `log`: tasks read the raw log in both passes. `prepared`: tasks scan the raw log, and rows are
             prepared first and then read from the table `prepared`.
-        prepared: what rows get, or how they change, before features are computed (`preparations`).
-        by: who prepares the rows: `tasks` of this machine or `frames` of Spark; None if nobody does.
+        prepared: the additions and changes to rows before features are computed (`preparations`).
+        by: whether `tasks` of this machine or `frames` of Spark prepare the rows; None if nothing does.
     """
 
     kind: Literal["log", "prepared"]
@@ -81,7 +81,7 @@ def road_of(plan: FeaturePlan, *, on_one_machine: bool) -> Road:
 
     Args:
         plan: the plan of a run. Its lake is not opened.
-        on_one_machine: whether processes of one machine run the tasks, not Spark's workers.
+        on_one_machine: whether processes of one machine run the tasks, instead of Spark's workers.
 
     Raises:
         ConfigError: the sections `features` or `prepare` are wrong.
@@ -112,7 +112,7 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
 
 
 def earlier_clicks(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | LastClicks | None:
-    """Returns what reads the clicks of earlier days; None without histories, or if the log is one table."""
+    """Returns the reader of earlier days' clicks; None without histories, or if the log is one table."""
     if isinstance(workers, LocalWorkers):
         return click_tables(workers, plan, lake)
     return clicks_before(workers, plan, lake)

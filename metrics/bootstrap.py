@@ -5,14 +5,14 @@ Each replicate draws a weight from Poisson(1) for every user. This approximates 
 the same weight, because the clicks of one user are not independent.
 
 A weight is computed from the seed, the index of the replicate and the user's hash. So both models use the
-same resamples, although their rows are in different frames and in different ranges of scores (see below). No
-rows are joined and no weights are stored.
+same resamples, although their rows are in different frames and in different ranges of scores (see below).
+There is no need to join rows or to store weights.
 
 The rows of a model are divided into ranges of scores: a range contains the rows whose scores are in one
 interval (scoring.evaluation.prediction_quality). A task computes the sums of one range, one replicate after
-the other. The AUC of a replicate is exact: the sums are integers, and for two rows in different ranges the
-order of the ranges says which score is higher. A task needs a few vectors of the length of its range, and
-returns four integers per replicate. The time is proportional to rows × replicates.
+the other. The AUC of a replicate is exact: the sums are integers, and the order of two ranges shows which of
+two rows in them has the higher score. A task needs a few vectors of the length of its range, and returns four
+integers per replicate. The time is proportional to rows × replicates.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Resample:
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval of a measure of the challenger minus the same measure of the champion.
+    """A confidence interval of a difference: a measure of the challenger minus that of the champion.
 
     Attributes:
         difference: the difference on the original rows, without resampling.
@@ -124,7 +124,7 @@ def reduce_replicates(
 def block_sums(
     units: NDArray[np.int32], clicks: NDArray[np.bool_], scores: Floats, draws: Iterator[NDArray[np.uint8]]
 ) -> Iterator[Ints]:
-    """Yields positives, negatives and doubled wins of blocks of replicates, (3, replicates of the block).
+    """Yields positives, negatives and doubled wins for each block of replicates: (3, replicates).
 
     Args:
         units: (n,) index of the unit of each row. The rows are in ascending order of their scores.
@@ -149,8 +149,8 @@ def numpy_sums(
 ) -> Iterator[Ints]:
     """Does the same as `block_sums` with NumPy. Each block is one replicate."""
     of_negatives = scores[~clicks]
-    # A click has a higher score than the negatives before `low`, and the same score as those from `low` to
-    # `high`.
+    # A click has a higher score than the negatives before `low`, and the same score as the negatives from
+    # `low` to `high`.
     low = np.searchsorted(of_negatives, scores[clicks], "left")
     high = np.searchsorted(of_negatives, scores[clicks], "right")
     below = np.zeros(len(of_negatives) + 1, np.int64)
@@ -162,10 +162,10 @@ def numpy_sums(
 
 
 def reduce_means(units: Ints, values: Mapping[str, Ints], resample: Resample) -> dict[str, list[int]]:
-    """Returns the sums of one partition of m units, each of which has one row: one integer per replicate.
+    """Returns the sums of one partition of m units, for each replicate. Each unit has one row.
 
-    The result has the key `weights`, the sum of the weights of the units, and the keys of `values`, the
-    weighted sums of these values.
+    The result has the key `weights` with the sums of the weights of the units, and the keys of `values` with
+    the weighted sums of these values. Each sum is one integer per replicate.
 
     Args:
         units: (m,) hash of each unit.
@@ -243,8 +243,8 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
         ours, theirs: (B,) the measure of each model in the replicates, NaN if it is undefined.
         confidence: share of the replicates whose difference is between the bounds.
 
-    Returns: The interval. None if the difference is undefined in more than a tenth of the replicates, because
-    a class has too few rows.
+    Returns: The interval. None if the difference is undefined in more than a tenth of the replicates: then a
+    class has too few rows.
     """
     differences = ours - theirs
     differences = differences[np.isfinite(differences)]
@@ -254,16 +254,16 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
     return Interval(difference, float(low), float(high), confidence, len(differences))
 
 
-# The compiled sums of bootstrap replicates (native/replicates.cpp), which `make setup` builds.
+# The compiled sums of bootstrap replicates (metrics/native/replicates.cpp), which `make setup` builds.
 #
-# If the library is missing, metrics/bootstrap.py does the same with NumPy, which is slower.
+# If the library is missing, `numpy_sums` computes the same sums with NumPy, which takes longer.
 
 log = logging.getLogger("nightrank.evaluate_model")
 
 # Below sys.prefix; setup/build_native.py puts it there.
 LIBRARY = Path("lib/nightrank/libnightrank_metrics.so")
-VERSION = 1  # version of the interface; must equal the number in native/replicates.cpp
-REPLICATES = 32  # number of replicates in a block; must equal kReplicates in native/replicates.cpp
+VERSION = 1  # version of the interface; must equal the number in metrics/native/replicates.cpp
+REPLICATES = 32  # number of replicates in a block; must equal kReplicates in metrics/native/replicates.cpp
 _pointer, _long = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -292,8 +292,8 @@ def replicate_sums(
     """Returns the sums over n rows, in ascending order of their scores, for one block of replicates.
 
     The result has the shape (3, REPLICATES): the weights of the clicks, the weights of the other rows, and
-    twice the weight of the pairs of a click and another row that the scores put in the right order. A pair
-    of equal scores counts half.
+    twice the weight of the (click, other row) pairs in which the click has the higher score. A pair with
+    equal scores counts half.
 
     Args:
         opened: the library.

@@ -1,4 +1,4 @@
-"""Measures of click probabilities: AUC, log loss, normalised entropy; also from sums of several processes."""
+"""AUC, log loss and normalised entropy of click probabilities, also from the sums of several processes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def normalized_entropy(
 def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
     """Returns AUC, log loss, normalised entropy and calibration; an undefined measure is None.
 
-    The result has the keys that `partial_sums.combine` documents.
+    The result has the keys that `combine` documents.
 
     Raises:
         DataError: lengths differ, or a probability is not finite.
@@ -90,7 +90,7 @@ def summarize(labels: ArrayLike, probabilities: ArrayLike) -> dict[str, Any]:
     return combine([sum_range(counts)], sum_deciles(counts, 0, int(counts.rows.sum())))
 
 
-# Checks of the arguments that all measures of this package have in common.
+# The checks of arguments that all measures of this package share.
 
 Vector = NDArray[np.float64]
 
@@ -123,8 +123,8 @@ def vectors(
 # Computes measures of predictions from partial sums. Each process sums the rows of one range of scores.
 #
 # Within a range, rows with equal scores are combined into one entry with counts. Then the range is reduced to
-# a few sums. The AUC is exact: pairs of rows within a range are counted by the process that has all rows of
-# the range, and for two rows in different ranges, the order of the ranges says which score is higher.
+# a few sums. The AUC is exact: the process that has all rows of a range counts the pairs within the range.
+# For two rows in different ranges, the order of the ranges shows which score is higher.
 
 # A probability of exactly 0 or 1 would make the loss of one row infinite. 1 − 2⁻²⁴ is the float32 below 1.
 EPSILON = 2.0**-24
@@ -208,11 +208,10 @@ def sum_range(counts: ScoreCounts) -> RangeSums:
 
 
 def sum_deciles(counts: ScoreCounts, rows_below: int, rows: int) -> NDArray[np.float64]:
-    """Returns what the rows of one range contribute to the ten deciles of all rows by score.
+    """Returns the sums of the rows of one range in each of the ten deciles of all rows by score.
 
     The result has the shape (10, 3). It contains, for each decile, the number of rows, the number of clicks,
-    and the sum of the probabilities. Rows with equal scores are all in the decile of the middle row among
-    them.
+    and the sum of the probabilities. Rows with equal scores are all in the decile of their middle row.
 
     Args:
         counts: the counts of the range.

@@ -1,4 +1,4 @@
-"""Population stability index (PSI): how far the histogram of a day is from that of the training window.
+"""Population stability index (PSI): the distance between the histograms of a day and the training window.
 
 A cell is one value of a column in one row. The cells are divided into B bins. For each bin, let e be its
 share of the cells in the training window, and a its share of the cells on the day. Then PSI is the sum over
@@ -7,8 +7,8 @@ Kullback-Leibler divergences. A PSI below 0.1 counts as stable; a PSI above 0.25
 action (N. Siddiqi, Credit Risk Scorecards, 2006, ch. 11).
 
 For samples of M and N cells from the same distribution, PSI is about (1/M + 1/N) χ² with B - 1 degrees of
-freedom (B. Yurdakul, Statistical Properties of Population Stability Index, 2018). So a day with few rows has
-some PSI by chance.
+freedom (B. Yurdakul, Statistical Properties of Population Stability Index, 2018). So a day with few rows can
+have a large PSI by chance.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ColumnDrift:
         psi: the index.
         noise: the value that the index exceeds by chance on one day in a thousand.
         moved: label of the bin that contributes most to the index.
-        moved_train_share, moved_day_share: the share of the cells that are in the bin `moved`, in the
-            training window and on the day.
+        moved_train_share, moved_day_share: the share of the bin `moved` in the cells of the training window,
+            and in the cells of the day.
     """
 
     psi: float
@@ -206,7 +206,7 @@ def _interval(first: int, last: int) -> tuple[str, str]:
 # key of a bin is computed from the bits of a number and not by a logarithm, so it is equal on every machine.
 
 _PARTS = 16
-_SHIFT = 1074  # exponents of doubles begin at -1073 here: shifted, the keys of positive numbers are positive
+_SHIFT = 1074  # the lowest exponent is -1073; with this shift, keys of positive numbers are positive
 
 
 def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:

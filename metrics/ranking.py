@@ -23,7 +23,7 @@ class _Clicked(NamedTuple):
     Attributes:
         group: (M,) index of the row's group among the groups that have a click.
         position: (M,) position of the row in its group; 1 is the position of the highest score.
-        nth: (M,) number of clicks in the group up to this position, including the row itself.
+        nth: (M,) number of clicks in the group up to this position, including this row.
         clicks: (G,) number of clicks of each group, including clicks at positions after k.
     """
 
@@ -45,7 +45,7 @@ def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
         labels: (N,) 0 or 1.
         scores: (N,) finite numbers; a higher score means that a click is more likely.
         groups: (N,) the group of each row, of any type that can be sorted.
-        k: number of first positions that are measured.
+        k: number of positions that are measured, from the first.
 
     Raises:
         DataError: lengths differ, a score is not finite, a label is neither 0 nor 1, or no group has a click.

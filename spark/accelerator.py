@@ -64,8 +64,8 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
 
     Raises:
         ConfigError: no jar of the accelerator is on the driver's class path, the jar has no shim for this
-            version of Spark, or one of these two Spark settings names a class that does not fit the jar and
-            Spark: `spark.shuffle.manager`, `spark.rapids.shims-provider-override`.
+            version of Spark, or the class in `spark.shuffle.manager` or
+            `spark.rapids.shims-provider-override` does not fit the jar and Spark.
     """
     if PLUGIN not in [plugin.strip() for plugin in (configured("spark.plugins") or "").split(",")]:
         return {}
@@ -143,7 +143,7 @@ def shim_for(spark_version: str, shims: frozenset[Shim], jar: Path) -> Shim:
 
 
 def _overriding(provider: str, shims: frozenset[Shim], jar: Path) -> Shim:
-    """Returns the shim whose provider class is named in a setting.
+    """Returns the shim whose provider class a setting requests.
 
     Raises:
         ConfigError: the jar does not contain this class.

@@ -15,9 +15,9 @@ from storage.run_context import RunContext
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A stage of scoring or evaluation reads its rows piece by piece, and keeps at most the distinct pairs of user
-# and item of the clicks. This is the memory that it needs for each row, if all rows are distinct clicks: two
-# texts, and their place in the hash table of a query.
+# The memory that a stage of scoring or evaluation needs for each row, if all rows are distinct clicks: two
+# texts, and their entry in the hash table of a query. The stage reads its rows piece by piece, and keeps at
+# most the distinct (user, item) pairs of the clicks.
 _BYTES_PER_ROW = 100
 _DEFAULT_MASTER = "local[*]"
 
@@ -25,7 +25,7 @@ _DEFAULT_MASTER = "local[*]"
 def choose_workers(
     engine: Literal["auto", "sql", "arrow"], open_session: Callable[[], SparkSession]
 ) -> Workers:
-    """Returns processes of this machine if Spark runs on this machine only, and otherwise Spark's workers.
+    """Returns processes of this machine if Spark would run only on this machine, else Spark's workers.
 
     Spark's workers are also used
 
@@ -35,13 +35,13 @@ def choose_workers(
 
     Args:
         engine: `workflow.engine` of the configuration.
-        open_session: returns the Spark session. It is called at once for Spark's workers, and for processes
-            of this machine only if a stage needs frames.
+        open_session: returns the Spark session. It is called at once for Spark's workers. With processes of
+            this machine, it is called only if a stage needs frames.
     """
     settings = launch_settings(os.environ)
     processes = cores_without_jvm(settings)
     if engine != "auto" or processes is None:
-        from spark.spark_workers import SparkWorkers  # imports pyspark, which the other case does without
+        from spark.spark_workers import SparkWorkers  # imports pyspark, so only if needed
 
         return SparkWorkers(open_session())
     folders = os.environ.get(LOCAL_FOLDERS) or settings.get("spark.local.dir")
@@ -49,15 +49,14 @@ def choose_workers(
 
 
 def stay_in_process(context: RunContext, rows: int) -> None:
-    """Lets a stage work in this process if its memory suffices, and if work here can do without a JVM.
+    """Decides whether a stage works in this process without a JVM, and sets `context.in_process`.
 
     The job must have no session yet, `workflow.engine` must be `auto`, and cores_without_jvm() must return a
-    number. `context.in_process` says what was decided.
+    number. The rows must fit into half of the free memory of this machine or container.
 
     Args:
         context: the context of the stage.
-        rows: the number of rows that the stage reads. Half of the memory that this machine, or the container,
-            has left must suffice for them.
+        rows: the number of rows that the stage reads.
     """
     wanted = context.started_spark is None and context.config.workflow.engine == "auto"
     fits = rows * _BYTES_PER_ROW <= available_memory() // 2
@@ -74,13 +73,13 @@ def workers_of(context: RunContext) -> Workers:
 
 
 def cores_without_jvm(settings: Mapping[str, str] | None = None) -> int | None:
-    """Returns the number of cores that Spark would use on this machine, if work here can do without a JVM.
+    """Returns the number of cores that Spark would use on this machine, if no JVM is needed.
 
     The result is None if spark-submit or a notebook has started a JVM for this process, if Spark would run
     tasks on other machines, or if it would have a plugin, such as the RAPIDS Accelerator.
 
     Args:
-        settings: the result of `launch_settings`; None for those of this process.
+        settings: the result of `launch_settings`; None to compute it for this process.
     """
     known = launch_settings(os.environ) if settings is None else settings
     if "PYSPARK_GATEWAY_PORT" in os.environ or "spark.plugins" in known:

@@ -1,12 +1,13 @@
 """Saves the Java stack traces of a job to a file, instead of printing them. The job's error names the file.
 
 Spark logs the stack trace of a failed task several times, in hundreds of lines. While a job runs, its JVM
-prints the first line of each message to standard error, and writes all lines to a temporary file. (Of the
-accelerator's messages, all lines about operations that stay on the CPU are printed.) If the
-temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake,
+prints only the first line of each message to standard error, and writes all lines to a temporary file. The
+accelerator's lines about operations that stay on the CPU are all printed. If the user has configured log4j2,
+standard error stays as configured.
+
+If the temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake,
 together with the traceback of the error that ended the job. If the lake cannot be written, the file remains
-in the folder of temporary files. If the user has configured log4j2, the messages on standard error stay as
-configured.
+in the folder of temporary files.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _DATA_ERRORS = (
     NumberFormatException,
     SparkUpgradeException,
 )
-# Causes by which Spark says that data or its types are wrong. A retry with the same files fails again.
+# Causes in Spark's errors that mean wrong data or wrong types. A retry with the same files fails again.
 _OF_DATA = re.compile(
     r"org\.apache\.parquet\.[\w.]*Exception|\.AnalysisException|SchemaColumnConvertNotSupportedException"
     r"|\[(?:CANNOT_READ_FILE_FOOTER|FAILED_READ_FILE)|Encountered error while reading file"
@@ -172,7 +173,7 @@ def _divert(jvm: Any, path: str) -> Any:
     """Makes log4j write all lines of all messages to a file.
 
     If log4j has Spark's default configuration, standard error then gets only the first line of each message,
-    and what the accelerator says about operations that stay on the CPU.
+    and the accelerator's lines about operations that stay on the CPU.
 
     Returns:
         A function that ends the logging to this file.
@@ -219,9 +220,9 @@ def without_frames(text: str) -> str:
 
 
 def root_cause(error: BaseException) -> str:
-    """Returns the line that names the original error.
+    """Returns the line of an error message that describes the original error.
 
-    `error` may have a message that contains Python and Java stack traces.
+    The message of `error` may contain Python and Java stack traces.
     """
     text = _CALLED.sub("", str(error).strip())
     raised = [line for line in _RAISED.findall(text) if _TRACEBACK not in line]
@@ -234,10 +235,10 @@ def root_cause(error: BaseException) -> str:
 
 
 def data_error_in(error: BaseException) -> DataError | None:
-    """Returns the error of data or configuration that an exception of Spark stands for.
+    """Converts an exception of Spark to a DataError if wrong data or a wrong configuration has caused it.
 
-    Spark cannot read a damaged Parquet file or a column of another type, for example. Returns None for other
-    exceptions, such as a full disk, a lost executor or a refused connection, which a retry may repair.
+    For example, Spark cannot read a damaged Parquet file, or a column of another type. Returns None for other
+    exceptions, such as a full disk, a lost executor or a refused connection: there, a retry may help.
     """
     if not isinstance(error, PySparkException | Py4JError) or isinstance(error, PythonException):
         return None

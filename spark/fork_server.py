@@ -18,14 +18,14 @@ _LONGEST_FOLDER = 70  # bytes
 
 
 def start_server() -> None:
-    """Starts the server if it does not run yet. It imports modules while the caller goes on."""
+    """Starts the server if it does not run yet. The server imports modules while the caller continues."""
     multiprocessing.set_forkserver_preload(["spark.forked_modules"])
     with _short_folder():
         forkserver.ensure_running()
 
 
 def start_server_early() -> None:
-    """Starts the server, unless spark-submit has started this process, whose workers then are Spark's."""
+    """Starts the server, unless spark-submit has started this process: then it uses Spark's workers."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         start_server()
 
@@ -34,7 +34,8 @@ def start_server_early() -> None:
 def _short_folder() -> Iterator[None]:
     """Lets multiprocessing create its socket in /tmp if the folder of temporary files has a long path.
 
-    The path of a Unix socket has at most 107 bytes, and multiprocessing adds two names to the folder's path.
+    The path of a Unix socket has at most 107 bytes. It consists of the folder's path and two names that
+    multiprocessing adds.
     """
     if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER:
         yield
@@ -50,8 +51,8 @@ def _short_folder() -> Iterator[None]:
 def without_main_module() -> Iterator[None]:
     """Hides the main module while processes are started.
 
-    Otherwise multiprocessing runs the file of the main module in each new process, and that imports all
-    modules of the job. Our workers only run functions of other modules.
+    Otherwise multiprocessing runs the file of the main module in each new process, and so imports all modules
+    of the job. Our workers run only functions of other modules.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

@@ -1,9 +1,9 @@
 """Runs Python functions in processes of this machine, without a JVM.
 
 The processes are forked from a server process (forkserver of multiprocessing), which has imported their
-modules and has no threads. They live as long as the object that started them, so that later calls find them
-running and use the memory that earlier calls have freed. Between two calls, a large process returns its freed
-memory to the system.
+modules and has no threads. They end when the object that started them is freed. So later calls need not start
+processes, and use the memory that earlier calls have freed. Between two calls, a large process returns its
+freed memory to the system.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from storage.private_folder import ScratchFolder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The environment variable that names the folders for temporary files of a worker, in Spark and here.
+# The environment variable with the folders for a worker's temporary files, in Spark and here.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 
-# A worker that occupies more memory than this returns what the last function has freed.
+# A worker that occupies more memory than this returns the memory that the last function has freed.
 _KEPT_BYTES = 512 * 2**20
 
 
@@ -48,7 +48,7 @@ class LocalWorkers(Workers):
         """Creates workers. Their processes start with the first task, and end when this object is freed.
 
         Args:
-            processes: how many tasks run at the same time.
+            processes: number of processes, and so of tasks that run at the same time.
             open_session: returns the Spark session, which is started at its first call.
             folder: where to write temporary files; None for the system's folder of temporary files.
 
@@ -67,7 +67,7 @@ class LocalWorkers(Workers):
 
     @property
     def folder(self) -> Path:
-        """Returns the folder for temporary files, which tasks and this process can read."""
+        """Returns the folder for temporary files. Tasks and this process can read its files."""
         return self._scratch.path
 
     @property
@@ -78,8 +78,8 @@ class LocalWorkers(Workers):
     def run(self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema) -> pa.Table:
         """Returns a table with the batches of all tasks, in the order of the tasks.
 
-        Each task writes its batches to a file of the folder for temporary files, so a large result does not
-        need memory. The files are deleted at once; the table keeps the memory mapping.
+        Each task writes its batches to a temporary file that is mapped into memory, so that a large result
+        need not fit into memory. The files are deleted at once; the table keeps the mappings.
 
         Raises:
             InfrastructureError: a worker was killed.
@@ -115,7 +115,7 @@ class LocalWorkers(Workers):
         try:
             with without_main_module():
                 results = [self._pool.submit(_run_task, file, index) for index in range(tasks)]
-            pa.array([0])  # pyarrow may import pandas at its first conversion; better while the workers run
+            pa.array([0])  # pyarrow may import pandas at its first conversion; do this while the workers run
             return _results(results)
         except BaseException as error:
             pool, self._pool = self._pool, None
@@ -160,9 +160,9 @@ def _begin(folder: str) -> None:
     os.environ[LOCAL_FOLDERS] = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
     refuse_pandas()  # the tasks of build_features do not need it
-    # As many workers as cores run at a time, so each uses one thread.
+    # There is one worker for each core, so each worker uses one thread.
     pa.set_cpu_count(1)
-    # The memory of a task is used again for the next task of this worker.
+    # The next task of this worker uses the memory of the last one again.
     keep_freed_memory()
 
 
@@ -175,7 +175,7 @@ def _end_with_parent() -> None:
 
 @lru_cache(maxsize=1)
 def _function(file: str) -> Callable[[int], str]:
-    """Returns the function of the tasks that run now. A call of `run` or `collect` has one function."""
+    """Returns the function of the current tasks. All tasks of a call of `run` or `collect` have the same."""
     if return_freed_memory(_KEPT_BYTES):
         pa.default_memory_pool().release_unused()
     function: Callable[[int], str] = pickle.loads(Path(file).read_bytes())

@@ -22,16 +22,16 @@ _finder = _WithoutPandas()
 
 
 def refuse_pandas() -> None:
-    """Lets imports of pandas fail, unless it has been imported already."""
+    """Makes imports of pandas fail, unless pandas has been imported already."""
     if "pandas" not in sys.modules and _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def allow_pandas() -> None:
-    """Lets imports of pandas succeed again. Call this before PySpark, which needs pandas, runs a query."""
+    """Allows imports of pandas again. Call this before PySpark runs a query, because it needs pandas."""
     if _finder not in sys.meta_path:
         return
     sys.meta_path.remove(_finder)
     import pyarrow as pa
 
-    pa.array([0]).to_pandas()  # pyarrow looks for pandas again only where it must have it
+    pa.array([0]).to_pandas()  # pyarrow tries to import pandas again only in conversions that need it

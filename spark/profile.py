@@ -15,7 +15,7 @@ from conf.errors import ConfigError
 
 DEFAULT_PROFILE = "conf/spark/local.conf"
 
-# The checkout; in an environment without a checkout, the folder of packages, which then contains conf/.
+# The checkout. In an environment without a checkout, the folder of installed packages, which contains conf/.
 _ROOT = Path(__file__).resolve().parents[1]
 _PROFILES = _ROOT / "conf/spark"
 _WORKER_PYTHON, _DRIVER_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
@@ -36,15 +36,15 @@ def use_profile(name: str | None) -> None:
     """Chooses the profile of the Spark session of this process, before a JVM runs.
 
     Does nothing if spark-submit has started this process. Without a name, the profile is
-    conf/spark/local.conf, unless the environment already says where Spark runs: PYSPARK_SUBMIT_ARGS, MASTER
-    or spark-defaults.conf.
+    conf/spark/local.conf, unless PYSPARK_SUBMIT_ARGS, MASTER or spark-defaults.conf already sets where Spark
+    runs.
 
     Args:
         name: the option --profile; None if it was not given.
 
     Raises:
-        ConfigError: the profile does not exist or names a file that does not exist, or the option was given
-            although spark-submit has started the process.
+        ConfigError: the profile does not exist, a file that it refers to does not exist, or the option was
+            given although spark-submit has started the process.
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         if name is not None:
@@ -68,7 +68,7 @@ def use_profile(name: str | None) -> None:
     settings = launch_settings(os.environ)
     require_files(settings, str(properties_file(os.environ)), submits=False)
     if python := settings.get(_WORKER_PYTHON):
-        os.environ["PYSPARK_PYTHON"] = python  # without spark-submit, PySpark reads only the variable
+        os.environ["PYSPARK_PYTHON"] = python  # without spark-submit, PySpark reads only this variable
 
 
 def find_profile(name: str) -> str:
@@ -93,7 +93,7 @@ def find_profile(name: str) -> str:
 
 
 def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -> None:
-    """Raises ConfigError for the first file that the driver needs and that does not exist on this machine.
+    """Raises ConfigError for the first file that the driver needs but that is missing on this machine.
 
     Args:
         settings: the settings of the profile.
@@ -105,16 +105,16 @@ def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -
 
 
 def require_java() -> None:
-    """Raises ConfigError if JAVA_HOME names a folder without Java. Call this before a JVM is started."""
+    """Raises ConfigError if JAVA_HOME is a folder without Java. Call this before a JVM is started."""
     if home := os.environ.get("JAVA_HOME"):
         _require(f"JAVA_HOME={home}: Spark starts {home}/bin/java", f"{home}/bin/java")
 
 
 def require_worker_python(master: str | None) -> None:
-    """Raises ConfigError if Spark's Python workers run on this machine and their interpreter does not exist.
+    """Raises ConfigError if Python workers run on this machine but their interpreter does not exist.
 
     Args:
-        master: the master of the session; None for Spark's default, this machine.
+        master: the master of the session; None for Spark's default, which is this machine.
     """
     python = os.environ.get("PYSPARK_PYTHON")
     if python and local_cores(master or "local[*]") is not None:
@@ -131,7 +131,7 @@ def _require(what: str, path: str) -> None:
 
 
 def _files_of(settings: Mapping[str, str], submits: bool) -> Iterator[tuple[str, str]]:
-    """Returns the settings with the local files that they name, except those that only executors need."""
+    """Yields (setting, local file) for each file in the settings, except files that only executors need."""
     python_key = _DRIVER_PYTHON if settings.get(_DRIVER_PYTHON) else _WORKER_PYTHON
     if submits and (python := settings.get(python_key)):
         yield python_key, python
@@ -149,7 +149,7 @@ def _files_of(settings: Mapping[str, str], submits: bool) -> Iterator[tuple[str,
 
 
 def _problem_of(path: str) -> str | None:
-    """Returns why a file cannot be used; None if it can be, or if Spark first unpacks it (`./…`)."""
+    """Returns why a file cannot be used; None if it is usable, or if Spark first unpacks it (`./…`)."""
     if path.startswith("./"):
         return None
     if "/" not in path:
@@ -164,7 +164,7 @@ def _problem_of(path: str) -> str | None:
     return "which does not exist on this machine"
 
 
-# Reads files of Spark properties, and the properties with which a process would start Spark.
+# Reads properties files of Spark, and the properties with which a process would start Spark.
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -176,8 +176,9 @@ _SETTING = re.compile(r"((?:[^\s=:\\]|\\.)*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTAL
 def read_properties(path: Path) -> dict[str, str]:
     """Returns the settings in a properties file, which is parsed as spark-submit parses it.
 
-    Java's rules: `key value`, `key=value` and `key: value` are the same, a backslash at the end of a line
-    continues it, and `#` or `!` begins a comment. Spark removes white space around values.
+    Java's rules apply. `key value`, `key=value` and `key: value` mean the same. A backslash at the end of a
+    line continues the line. A line that begins with `#` or `!` is a comment. Spark removes white space around
+    values.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -218,9 +219,9 @@ def _unescaped(text: str) -> str:
 
 
 def properties_file(environment: Mapping[str, str]) -> Path:
-    """Returns the properties file with which a JVM of this process would start; it need not exist.
+    """Returns the properties file with which a JVM of this process would start. The file may be missing.
 
-    It is that of the option `--properties-file` in PYSPARK_SUBMIT_ARGS, or else `spark-defaults.conf`.
+    The option `--properties-file` in PYSPARK_SUBMIT_ARGS sets it; the default is `spark-defaults.conf`.
     """
     named = [value for option, value in _submit_options(environment) if option == "--properties-file"]
     folder = environment.get("SPARK_CONF_DIR") or f"{environment.get('SPARK_HOME', '')}/conf"
@@ -235,8 +236,8 @@ def _submit_options(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 def launch_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the properties with which a Spark session of this process would start, before a JVM runs.
 
-    They are in `spark-defaults.conf` or in the file of the option `--properties-file`, and in the options
-    `--master` and `--conf` of PYSPARK_SUBMIT_ARGS.
+    The properties come from `spark-defaults.conf` or the file of the option `--properties-file`, and from the
+    options `--master` and `--conf` in PYSPARK_SUBMIT_ARGS.
     """
     file = properties_file(environment)
     settings = {"spark.master": environment["MASTER"]} if environment.get("MASTER") else {}
@@ -252,7 +253,7 @@ def launch_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def local_cores(master: str) -> int | None:
-    """Returns how many tasks Spark runs at the same time on a `local` master; None for any other master."""
+    """Returns the number of tasks that a `local` master runs at the same time; None for other masters."""
     if master == "local":
         return 1
     if not master.startswith("local[") or not master.endswith("]"):

@@ -1,11 +1,11 @@
 """Operations on rows that are an Arrow table in this process, or a frame of Spark.
 
-On one machine, work needs no Spark: to plan a query and to start its tasks takes longer than the work. So the
-steps of scoring and evaluation take rows of both kinds. Each step is written once, as a query of SQL that
-Spark and DuckDB (spark/rows.py) both understand, or as a function over batches of rows.
+On one machine, Spark is not needed: it takes longer to plan a query and to start its tasks than to do the
+work. So the steps of scoring and evaluation accept rows of both kinds. Each step is written once, as an SQL
+query that both Spark and DuckDB run, or as a function over batches of rows.
 
-Rows of large tables are not read into memory in this process. They are `StoredRows`: `query` and
-`map_rows_in_threads` read the files piece by piece.
+Rows of large tables are not read into the memory of this process. They are `StoredRows`, whose files `query`
+and `map_rows_in_threads` read piece by piece.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "pa.Table | DataFrame"
 
-# Rows that may also be in files that are read piece by piece.
+# Rows in memory, rows of a frame, or rows in files that are read piece by piece.
 ReadableRows: TypeAlias = "pa.Table | StoredRows | DataFrame"
 Batches = Iterable[pa.RecordBatch]
 
-# Rows of a table that a function gets in one batch; Spark's default is the same.
+# Number of rows of a table that a function gets in one batch, as by Spark's default.
 _BATCH_ROWS = 10_000
 _SEED = 42  # of Spark's xxhash64
 
@@ -57,7 +57,7 @@ def read_rows(
     split: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Rows:
-    """Reads the rows of the files that a manifest names, or those of one split.
+    """Reads the rows of the files that a manifest lists, or the rows of one split.
 
     Returns an Arrow table if the job keeps its rows in this process (RunContext.in_process), else a frame.
     """
@@ -73,14 +73,14 @@ def read_in_pieces(
     split: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> ReadableRows:
-    """Does the same as `read_rows` for a large table, but does not read its rows into this process."""
+    """Does the same as `read_rows` for a large table, but leaves its rows in the files."""
     if context.in_process:
         return StoredRows.of(partition, manifest, split, columns)
     return rows_of(context.spark, partition, manifest, split, columns)
 
 
 def whole(rows: ReadableRows) -> Rows:
-    """Returns rows of files as a table with all of them in memory. Other rows are returned unchanged."""
+    """Reads rows of files into a table in memory. Other rows are returned unchanged."""
     return rows.read() if isinstance(rows, StoredRows) else rows
 
 
@@ -88,11 +88,11 @@ def query(text: str, **tables: ReadableRows) -> Rows:
     """Runs one query, and returns its rows: a lazy frame if one of `tables` is a frame, else a table.
 
     Args:
-        text: SQL. The names of tables stand in braces, such as `SELECT user_key FROM {clicks}`. `quoted`
-            writes names of columns that a configuration chooses. Only functions of both engines may occur
-            (spark/rows.py lists what it adds to DuckDB). Sums of integers must be smaller than
-            2⁶³. A hint for Spark (`/*+ BROADCAST(name) */`) is a comment for DuckDB.
-        tables: the rows by the name in braces.
+        text: SQL, with the names of tables in braces, such as `SELECT user_key FROM {clicks}`. Pass names of
+            columns that a configuration chooses through `quoted`. Use only functions that both engines have
+            (this module adds some to DuckDB as macros). Sums of integers must be smaller than 2⁶³. A hint
+            for Spark (`/*+ BROADCAST(name) */`) is a comment for DuckDB.
+        tables: maps each name in braces to the rows.
     """
     frames = [rows for rows in tables.values() if not isinstance(rows, pa.Table | StoredRows)]
     if not frames:
@@ -103,14 +103,14 @@ def query(text: str, **tables: ReadableRows) -> Rows:
 
 
 def quoted(name: str) -> str:
-    """Returns the name of a column as it is written in the text of a query, whatever characters it has."""
+    """Returns the name of a column in quotes for the text of a query. It may contain any characters."""
     return "`" + name.replace("`", "``").replace("{", "{{").replace("}", "}}") + "`"
 
 
 def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
-    """Does the work of `query` in Spark, which knows the frames as temporary views while it plans.
+    """Does the work of `query` in Spark. The frames are temporary views while Spark plans the query.
 
-    `session.sql(text, **frames)` and `spark.catalog.dropTempView` would also remove frames from the cache.
+    `session.sql(text, **frames)` and `spark.catalog.dropTempView` would remove the frames from the cache.
     """
     catalog = session._jsparkSession.sessionState().catalog()
     views = {name: f"rows_{uuid.uuid4().hex}" for name in frames}
@@ -124,7 +124,7 @@ def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFra
 
 
 def map_rows(rows: Rows, function: Callable[[Batches], Batches], schema: pa.Schema) -> Rows:
-    """Applies a function to batches of rows, and returns the batches that the function returns as rows.
+    """Applies a function to batches of rows. Returns the batches that it yields, as rows.
 
     In Spark, the function is called once per task. For a table it is called once.
 
@@ -146,7 +146,7 @@ def map_rows_in_threads(
     threads: int,
     batch_rows: int,
 ) -> Rows:
-    """Does the same as `map_rows`, but calls the function in several threads if the rows are no frame.
+    """Does the same as `map_rows`, but calls the function in several threads unless the rows are a frame.
 
     Args:
         rows, function, schema: as for `map_rows`. Rows of files are read while threads work on earlier rows.
@@ -239,7 +239,7 @@ def with_nulls(rows: Rows, name: str, kind: pa.DataType) -> Rows:
 
 
 def with_hash(rows: Rows, column: str, name: str) -> Rows:
-    """Adds the hash of a column of texts or int64 numbers without nulls: XXH64 with the seed 42, an int64."""
+    """Adds the int64 XXH64 hash (seed 42) of a column of texts or int64 numbers, which has no nulls."""
     if not isinstance(rows, pa.Table):
         return rows.withColumn(name, F.xxhash64(column))
     import xxhash
@@ -269,7 +269,7 @@ def select(rows: ReadableRows, names: Sequence[str]) -> ReadableRows:
 
 
 def list_entries(rows: Rows, lists: str, name: str) -> Rows:
-    """Returns the elements of the lists of users: user_key, position (int32, from 1), and the element.
+    """Returns a row for each element of users' lists: user_key, position (int32, from 1) and the element.
 
     Args:
         rows: rows with user_key and the column `lists`.
@@ -301,7 +301,7 @@ def count(rows: Rows) -> int:
 
 
 def persist(rows: Rows) -> Rows:
-    """Keeps the rows of a frame when they are first computed, because several queries need them."""
+    """Keeps the rows of a frame once they are computed. Use this if several queries need them."""
     return rows.persist() if not isinstance(rows, pa.Table) else rows
 
 
@@ -312,9 +312,9 @@ def unpersist(rows: Rows) -> None:
 
 
 def spread(rows: Rows, key: str, tasks: int = 0) -> Rows:
-    """Distributes the rows of a frame over tasks by a column: over `tasks`, at least one for each core.
+    """Distributes the rows of a frame by a column, over `tasks` tasks or one task per core if that is more.
 
-    A table is sorted by the column, because the order of a query's rows depends on threads.
+    A table is sorted by the column, because the order of the rows of a query depends on its threads.
     """
     if isinstance(rows, pa.Table):
         return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending")]))
@@ -369,8 +369,8 @@ def spark_types(schema: pa.Schema) -> T.StructType:
 
 # Runs SQL over Arrow tables and Parquet files in this process with DuckDB.
 #
-# Queries are written for Spark. Where DuckDB lacks a function of Spark, a macro of the same name adds it, for
-# arguments without nulls.
+# Queries are written for Spark. If DuckDB lacks a function of Spark, a macro with the same name adds it to
+# DuckDB, for arguments without nulls.
 
 _MACROS = """
 CREATE MACRO collect_list(x) AS list(x);
@@ -380,7 +380,7 @@ CREATE MACRO array_remove(x, removed) AS list_filter(x, LAMBDA v: v <> removed);
 """
 _IDENTIFIER = re.compile("`((?:[^`]|``)*)`")
 
-# The type of a sum of integers, which Spark adds as int64.
+# DuckDB's type of a sum of integers. Spark's type is int64.
 _SUM = pa.decimal128(38, 0)
 
 
@@ -424,7 +424,7 @@ def run_query(text: str, tables: Mapping[str, pa.Table | StoredRows]) -> pa.Tabl
 
 
 def _in_duckdb(text: str, tables: Mapping[str, pa.Table | StoredRows]) -> str:
-    """Returns the text with the names or the files of the tables, and with the quotes of DuckDB."""
+    """Returns the query in DuckDB's syntax, with the names or the files of the tables inserted."""
     marked = _IDENTIFIER.sub(lambda match: _quoted(match[1].replace("``", "`")), text)
     return marked.format_map(
         {name: rows.sql() if isinstance(rows, StoredRows) else f'"{name}"' for name, rows in tables.items()}
@@ -438,10 +438,10 @@ def _quoted(name: str) -> str:
 
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
-    """Returns the database of this process, which has no tables of its own."""
-    import duckdb  # takes 0.06 s: only if it is needed
+    """Returns the database of this process. It stores no tables."""
+    import duckdb  # takes 0.06 s, so it is imported only if it is needed
 
-    # DuckDB leaves its files behind if the process is killed. The folder of a dead process is deleted later.
+    # If the process is killed, DuckDB's files remain. A later process deletes the folder of a dead process.
     scratch = ScratchFolder(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None)
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": len(os.sched_getaffinity(0)),
@@ -459,7 +459,7 @@ def _database() -> duckdb.DuckDBPyConnection:
 # Queries of DuckDB and functions over batches read the files piece by piece. So the memory of a stage depends
 # on the results that it keeps, and not on the number of rows that it reads.
 
-# Rows that `StoredRows.read` reads at a time.
+# Number of rows that `StoredRows.read` reads at a time.
 _ROWS_OF_TABLE = 1 << 17
 _GLOB = re.compile(r"([*?\[])")
 
@@ -470,8 +470,8 @@ class StoredFiles:
 
     Attributes:
         paths: the paths of the files.
-        values: maps the name of each column that has the same text in all rows to this text. These columns
-            are not in the files.
+        values: maps the name of each constant column to the text in all its rows. These columns are not in
+            the files.
     """
 
     paths: tuple[str, ...]
@@ -498,10 +498,10 @@ class StoredRows:
         split: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> StoredRows:
-        """Returns the rows of the files that a manifest names, or those of one split.
+        """Returns the rows of the files that a manifest lists, or the rows of one split.
 
         Raises:
-            DataError: the manifest has no such column, or a type that this release does not know.
+            DataError: the manifest lacks a column, or it has a type that this release does not support.
         """
         schema = known_schema(partition, manifest, columns)
         return cls(schema, (StoredFiles(tuple(data_files(partition, manifest, split))),))
@@ -521,7 +521,7 @@ class StoredRows:
         return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
 
     def with_value(self, name: str, value: str) -> StoredRows:
-        """Returns the rows with one more column, which has the same text in all rows."""
+        """Returns the rows with an added column that has the same text in all rows."""
         files = tuple(replace(some, values=(*some.values, (name, value))) for some in self.files)
         return StoredRows(self.schema.append(pa.field(name, pa.string())), files)
 
@@ -555,13 +555,13 @@ class StoredRows:
 
     @property
     def is_local(self) -> bool:
-        """Returns whether all files are in the file system of this machine, so that `sql` can read them."""
+        """Returns whether all files are on a local file system, so that `sql` can read them."""
         return all(file_io.is_local(path) for some in self.files for path in some.paths)
 
     def sql(self) -> str:
-        """Returns a table of DuckDB's SQL that reads the rows. `is_local` must be true.
+        """Returns a table expression of DuckDB's SQL that reads the rows. `is_local` must be true.
 
-        The text may have braces, so it is inserted after other names were replaced in a query.
+        The expression may contain braces. So insert it into a query after all names in braces were replaced.
         """
         selects = [self._select(some) for some in self.files if some.paths]
         if not selects:
@@ -592,7 +592,7 @@ class StoredRows:
 
 
 def union_stored(parts: Sequence[StoredRows]) -> StoredRows:
-    """Returns the rows of all parts, which have the same columns in any order. There is at least one part."""
+    """Returns the rows of all parts (at least one), which have the same columns in any order."""
     schema = parts[0].schema
     for part in parts[1:]:
         if part.select(schema.names).schema != schema or len(part.schema) != len(schema):

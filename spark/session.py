@@ -19,7 +19,7 @@ from spark.accelerator import accelerator_settings
 from spark.profile import launch_settings, require_java, require_worker_python
 from storage import file_io
 
-# Correct results need these settings, so no profile can change them.
+# Results are correct only with these settings, so no profile can change them.
 _REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "false",  # casts of malformed text must return null, to quarantine the row
@@ -42,12 +42,12 @@ def build_session(
     Args:
         app_name: the name that Spark's web pages show.
         settings: the settings of a profile, if the process was not started by spark-submit.
-        event_logs: the folder for Spark's event logs if the profile names none. None: events are logged only
-            if the profile says so.
+        event_logs: the folder for Spark's event logs if the profile does not set one. With None, events are
+            logged only if the profile requests it.
 
     Raises:
-        ConfigError: the RAPIDS accelerator is enabled, and its jar is missing or does not fit this version of
-            Spark; or the profile names the Python daemon of an earlier release; or Java or the interpreter of
+        ConfigError: the RAPIDS accelerator is enabled, but its jar is missing or does not fit this version of
+            Spark; or the profile sets the Python daemon of an earlier release; or Java or the interpreter of
             Python workers is missing on this machine.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -69,10 +69,10 @@ def build_session(
 
 
 def _keep_classes(session: SparkSession) -> None:
-    """Keeps the Java classes that PySpark looks up at every call of a function or a method.
+    """Caches the Java classes that PySpark looks up at every call of a function or a method.
 
-    For each of thousands of calls, the JVM would search all jars for a class of this short name, and then the
-    packages that PySpark has imported.
+    Otherwise the JVM would search all jars, and the packages that PySpark has imported, for a class with this
+    short name. It would do so in each of thousands of calls.
     """
     java_import(session._jvm, "org.apache.spark.sql.functions")
     for name in _KEPT_CLASSES:
@@ -80,7 +80,7 @@ def _keep_classes(session: SparkSession) -> None:
 
 
 def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
-    """Raises ConfigError for a daemon module that no longer exists, because no Python worker would start."""
+    """Raises ConfigError for a daemon module that no longer exists, with which no Python worker starts."""
     if configured(_DAEMON) in _FORMER_DAEMONS:
         raise ConfigError(
             f"the Spark profile has {_DAEMON}={configured(_DAEMON)}, a module of an earlier release",
@@ -90,7 +90,7 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
     """Returns a function that reads a Spark setting from `settings`, or else from the process's profile."""
-    # If this process starts the JVM, the settings must be known before that.
+    # If this process starts the JVM, it must read the settings before that.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     if SparkContext._jvm is None:
@@ -105,7 +105,7 @@ def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
 log = logging.getLogger("nightrank.watch")
 _ENABLED, _FOLDER = "spark.eventLog.enabled", "spark.eventLog.dir"
 
-# The log is written as several files. So a long training does not write one file of gigabytes, and an object
+# The log is written as several files. So a long training does not write one file of gigabytes. An object
 # store gets the first files before the job ends.
 _SETTINGS = {
     "spark.eventLog.rolling.enabled": "true",
@@ -123,8 +123,8 @@ def event_log_settings(configured: Callable[[str], str | None], folder: str) -> 
     Args:
         configured: returns the value of a setting in the profile (spark-submit's properties), or None if the
             profile does not set it.
-        folder: the folder for event logs if the profile names none. The function creates this folder, because
-            Spark does not start if it is missing.
+        folder: the folder for event logs if the profile does not set one. The function creates this folder,
+            because Spark does not start without it.
     """
     if (configured(_ENABLED) or "true").strip().lower() != "true":
         return {}

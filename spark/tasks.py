@@ -29,19 +29,19 @@ def map_batches(
 ) -> DataFrame:
     """Applies a function to the batches of each partition of a frame.
 
-    Returns a frame that consists of the batches that the function returns.
+    Returns a frame of the batches that the function returns.
 
     Args:
         rows: the frame.
         function: called once per task. Spark pickles it, so it must not refer to the session or to a frame.
         schema: the schema of the returned batches.
-        imports: modules to import before workers are forked. They are imported early only if the Spark
-            profile uses spark.worker_daemon.
+        imports: modules to import before workers are forked. This has an effect only if the Spark profile
+            uses spark.worker_daemon.
     """
     if not imports:
         return rows.mapInArrow(function, schema)
-    # Spark has no argument for this. But it copies the environment of the context when mapInArrow wraps the
-    # function.
+    # Spark has no argument for environment variables. But Spark copies those of the context when mapInArrow
+    # wraps the function.
     environment = rows.sparkSession.sparkContext.environment
     previous = environment.get(VARIABLE)
     environment[VARIABLE] = ",".join(imports)
@@ -63,10 +63,9 @@ def run_tasks(
 ) -> DataFrame:
     """Runs `run(index)` in one Spark task for each index below `tasks`.
 
-    Returns a frame that consists of the batches that all tasks return. The frame is lazy, and each evaluation
-    runs all tasks again. Spark may also run several attempts of one task, and uses the batches of only one
-    attempt. If `run` writes files, it must therefore use new file names in each attempt, and return these
-    names.
+    Returns a frame of the batches that all tasks return. The frame is lazy, and each evaluation runs all
+    tasks again. Spark may also run several attempts of one task, and uses the batches of only one attempt. If
+    `run` writes files, it must therefore use new file names in each attempt, and return these names.
 
     Args:
         tasks: number of tasks. With 0 tasks the frame is empty.

@@ -13,9 +13,8 @@ If a task fails, Spark closes the connections to the workers of the stage's othe
 then prints a stack trace for each of them, which hides the error of the task that failed. This daemon prints
 nothing.
 
-Executors must have our packages on their path before a job starts. This is the case on one machine and with
-packed environments, but not with `--py-files`. A profile for jobs with `--py-files` must not name this
-module.
+Executors must have our packages on their path before a job starts. They do on one machine and with packed
+environments, but not with `--py-files`. So a profile for jobs with `--py-files` must not use this module.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from socket import socket
 from conf.process import collect_rarely
 from spark.worker_imports import import_plugins, requested_imports
 
-# Modules that our Python workers run; they import numpy, pyarrow and pyspark. Workers that score also import
-# torch (worker_imports.py).
+# Modules that our Python workers run. These modules import numpy, pyarrow and pyspark. Workers that score
+# also import torch (worker_imports.py).
 IMPORTED = (
     "pyspark.sql.pandas.serializers",
     "pandas",
@@ -72,10 +71,10 @@ def forget_archives() -> None:
 
 
 def ending_quietly(worker: Callable[[socket, bool], int]) -> Callable[[socket, bool], int]:
-    """Returns Spark's function of a worker, which runs one task, without the error of a closed connection.
+    """Wraps Spark's function that runs one task in a worker: a closed connection ends the worker silently.
 
-    Spark has closed the connection then, so nobody reads the result of the task. The worker ends. Errors of
-    the task itself are sent to Spark inside `worker`.
+    If Spark has closed the connection, nobody reads the result of the task. Errors of the task itself are
+    sent to Spark inside `worker`.
     """
 
     def run_task(connection: socket, authenticated: bool) -> int:

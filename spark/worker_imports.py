@@ -1,9 +1,10 @@
 """Modules that a process imports before it forks Python workers, in addition to its own list.
 
-On the driver, spark.tasks puts the names of the modules into an environment variable. The daemon
-(spark.worker_daemon) reads this variable.
-Spark starts one daemon for each different set of environment variables. This module must not import pyspark,
-because the daemon first removes the archive of pyspark from sys.path.
+On the driver, spark.tasks writes the names of the modules to an environment variable. The daemon
+(spark.worker_daemon) reads this variable. Spark starts one daemon for each different set of environment
+variables.
+
+This module must not import pyspark, because the daemon first removes the archive of pyspark from sys.path.
 """
 
 from __future__ import annotations
@@ -21,6 +22,6 @@ def requested_imports() -> list[str]:
 
 
 def import_plugins() -> None:
-    """Imports the operators and readers of the checkout, which no module imports because they have names."""
+    """Imports the operators and readers of the checkout. No import statement does, as they are plug-ins."""
     for plugin in (*OPERATOR.plugins(), *READER.plugins()):
-        getattr(plugin.load(), "reader", object)()  # the module of a format imports that of its reader
+        getattr(plugin.load(), "reader", object)()  # the module of a format imports the module of its reader

@@ -1,7 +1,7 @@
 """Where Python functions run in parallel: in Spark's Python workers, or in processes of this machine.
 
-Code that gets `Workers` runs its tasks in either place with the same results. Spark's workers are necessary
-on clusters. On one machine, processes of its own (spark/local_workers.py) need no JVM.
+Code that gets `Workers` runs its tasks in either place with the same results. Clusters need Spark's workers.
+On one machine, local processes (spark/local_workers.py) do the same work without a JVM.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:  # a process that starts no JVM does not import pyspark here
 
 
 class Workers(ABC):
-    """Runs functions in parallel, and has the Spark session for work that needs frames."""
+    """Runs functions in parallel, and returns the Spark session for work that needs frames."""
 
     @property
     @abstractmethod
     def spark(self) -> SparkSession:
-        """Returns the Spark session. It may be started at first use, so use it only for frames."""
+        """Returns the Spark session. The first call may start a JVM, so use the session only for frames."""
 
     @property
     @abstractmethod
     def parallelism(self) -> int:
-        """Returns how many tasks can run at the same time."""
+        """Returns the number of tasks that can run at the same time."""
 
     @abstractmethod
     def run(
@@ -37,8 +37,8 @@ class Workers(ABC):
 
         Args:
             tasks: number of tasks. With 0 tasks the result is empty.
-            run: called once per task, in another process. It is pickled. If it writes files, it must use new
-                file names in each attempt, and return these names.
+            run: called once per task, in another process. The function is pickled. If it writes files, it
+                must use new file names in each attempt, and return these names.
             schema: the schema of the batches.
 
         Returns:

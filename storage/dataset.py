@@ -33,8 +33,7 @@ class Member:
 
     Attributes:
         dt, digest: the date of the partition, and the digest of its manifest.
-        label: the label of those files of the partition that belong to the split; None if all files of the
-            partition belong to it.
+        label: only the partition's files with this label belong to the split; None if all its files do.
         clicks: number of rows with label 1; None if the dataset was published by an earlier release, which
             did not count clicks.
     """
@@ -58,8 +57,8 @@ class Dataset:
         parent_workflow: the version from which `workflow_version` was extended; None if it was fitted from
             scratch. Ids have the same meaning in both versions. So a training can start from the weights of
             a model only if that model uses one of these two versions.
-        changed_days: days whose raw log was replaced after the workflow's statistics and vocabularies had
-            been computed from it. The features of these days are computed from the new log, but the
+        changed_days: days whose raw log was replaced after the workflow had computed statistics and
+            vocabularies from it. The features of these days are computed from the new log, but the
             statistics and vocabularies still come from the old log.
     """
 
@@ -144,7 +143,7 @@ def read_dataset(lake: LakePaths, run_date: str) -> Dataset:
 
 
 def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = False) -> None:
-    """Refuses training rows that all have the same label: a model could only learn a constant from them.
+    """Refuses training rows that all have the same label, from which a model can learn only a constant.
 
     Args:
         days: (day, number of rows, number of clicks) for each day of the training rows.
@@ -152,7 +151,7 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
             clicks.
 
     Raises:
-        DataError: there are rows, but none of them is a click, or all of them are.
+        DataError: there are rows, but no row is a click; or all rows are clicks and `only_clicks` is False.
     """
     rows, clicks = sum(day[1] for day in days), sum(day[2] for day in days)
     if not rows or 0 < clicks < rows or (clicks and only_clicks):
@@ -182,10 +181,11 @@ def read_spec(lake: LakePaths, workflow_version: str) -> FeatureSpec:
 
 
 def id_features_of(lake: LakePaths, spec: FeatureSpec, column: str) -> list[str]:
-    """Returns the features of kind categorical that a workflow computes only from one raw column, in order.
+    """Returns the categorical features that a workflow computes from one raw column alone, in order.
 
     Args:
-        lake: the lake of the workflow. If it has only the spec of the workflow, the result is empty.
+        lake: the lake of the workflow. If the lake has no `workflow.json` of the workflow, the result is
+            empty.
         spec: the features of the workflow.
         column: the raw column.
     """

@@ -52,7 +52,7 @@ _TYPES: dict[str, Any] = {
     },
 }
 
-# The state of each table when this process last read it; None for a table without a log.
+# The state of each table when this process last read its log; None for a table without a log.
 _loaded: dict[str, DeltaTable | None] = {}
 
 
@@ -95,7 +95,7 @@ def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
 def says(table: str, dt: str, wanted: Content) -> bool:
     """Returns whether a table's Delta log had exactly the files of `wanted` for a date.
 
-    The answer is that of the time when this process last read the log.
+    The answer describes the log as this process last read it.
 
     Raises:
         InfrastructureError: the log cannot be read.
@@ -107,7 +107,7 @@ def says(table: str, dt: str, wanted: Content) -> bool:
 
 
 def show(table: str, dt: str, now: Callable[[], Content]) -> None:
-    """Replaces the files of a date in the table's Delta log by those of the manifest.
+    """Replaces the files of a date in the table's Delta log by the files of the manifest.
 
     If the log already has exactly these files, nothing changes.
 
@@ -125,7 +125,7 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
     for attempt in range(_TRIES):
         with _infrastructure_errors(table, dt):
             # Load the table before `now` reads the manifest. If another job replaces the manifest after
-            # that, the two commits conflict, and the job whose commit fails reads both again.
+            # that, the two commits conflict. The job whose commit fails reads table and manifest again.
             known = _load(table)
             wanted = now()
             if _paths(known, dt) == wanted.paths:
@@ -192,8 +192,8 @@ def _create(table: str, columns: Sequence[tuple[str, str]]) -> DeltaTable:
 def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
     from deltalake.transaction import AddAction, CommitProperties, Transaction
 
-    # The application id makes two transactions of a date conflict. Otherwise delta-rs would keep the files
-    # of both.
+    # With the same application id, two transactions of a date conflict. Otherwise delta-rs would keep the
+    # files of both transactions.
     application = f"{DATE}={dt}"
     number = (table.transaction_version(application) or 0) + 1
     modified = int(time.time() * 1000)

@@ -26,7 +26,7 @@ _SALT_BYTES = 16
 
 @dataclass(frozen=True)
 class ErasedUsers:
-    """Erased users whose rows are left out, for example those of one day.
+    """Erased users whose rows are left out, for example the rows of one day.
 
     Attributes:
         salt: the salt of the lake, hexadecimal digits.
@@ -37,17 +37,17 @@ class ErasedUsers:
     digests: frozenset[str]
 
     def has(self, user: str) -> bool:
-        """Returns whether a user is one of them."""
+        """Returns whether a user is one of these erased users."""
         return digest_of_user(self.salt, user) in self.digests
 
     def are_in(self, users: pa.Array) -> np.ndarray:
-        """Returns which of n ids (string, some of them null) are those of erased users: (n,) bool."""
+        """Returns which of n ids (strings or nulls) belong to erased users: (n,) bool."""
         return np.fromiter((user is not None and self.has(user) for user in users.to_pylist()), bool)
 
 
 @dataclass(frozen=True)
 class ErasedList:
-    """The list of a lake.
+    """The list of the erased users of a lake.
 
     Attributes:
         salt: the salt of the lake, hexadecimal digits.
@@ -58,9 +58,9 @@ class ErasedList:
     through: Mapping[str, str] = field(default_factory=dict)
 
     def of_day(self, day: str | None) -> ErasedUsers | None:
-        """Returns the users whose rows of a day are left out; of all rows if `day` is None.
+        """Returns the erased users whose rows of a day are left out; None if there are no such users.
 
-        None if there are no such users.
+        If `day` is None, the rows have no day, and the rows of all erased users are left out.
         """
         digests = frozenset(user for user, last in self.through.items() if day is None or day <= last)
         return ErasedUsers(self.salt, digests) if digests else None
@@ -76,7 +76,7 @@ def digest_of_user(salt: str, user: str) -> str:
 
 
 def read_erased(lake: LakePaths) -> ErasedList | None:
-    """Returns the list of a lake; None if nobody was erased.
+    """Returns the list of the erased users of a lake; None if nobody was erased.
 
     Raises:
         DataError: the list is damaged, or a newer release wrote it.
@@ -90,7 +90,7 @@ def read_erased(lake: LakePaths) -> ErasedList | None:
 
 
 def list_or_new(lake: LakePaths) -> ErasedList:
-    """Returns the list of a lake, or a list with a new salt and without users, which is not written yet."""
+    """Returns the list of a lake. If there is none, returns an unwritten list: a new salt and no users."""
     return read_erased(lake) or ErasedList(secrets.token_hex(_SALT_BYTES))
 
 
@@ -106,7 +106,8 @@ def add_erased(lake: LakePaths, known: ErasedList, users: Iterable[str], through
         through: the last day whose rows are left out. A user who is in the list keeps the later day.
 
     Raises:
-        InfrastructureError: the list cannot be written, or another erasure has begun it with another salt.
+        InfrastructureError: the list cannot be written, or another erasure has created a list with another
+            salt.
     """
     now = read_erased(lake) or known
     if now.salt != known.salt:

@@ -64,11 +64,11 @@ class FeatureSpec:
     * `row_id`: int64, the position of the row in its day's raw log, unique in its partition. With the section
       `negatives`, `row_id` is position × (per_positive + 1) for a row of the log. For an added row, it is the
       `row_id` of the positive row plus the index of the draw, from 1.
-    * `user_key`, `item_key` and `group_key`: strings, the raw ids; only if the section `keys` names them.
+    * `user_key`, `item_key` and `group_key`: strings, the raw ids; only if the section `keys` sets them.
     * `event_time`: int64, µs UTC; only if the configuration has `log.event_time`.
     * `label`: float32, 0 or 1.
-    * `weight`: float32, above 0: how much the row counts. Only if the configuration has `log.label.weights`;
-      otherwise the attribute `weight` is None, and all rows count alike.
+    * `weight`: float32, above 0: the weight of the row; only if the configuration has `log.label.weights`.
+      Otherwise the attribute `weight` is None, and all rows have the same weight.
     * one column per feature. Only lists of ids may be null; a null list is an empty list.
     """
 
@@ -107,7 +107,7 @@ class FeatureSpec:
         return [int(feature.cardinality or 0) for feature in self.embedded]
 
     def list_lengths(self, multi_hot: MultiHot) -> list[int]:
-        """Returns, for each feature that is a list of ids, how many ids of a list a model uses at most.
+        """Returns, for each feature that is a list of ids, the largest number of ids that a model uses.
 
         Args:
             multi_hot: the section `model.multi_hot` of the configuration.
@@ -130,7 +130,7 @@ class FeatureSpec:
 
     @property
     def row_columns(self) -> list[str]:
-        """Returns the columns of a feature table before its features: keys, label and, if any, weight."""
+        """Returns the columns of a feature table that precede its features, such as keys and label."""
         return [*self.key_columns, self.label, *([self.weight] if self.weight else [])]
 
     def to_json(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class FeatureSpec:
         )
 
     def require_same(self, other: FeatureSpec, mine: str, theirs: str) -> None:
-        """Raises DataError unless both specs are equal. The error names the first difference."""
+        """Raises DataError unless both specs are equal. The message contains the first difference."""
         if self == other:
             return
         if self.workflow_version != other.workflow_version:
@@ -172,7 +172,7 @@ def dumps(spec: FeatureSpec) -> str:
 
 
 def loads(text: str, path: str) -> FeatureSpec:
-    """Parses the text of a `feature_spec.json`. Errors name `path`.
+    """Parses the text of a `feature_spec.json`. Error messages contain `path`.
 
     Raises:
         DataError: a newer release wrote the file.

@@ -1,8 +1,8 @@
 """Finds the file system of a path, and reads, lists and atomically replaces small files.
 
-On a local file system a file is replaced by a rename, and on an object store by one upload, which becomes
-visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a
-file only if there is none at its path. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
+On a local file system, a rename replaces a file. On an object store, one upload does, and it becomes visible
+when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a file only
+if there is none at the path. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
     file systems come from the environment (docs/lakes.md). Percent escapes such as %20 are not decoded.
 
     Raises:
-        ConfigError: the scheme of the URI is not supported, or a package that reads it is missing.
+        ConfigError: the scheme of the URI is not supported, or the package for this scheme is missing.
     """
     scheme, inner = scheme_of(path), path.split("://", 1)[-1]
     if scheme in ("", "file"):
@@ -58,17 +58,14 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def s3_place() -> tuple[str, str]:
-    """Returns (endpoint, region) of S3 from AWS's environment variables.
-
-    A text is empty if its environment variable is not set.
-    """
+    """Returns (endpoint, region) of S3 from AWS's environment variables; empty texts if they are not set."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     return endpoint.rstrip("/"), os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
 
 
 @lru_cache(maxsize=16)
 def _s3(bucket: str, endpoint: str, region: str) -> fs.FileSystem:
-    """Returns a client for S3, which reuses its connections. It finds credentials by AWS's rules."""
+    """Returns a client for S3. It reuses connections, and finds credentials by AWS's rules."""
     if endpoint:
         scheme, _, host = endpoint.rpartition("://")
         return fs.S3FileSystem(endpoint_override=host, scheme=scheme or "https", region=region or "us-east-1")
@@ -84,7 +81,7 @@ def local_folder(path: str) -> Path:
     """Returns the absolute path of a local folder, which need not exist.
 
     Raises:
-        ConfigError: the text is empty, or a URI of an object store.
+        ConfigError: the path is empty, or it is a URI of an object store.
     """
     if not path or not is_local(path):
         raise ConfigError(f"{path!r} is not a local folder", "pass the path of a folder on this machine")
@@ -110,7 +107,7 @@ def sizes(paths: Sequence[str]) -> list[int | None]:
 
 
 def make_durable(paths: Iterable[str], root: str) -> None:
-    """Flushes local files, and their folders up to `root`, to disk, so that they survive a power cut.
+    """Flushes local files and their folders up to `root` to disk, so that they survive a power cut.
 
     A file on an object store is durable as soon as it exists.
 
@@ -150,7 +147,7 @@ def read_text(path: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """Reads and parses a JSON file. Raises DataError, naming the path, if the file is not JSON."""
+    """Reads and parses a JSON file. Raises DataError with the path if the file is not JSON."""
     text = read_text(path)
     try:
         return json.loads(text)
@@ -161,7 +158,7 @@ def read_json(path: str) -> Any:
 
 
 def list_files(path: str, recursive: bool = False) -> list[fs.FileInfo]:
-    """Lists the files and folders in a folder, sorted by path; empty if the folder does not exist."""
+    """Lists the files and folders in a folder by path. The list is empty if the folder does not exist."""
     files, inner = filesystem(path)
     infos = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive))
     return sorted(infos, key=lambda info: info.path)
@@ -266,8 +263,8 @@ def _create_local(path: Path, text: str) -> bool:
     try:
         os.link(scratch, path)
     except FileExistsError:
-        # NFS repeats a request if the answer was lost. The repeated request then fails because our own link
-        # exists already.
+        # NFS repeats a request if the answer was lost. The repeated request fails, because the first one has
+        # created our link.
         return os.stat(scratch).st_nlink > 1
     finally:
         scratch.unlink(missing_ok=True)
@@ -285,7 +282,7 @@ def _write_scratch(path: Path, text: str) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        scratch.unlink(missing_ok=True)  # on a full disk, failed attempts must leave no file
+        scratch.unlink(missing_ok=True)  # a failed attempt on a full disk must leave no file
         raise
     return scratch
 

@@ -71,7 +71,7 @@ class Format:
         return {key: value for key, value in values.items() if key != KEY}
 
 
-# Since version 2, data files are outside of the partition's folder, because other tools list that folder.
+# Since version 2, data files are outside the partition's folder, because other tools list this folder.
 MANIFEST = Format("manifest", 2)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")

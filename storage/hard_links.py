@@ -1,7 +1,7 @@
 """Hard links in a local partition's folder, for tools that list it: one link for each file of the manifest.
 
-Several links cannot be replaced atomically. So while the links change, the folder also contains a file that
-no tool can read. So a tool that lists the folder reads the files of one manifest, or it fails. If a
+Several links cannot be replaced atomically. While the links change, the folder therefore contains a file that
+no tool can read. So a tool that lists the folder reads the files of one manifest, or the tool fails. If a
 process is killed while it changes the links, the unreadable file remains, and the next run repairs the links.
 """
 
@@ -22,17 +22,17 @@ from storage import file_io
 log = logging.getLogger("nightrank.publish")
 
 LOCK_NAME = ".lock"
-# The name sorts first, because a tool that needs a few rows may read only the first file. In a folder of JSON
-# lines there is also a .json.gz file: Spark reads a line that is not JSON as a row, but it fails on a .gz
-# file that is not compressed.
+# The name sorts first, because a tool that needs a few rows may read only the first file. A folder of JSON
+# lines also gets a .json.gz file: Spark reads a line that is not JSON as a row, but Spark fails on a .gz file
+# that is not compressed.
 STOP = "0-being-replaced"
 _STOPS = {".parquet": (".parquet",), ".jsonl": (".jsonl", ".json.gz"), ".json.gz": (".json.gz",)}
 _STOP_TEXT = (
     "This partition is being replaced. Read it again later. If this file remains, "
     "a job was killed: run the job again.\n"
 )
-# Errors of a file system that has no hard links, cannot link between these folders, or allows no more links
-# to a file.
+# Errors of a file system that has no hard links, that cannot link between these folders, or that allows no
+# more links to a file.
 _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -45,7 +45,8 @@ def show(folder: str, data: str, wanted: Set[str], targets: Callable[[], Mapping
         folder: the folder of the partition, with its manifest.
         data: the folder of the partition's data files. A process locks this folder while it changes the
             links.
-        wanted: names of the links for the manifest. If the folder has exactly these links, nothing changes.
+        wanted: names of the links that the manifest requires. If the folder has exactly these links, nothing
+            changes.
         targets: reads the manifest and returns a mapping from the name of each link to the path of its file.
 
     Raises:
@@ -99,10 +100,7 @@ def _exchange(folder: Path, wanted: Mapping[str, str]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Deletes a link, or a folder of data files.
-
-    Earlier releases kept folders of data files in the partition's folder.
-    """
+    """Deletes a link, or a folder of data files that an earlier release kept in the partition's folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -110,7 +108,7 @@ def _remove(path: Path) -> None:
 
 
 def _link(folder: Path, targets: Mapping[str, str]) -> None:
-    """Creates a link for each target, or none at all if the file system has no hard links."""
+    """Creates a link to each target, or no link if the file system has no hard links."""
     for name, target in targets.items():
         try:
             os.link(target, folder / name)

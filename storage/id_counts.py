@@ -21,11 +21,11 @@ _VOCABULARY = "vocabulary"
 
 @dataclass(frozen=True)
 class IdCounts:
-    """Where the counts of ids are. The object is small, so that it can be sent to ranks.
+    """The files with the counts of ids. The object itself is small, so that it can be sent to ranks.
 
     Attributes:
         files: Parquet files with the columns `column` (the name of a vocabulary), `id` and `count`.
-        vocabularies: maps each feature whose values are ids of a vocabulary to the vocabulary.
+        vocabularies: maps each feature whose values are ids of a vocabulary to the name of the vocabulary.
     """
 
     files: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class IdCounts:
 def _added(
     sums: NDArray[np.int64] | None, ids: NDArray[np.int32], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Returns counts by id with those of another file, which has other ids of the vocabulary."""
+    """Returns the counts by id after adding those of another file, which may have other ids."""
     before = np.zeros(0, np.int64) if sums is None else sums
     longer = np.zeros(max(len(before), int(ids.max(initial=-1)) + 1), np.int64)
     longer[: len(before)] = before
@@ -65,11 +65,11 @@ def _added(
 
 
 def find_id_counts(lake: LakePaths, version: str) -> IdCounts:
-    """Returns where the counts of a workflow version are. Empty if the version has no vocabularies.
+    """Returns the files with the counts of a workflow version; no files if it has no vocabularies.
 
     A feature that is computed from ids without changing them, such as the first ids of a list, has the
-    vocabulary of these ids. Counts decide only where rows are stored, so an operator that does change ids
-    would not make results wrong.
+    vocabulary of these ids. If an operator does change ids, the counts are wrong, but results are not: counts
+    decide only where rows are stored.
     """
     path = f"{lake.workflow(version)}/{_WORKFLOW}"
     partition = Partition(
@@ -87,7 +87,7 @@ def find_id_counts(lake: LakePaths, version: str) -> IdCounts:
 
 
 def _vocabulary_of(feature: str, steps: list[dict[str, Any]]) -> str | None:
-    """Returns the vocabulary from which the ids of a feature come; None if there is none."""
+    """Returns the name of the vocabulary with the ids of a feature; None if there is none."""
     name = feature
     for step in reversed(steps):
         if name not in step["outputs"]:

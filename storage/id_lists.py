@@ -1,4 +1,4 @@
-"""Lists of ids as columns of a matrix. Programs without torch use it too."""
+"""Pads lists of ids to a matrix. Programs without torch use this module too."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.messages import json_line
 
-_TAIL_BYTES = 256 * 1024  # more than a Java stack trace that may follow the summary
+_TAIL_BYTES = 256 * 1024  # longer than a Java stack trace that may follow the summary
 _KEYS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output")
 
 
@@ -24,10 +24,11 @@ class JobSummary:
         output: path of the table, model or file that the job published.
         rows_in, rows_out: number of rows read, and number of rows published.
         dropped: maps each reason for leaving out rows to the number of rows.
-        facts: further JSON values of this job. In the line, their keys are next to the other keys.
-        job, run_date: the name of the job and its run date; filled in by the code that runs the job.
-        seconds: maps each phase to its seconds, and `total` to the seconds of the whole run; filled in by the
-            code that runs the job.
+        facts: further JSON values of this job. In the line, their keys stand at the same level as the other
+            keys.
+        job, run_date: the name of the job and its run date. The code that runs the job fills them in.
+        seconds: maps each phase to its seconds, and `total` to the seconds of the whole run. The code that
+            runs the job fills them in.
     """
 
     output: str | None

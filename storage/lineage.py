@@ -1,8 +1,8 @@
 """Records which datasets a run reads and publishes, for manifests and for the run record.
 
-`Lake`, `Table` and `Partition` hold a recorder. Functions that read or publish a partition report to the
+`LakePaths`, `Table` and `Partition` hold a recorder. Functions that read or publish a partition report to the
 recorder of that partition. Functions that read other data, such as a raw log or a model, take a recorder as
-an argument. The recorder of a job is a `RunLineage`. Everywhere else (workers, notebooks, tests) it is
+an argument. The recorder of a job is a `RunLineage`. In workers, notebooks and tests, the recorder is
 `NOT_RECORDED`, which discards everything.
 
 Events follow OpenLineage. A dataset is one partition. Its namespace and name follow OpenLineage's rules for
@@ -35,7 +35,7 @@ FACETS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class DatasetVersion:
-    """One partition, model or day of a raw log as it was read or published.
+    """One version of a dataset (a partition, a model or a day of a raw log) that a run read or published.
 
     Attributes:
         path: the folder, or the glob pattern of the raw files.
@@ -92,8 +92,8 @@ NOT_RECORDED = LineageRecorder()
 class RunLineage(LineageRecorder):
     """One run of one job: its identity, and the datasets that the run has read and published so far, by path.
 
-    A copy that is sent to another process records nothing: workers read for the driver, and the driver itself
-    records these reads.
+    A copy that is sent to another process records nothing, because the driver itself records what its workers
+    read.
 
     Attributes:
         inputs, outputs: map the path of each dataset to the version that the run has read or published.
@@ -133,9 +133,9 @@ class RunLineage(LineageRecorder):
     ) -> Mapping[str, Any]:
         """Records an output and returns the event of its publication.
 
-        `input_digests` are the digests of the inputs in the manifest of the output. The event names as inputs
-        the datasets of this run that have one of these digests. If there is no such dataset, the event names
-        all datasets that the run has read and not published itself.
+        `input_digests` are the digests of the inputs in the manifest of the output. The inputs in the event
+        are the datasets of this run that have one of these digests. If there is no such dataset, the inputs
+        are all datasets that the run has read and has not published itself.
         """
         digests = set(input_digests)
         digests |= {part for digest in digests for part in self.combined.get(digest, ())}
@@ -147,7 +147,7 @@ class RunLineage(LineageRecorder):
     def external_inputs(self) -> list[DatasetVersion]:
         """Returns the inputs that this run did not publish itself.
 
-        A job also reads the partition that it replaces, so some inputs are its own outputs.
+        A job also reads the partitions that it replaces, so some of its inputs are also its outputs.
         """
         return [dataset for path, dataset in self.inputs.items() if path not in self.outputs]
 

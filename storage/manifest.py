@@ -32,8 +32,8 @@ class FileEntry:
     """One data file of a manifest.
 
     Attributes:
-        path: relative to the partition's folder. It points outside of that folder (`../../_data/…`), except
-            in a raw log and in tables of early releases.
+        path: relative to the partition's folder. The file is outside this folder (`../../_data/…`), except in
+            a raw log and in tables of early releases.
         row_groups: number of rows of each row group, in file order.
         split: the split of the file's rows if the partition is divided into splits, otherwise None.
     """
@@ -170,8 +170,8 @@ def data_files(partition: Partition, manifest: Manifest, split: str | None = Non
 def current_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
     """Returns the manifest of a partition that is complete and was built from exactly these inputs.
 
-    Returns None if a job must build the partition. Also repairs the hard links or the Delta log of the
-    partition, if a job was killed before it had updated them.
+    Returns None if a job must build the partition. If a job was killed before it had updated the partition's
+    hard links or Delta log, this function updates them.
     """
     if not is_published(partition):
         return None
@@ -186,7 +186,7 @@ def require_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
     """Returns the manifest of a partition that this run has published or found up to date.
 
     Raises:
-        InfrastructureError: it has other inputs, because another run has replaced the partition meanwhile.
+        InfrastructureError: the manifest has other inputs, because another run has replaced the partition.
     """
     manifest = read_manifest(partition)
     if dict(manifest.inputs) != dict(inputs):
@@ -199,14 +199,14 @@ def require_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
 
 
 def is_whole(partition: Partition, manifest: Manifest) -> bool:
-    """Returns whether each file of a manifest exists and has the number of bytes that is in the manifest."""
+    """Returns whether each file of a manifest exists with the number of bytes given in the manifest."""
     return file_io.sizes(data_files(partition, manifest)) == [entry.bytes for entry in manifest.files]
 
 
 def replace_manifest(partition: Partition, manifest: Manifest) -> None:
     """Publishes a partition in one atomic step.
 
-    All files that the manifest names must be durable and verified already.
+    All files of the manifest must already be verified and durable.
     """
     published = DatasetVersion(
         partition.path, manifest.digest, manifest.rows, manifest.bytes, manifest.schema
@@ -235,9 +235,10 @@ def _without_files(partition: Partition) -> Manifest:
 
 
 def _update_views(partition: Partition, manifest: Manifest) -> None:
-    """Updates the hard links or the Delta log of a partition for other tools.
+    """Updates the hard links or the Delta log of a partition, through which other tools find its files.
 
-    If another job has replaced the manifest in the meantime, other tools get the files of the newer manifest.
+    If another job has replaced the manifest in the meantime, the links or the log get the files of the newer
+    manifest.
     """
     if partition.internal:
         return
@@ -282,8 +283,8 @@ def _content(partition: Partition, manifest: Manifest) -> delta_log.Content:
 def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
     """Maps the name of each hard link in the partition's folder to the path of its file.
 
-    The name contains the name of the attempt, so two attempts never have the same link. Files of JSON lines
-    get the ending .jsonl, because the pattern `*.json` would also match the manifest.
+    The link's name contains the name of the attempt, so two attempts have different links. Names of JSON
+    lines files end in .jsonl, because the pattern `*.json` would also match the manifest.
     """
     names = [entry.path.removeprefix(f"{partition.data}/").replace("/", "-") for entry in manifest.files]
     links = [f"{name}l" if name.endswith(".json") else name for name in names]

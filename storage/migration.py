@@ -1,12 +1,12 @@
 """Brings the files of a lake to the format versions of this release.
 
-Only manifests of version 1 must be migrated. They name data files in the partition's own folder, so tools
-that list the folder also see the files of replaced attempts. Migration moves the data files that such a
-manifest names: it links or copies them to a folder below `_data`, writes a manifest with the new paths, and
-deletes the old files. This release reads all other older files unchanged.
+Only manifests of version 1 must be migrated. Their data files are in the partition's own folder, so tools
+that list the folder also see the files of replaced attempts. Migration moves the data files of such a
+manifest: it links or copies them to a folder below `_data`, writes a manifest with the new paths, and deletes
+the old files. This release reads all other older files unchanged.
 
 No job may use the lake during a migration. If migration is killed, each partition is either unchanged or
-migrated. Run it again to continue.
+migrated. Run the migration again to continue.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class Survey:
 
     Attributes:
         files: every such file that can be read.
-        problems: one error for each such file that cannot be read, because the file is damaged or a newer
-            release wrote it.
+        problems: one error for each such file that is damaged or that a newer release wrote.
     """
 
     files: tuple[FoundFile, ...]
@@ -84,7 +83,7 @@ def survey(lake: LakePaths) -> Survey:
     """Lists every file of a lake that has a format version. Changes nothing.
 
     Raises:
-        DataError: no file of a lake is found below the root.
+        DataError: there is no file of a lake below the root.
     """
     root = lake.root.rstrip("/")
     paths = list(_paths(root))
@@ -116,7 +115,7 @@ def migrate(lake: LakePaths, file: FoundFile) -> int:
     """Moves the data files of one partition to a folder below `_data`, and returns the number of files.
 
     Raises:
-        DataError: a file that the manifest names is missing or has a different length.
+        DataError: a file of the manifest is missing, or it has a different length.
         InfrastructureError: a file could not be linked, copied or deleted.
     """
     partition = _partition(lake, file.path)
@@ -162,8 +161,8 @@ def _paths(root: str) -> Iterator[str]:
 def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
     """Returns the folders that have files in a subfolder.
 
-    Of the folders of partitions, only those of version 1 are among them: there, each attempt to write a
-    partition has a subfolder in the folder of the partition. Raw logs have no subfolders.
+    A partition's folder is among them only if the partition has version 1. In that version, the folder has a
+    subfolder for each attempt to write the partition. Raw logs have no subfolders.
     """
     return frozenset(
         path[: match.start()]
@@ -191,7 +190,7 @@ def _read(partition: Partition) -> Manifest:
 
 
 def _copy(source: str, target: str) -> None:
-    """Links a local file or copies an object. Replaces a target that a killed migration has left."""
+    """Links a local file, or copies an object. Replaces the target if a killed migration has left one."""
     files, inner = file_io.filesystem(target)
     if not file_io.is_local(target):
         files.copy_file(file_io.filesystem(source)[1], inner)

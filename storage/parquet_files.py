@@ -28,7 +28,7 @@ _TYPES = {
 
 
 def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Returns the rows of a file, with some columns or all of them. All columns may have nulls.
+    """Returns the rows of a file, with some or all columns. The schema lets every column have nulls.
 
     Raises:
         DataError: the file does not exist, or is damaged.
@@ -42,8 +42,8 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 def concat_parts(parts: Iterable[pa.Table]) -> pa.Table:
     """Returns the rows of all parts of a table. The parts have the same columns, of the same types.
 
-    Spark marks columns in which it expects no nulls, and Arrow does not. The writers also add metadata of
-    their own. Parts may differ in both, although `pa.concat_tables` refuses such parts.
+    Spark marks columns in which it expects no nulls, and Arrow does not. Each of them also writes its own
+    metadata. Parts may differ in these marks and metadata, although `pa.concat_tables` refuses such parts.
     """
     return pa.concat_tables([_plain(part) for part in parts])
 
@@ -60,7 +60,7 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 @contextmanager
 def errors_of_file(path: str, remedy: str) -> Iterator[None]:
-    """Replaces the errors of reading a Parquet file by errors that name the file.
+    """Replaces errors while a Parquet file is read by errors whose messages contain its path.
 
     Args:
         path: the file.
@@ -85,14 +85,15 @@ def errors_of_file(path: str, remedy: str) -> Iterator[None]:
 def read_rows_of_keys(
     partition: Partition, manifest: Manifest, key: str, keys: Sequence[str], columns: Sequence[str]
 ) -> pa.Table:
-    """Returns some columns of the rows whose column `key` has one of the values `keys`, in their order.
+    """Returns some columns of the rows that have one of the values `keys` in the column `key`.
 
-    Keys without a row are left out. A row group is skipped if its statistics show that it has no such row.
+    The rows are in the order of `keys`. Keys without a row are left out. A row group is skipped if its
+    statistics show that it has no such row.
 
     Args:
-        partition, manifest: the partition, and the manifest that names its files.
+        partition, manifest: the partition, and the manifest that lists its files.
         key: a column of strings, whose values are unique.
-        keys: the values to read. They are unique too.
+        keys: the values of `key` in the requested rows, without duplicates.
         columns: the columns to read. `key` is one of them.
 
     Raises:
@@ -119,13 +120,13 @@ def read_rows_of_keys(
 def read_table(
     partition: Partition, manifest: Manifest, split: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Returns the rows of the files that a manifest names, or those of one split, with some or all columns.
+    """Returns the rows of a manifest's files, or the rows of one split, with some or all columns.
 
     The rows are the same even if the partition was replaced in the meantime.
 
     Raises:
-        DataError: a file does not exist or is damaged, or the manifest has no such column, or a type that
-            this release does not know.
+        DataError: a file does not exist or is damaged, or the manifest lacks a column, or the manifest has a
+            type that this release does not support.
         InfrastructureError: a file could not be read.
     """
     schema = known_schema(partition, manifest, columns)
@@ -135,10 +136,10 @@ def read_table(
 
 
 def known_schema(partition: Partition, manifest: Manifest, columns: Sequence[str] | None = None) -> pa.Schema:
-    """Returns the Arrow types of some columns that a manifest names, or of all columns.
+    """Returns the Arrow types of some or all columns of a manifest.
 
     Raises:
-        DataError: the manifest has no such column, or a type that this release does not know.
+        DataError: the manifest lacks a column, or it has a type that this release does not support.
     """
     names = [name for name, _ in manifest.schema] if columns is None else list(columns)
     kinds = dict(manifest.schema)
@@ -153,7 +154,7 @@ def known_schema(partition: Partition, manifest: Manifest, columns: Sequence[str
 
 
 def arrow_type(kind: str) -> pa.DataType | None:
-    """Returns the Arrow type that a manifest names; None if this release does not know it."""
+    """Returns the Arrow type for a type in a manifest; None if this release does not support it."""
     if not kind.startswith(_LISTS):
         return _TYPES.get(kind)
     element = _TYPES.get(kind.removeprefix(_LISTS).removesuffix(">"))

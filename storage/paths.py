@@ -63,7 +63,7 @@ class Partition:
     Attributes:
         dt: the ISO date.
         path: the folder of the partition.
-        depth: number of levels from the folder that contains `_data` down to `path`: two for
+        depth: number of levels from the folder that contains `_data` down to `path`; 2 for
             `<lake>/<table>/dt=…`.
         recorder: records when this partition is read or published. Equality and hash ignore it.
         internal: whether only jobs read the partition. Then it has neither hard links nor a Delta log.
@@ -150,17 +150,17 @@ class LakePaths:
         return self._table("prepared", config_name, internal=True)
 
     def copies(self, config_name: str, table: str) -> Table:
-        """Returns the table of the rows that are copied of a table of Spark's catalogue, by day."""
+        """Returns the table of the rows that are copied from a table of Spark's catalogue, by day."""
         return self._table("copies", config_name, table, internal=True)
 
     def tables_of_copies(self, config_name: str) -> list[Table]:
-        """Returns the tables of `copies` that have data files, published or not."""
+        """Returns the tables below `copies/<config name>` that have data files, published or not."""
         folder = f"{self.root.rstrip('/')}/{DATA}/copies/{config_name}"
         names = sorted(info.base_name for info in file_io.list_files(folder))
         return [self.copies(config_name, name) for name in names]
 
     def profiles(self, config_name: str, split: str | None = None) -> Table:
-        """Returns the table of statistics of raw columns, by day; of a split if the log is one table."""
+        """Returns the table of statistics of raw columns, by day. Pass `split` if the log has no days."""
         return self._table("profiles", config_name, *([split] if split else []))
 
     def quality(self, config_name: str) -> Table:
@@ -258,7 +258,7 @@ class LakePaths:
         return self._table("candidate_items", workflow_version)
 
     def item_vectors(self, workflow_version: str, source: str) -> Table:
-        """Returns the table of what a source of candidates computed for each item: a vector or neighbours."""
+        """Returns the table of the vector or the neighbours of each item that a candidate source computed."""
         return self._table("item_vectors", workflow_version, source)
 
     def workflow(self, version: str) -> str:
@@ -266,7 +266,7 @@ class LakePaths:
         return self._table("workflow", version).path
 
     def feature_spec(self, workflow_version: str) -> str:
-        """Returns the path of a version's `feature_spec.json`; the folder of the features has a copy."""
+        """Returns the path of a version's `feature_spec.json`, which is copied to the folder of features."""
         return f"{self.workflow(workflow_version)}/feature_spec.json"
 
     def models(self, name: str) -> str:
@@ -292,7 +292,7 @@ class LakePaths:
 
     @property
     def runs(self) -> Table:
-        """Returns the table of run records. No record is replaced, and no manifest names it."""
+        """Returns the table of run records. No record is ever replaced, and none is listed in a manifest."""
         return self._table("runs")
 
     @property

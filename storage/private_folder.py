@@ -1,7 +1,7 @@
 """Folders for temporary files, which no other user of the machine can create in advance, read or lock.
 
-Everybody can write to /tmp, and others can guess the names of our files there. So the folder has mode 0700,
-which is checked each time, and files in it are opened without following symbolic links.
+Every user can write to /tmp, and other users can guess the names of our files there. So the folder has mode
+0700, which is checked each time. Files in the folder are opened without following symbolic links.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def lock(file: int, path: Path, patience_s: float) -> None:
 
 # A folder for the temporary files of one process. It is deleted when the process ends.
 #
-# If the process is killed, its folder remains. So each process that creates a folder first deletes those of
-# dead processes. A lock on a file shows whether the process of a folder is alive.
+# If the process is killed, its folder remains. So a process that creates a folder first deletes the folders
+# of dead processes. A lock on a file shows whether the process of a folder is alive.
 
 _PREFIX, _LOCK = "workers-", ".lock"
 

@@ -38,8 +38,8 @@ __all__ = [
     "write_files",
 ]
 
-# Larger than any file that jobs write. With a smaller value Parquet would divide a file into row groups by
-# its own estimate of bytes.
+# Larger than any file that jobs write. With a smaller value, the Parquet writer would divide a file into row
+# groups by its own estimate of bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
 
 
@@ -76,9 +76,9 @@ def publish(
         facts: JSON values for readers of the manifest.
         rules: conditions on the statistics of the written files.
         sort_by: the columns to sort by.
-        split_column: column with the split of each row. Each split gets its own files, with the split as
-            their label. The column itself is not written.
-        grace_hours: files that no manifest names are deleted if they are older than this number of hours.
+        split_column: column with the split of each row. Each split gets its own files, and the split is the
+            label of these files. The column itself is not written.
+        grace_hours: files that no manifest lists are deleted if they are older than this number of hours.
 
     Raises:
         DataError: the written rows break a rule; the previous rows remain published.
@@ -197,7 +197,7 @@ def write_files(
         labelled: dict[str, str | None] = {attempt: None}
     else:
         labelled = {}
-        rows = rows.persist()  # otherwise the write of each split would compute all rows again
+        rows = rows.persist()  # otherwise writing each split would compute all rows again
         counted = {row[split_column]: row["count"] for row in rows.groupBy(split_column).count().collect()}
         for split, count in sorted(counted.items()):
             folder = f"{attempt}/{split}"
@@ -248,8 +248,8 @@ def _laid_out(
 
 def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
     writer = rows.write.option("parquet.block.size", _ONE_ROW_GROUP_BYTES)
-    # Spark distributes the rows of each task evenly, except for one row per file. The margin avoids tiny
-    # extra files.
+    # Spark distributes the rows of each task evenly, so the files differ by at most one row per task. The
+    # margin avoids tiny extra files.
     writer.option(
         "maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64
     ).parquet(folder)
@@ -260,7 +260,7 @@ def read_published(
 ) -> DataFrame:
     """Reads the rows of a published partition, or of one of its splits.
 
-    The rows are those of the files that the manifest names.
+    The rows are those of the files that the manifest lists.
 
     Raises:
         DataError: the partition is not published.
@@ -275,7 +275,7 @@ def rows_of(
     split: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Reads the rows of the files that a manifest names.
+    """Reads the rows of the files that a manifest lists.
 
     The rows are the same even if the partition was replaced in the meantime.
     """
@@ -308,7 +308,7 @@ class VerifiedFile:
     """A written file and its Parquet statistics.
 
     Attributes:
-        entry: the file, as the manifest will name it.
+        entry: the entry of the file in the future manifest.
         statistics: maps each column to (number of nulls, lowest value, highest value).
     """
 
@@ -326,7 +326,7 @@ def verify(
     """Checks the written files against the expected rows, the schema and the rules.
 
     Raises:
-        DataError: the files do not meet a condition; the message names the column, the problem and the
+        DataError: the files do not meet a condition. The message contains the column, the problem and the
             remedy.
     """
     written = sum(file.entry.rows for file in files)
@@ -393,9 +393,9 @@ def describe(path: str) -> Description:
     """Reads the footer of a Parquet file.
 
     Returns:
-        (columns, rows, bytes, groups, statistics). Here columns are pairs of name and Arrow type; rows and
-        bytes are the numbers for the file; groups are the numbers of rows of the row groups; statistics map
-        each column to (number of nulls, lowest value, highest value).
+        (columns, rows, bytes, groups, statistics). Here columns are pairs of name and Arrow type. Rows and
+        bytes are the numbers for the whole file. Groups are the number of rows of each row group. Statistics
+        map each column to (number of nulls, lowest value, highest value).
     """
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
@@ -430,7 +430,7 @@ def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any
             continue
         try:
             low, high = statistics.min, statistics.max
-        except pa.ArrowNotImplementedError:  # of a decimal, which no rule of a table limits
+        except pa.ArrowNotImplementedError:  # for a decimal column, which no rule of a table limits
             continue
         lowest = low if lowest is None else min(lowest, low)
         highest = high if highest is None else max(highest, high)
@@ -441,7 +441,7 @@ def spark_schema(columns: Sequence[tuple[str, str]]) -> T.StructType:
     """Converts the columns of a manifest to a Spark schema.
 
     Raises:
-        DataError: a column has a type that this release does not know.
+        DataError: a column has a type that this release does not support.
     """
     types = _spark_types()
     unknown = [(name, kind) for name, kind in columns if kind not in types]

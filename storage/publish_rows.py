@@ -32,10 +32,10 @@ def publish_rows(
     rules: Rules | None = None,
     grace_hours: float = 24.0,
 ) -> Manifest:
-    """Replaces one partition by `rows`. The published rows are the same for a table and for a frame.
+    """Replaces one partition by `rows`. A table and a frame with the same rows give the same partition.
 
-    This process writes the rows of an Arrow table; Spark tasks write those of a frame. Rows are sorted over
-    all files and distributed evenly over as few files as `row_group_rows` allows.
+    This process writes the rows of an Arrow table; Spark tasks write the rows of a frame. Rows are sorted
+    over all files and distributed evenly over as few files as `row_group_rows` allows.
 
     Args:
         rows: the new rows.
@@ -88,7 +88,7 @@ def publish_rows(
 def write_table(rows: pa.Table, partition: Partition, row_group_rows: int) -> list[str]:
     """Writes the rows in order to files of at most `row_group_rows` rows, which are not published yet.
 
-    Returns the paths of the files relative to the partition. A table without rows makes one file.
+    Returns the paths of the files relative to the partition. A table without rows gives one file.
     """
     number = max(1, -(-len(rows) // row_group_rows))
     attempt, written = new_attempt(partition), []

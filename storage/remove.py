@@ -35,10 +35,10 @@ def is_younger(partition: Partition, hours: float) -> bool:
 def remove(partition: Partition, grace_hours: float) -> None:
     """Deletes a partition: its manifest, and its data files that are older than `grace_hours`.
 
-    The manifest is deleted first, so no job uses an incomplete partition. Hard links and the entries of a
-    Delta log follow, so other tools do not find files that are deleted after that. If the removal is killed,
-    the next one continues, because `written_dates` lists the date as long as it has a folder of data files.
-    Data files of another job that is writing this date are younger, and remain.
+    The manifest is deleted first, so no job uses an incomplete partition. Hard links or Delta log entries are
+    deleted next, so other tools do not find files that are deleted later. If the removal is killed, the next
+    removal continues, because `written_dates` lists each date that has a folder of data files. Data files of
+    another job that is writing this date are younger, and remain.
     """
     withdraw(partition)
     if is_published(partition):
@@ -52,11 +52,11 @@ def remove(partition: Partition, grace_hours: float) -> None:
         delete_empty_folders(folder)
 
 
-# Deletes the files of a table that no manifest lists, such as those of killed jobs and of replaced dates.
+# Deletes files of a table that no manifest lists, such as the files of killed jobs and of replaced dates.
 
 
 def delete_leftovers(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
-    """Deletes the data files of a partition that no manifest names, if they are older than `grace_hours`.
+    """Deletes the data files of a partition that no manifest lists, if they are older than `grace_hours`.
 
     Returns the number of deleted files.
     """
@@ -73,14 +73,14 @@ def delete_leftovers(partition: Partition, manifests: Sequence[Manifest | None],
             and info.mtime is not None
             and info.mtime.timestamp() < limit
         ):
-            with suppress(FileNotFoundError):  # another job has deleted it
+            with suppress(FileNotFoundError):  # another job has deleted the file
                 file_io.filesystem(folder)[0].delete_file(info.path)
                 deleted += 1
     return deleted
 
 
 def delete_empty_folders(folder: str) -> None:
-    """Deletes a folder and those in it, unless there is a file in them. Does nothing if there is no folder.
+    """Deletes a folder and its subfolders if none of them contains a file. The folder may be missing.
 
     The lock of hard links does not count as a file. A file that another job writes meanwhile is not deleted.
     """
@@ -93,7 +93,7 @@ def delete_empty_folders(folder: str) -> None:
             files.delete_file(lock.path)
     if file_io.is_local(folder):
         for path in [*reversed([entry.path for entry in entries if not entry.is_file]), inner]:
-            with suppress(OSError):  # it is gone, or another job has written to it
+            with suppress(OSError):  # the folder is gone, or another job has written to it
                 os.rmdir(path)
     elif file_io.exists(folder):
         files.delete_dir(inner)
@@ -109,7 +109,7 @@ class LakeFile:
     """A file of a lake.
 
     Attributes:
-        path: path below the root of the lake. That of a folder ends with a `/`.
+        path: path below the root of the lake. The path of a folder ends with a `/`.
         bytes: number of bytes.
         modified: time of the last change, in seconds since 1970.
     """
@@ -144,7 +144,7 @@ class DateFiles:
 
     @property
     def is_of_job(self) -> bool:
-        """Returns whether a job wrote the date. Otherwise the folder has files of somebody else."""
+        """Returns whether a job wrote the date. Otherwise somebody else wrote the files of the folder."""
         return self.manifest is not None or self.has_data_folder or not self.others
 
 

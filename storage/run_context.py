@@ -37,7 +37,7 @@ class RunContext:
         recorder: records which data the run reads and publishes. The code that runs a job passes the lineage
             of the run. In notebooks and tests nothing is recorded.
         in_process: whether scoring and evaluation keep their rows as Arrow tables in this process, instead of
-            Spark frames. A stage that can do so decides (spark.choose_workers.stay_in_process).
+            Spark frames. A stage that can do so sets it with spark.choose_workers.stay_in_process.
     """
 
     name: str
@@ -89,7 +89,7 @@ class RunContext:
 
 
 def require(config: Config, *sections: str) -> None:
-    """Raises ConfigError if optional sections that a job needs are missing in the configuration."""
+    """Raises ConfigError if the configuration lacks an optional section that a job needs."""
     missing = [name for name in sections if getattr(config, name) is None]
     if missing:
         raise ConfigError(

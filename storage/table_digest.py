@@ -17,8 +17,8 @@ class _Hash(Protocol):
 def table_digest(table: pa.Table) -> str:
     """Returns a digest of 16 hex digits of the names, types and values of all columns, in order.
 
-    Columns may have numbers, texts, or lists of those. Equal values of different types have different
-    digests.
+    Columns may contain numbers, texts, or lists of numbers or texts. Equal values of different types have
+    different digests.
     """
     digest = sha256()
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -29,7 +29,7 @@ def table_digest(table: pa.Table) -> str:
 
 
 def _add(digest: _Hash, values: pa.Array) -> None:
-    """Adds type, length, nulls and values. What a null hides in its buffer is not added."""
+    """Adds type, length, nulls and values. The bytes that the buffer has for a null are not added."""
     digest.update(f"{values.type} {len(values)}\0".encode())
     digest.update(values.is_null().to_numpy(zero_copy_only=False).tobytes())
     if pa.types.is_list(values.type):

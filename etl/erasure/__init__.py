@@ -1,1 +1,1 @@
-"""Erases users from a lake: finds their rows, rewrites the partitions, keeps digests consistent."""
+"""Erases users from a lake: finds their rows, rewrites the partitions, and keeps digests consistent."""

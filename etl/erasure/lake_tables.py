@@ -1,4 +1,4 @@
-"""The published tables of a lake: their partitions, which rows belong to a user, and what remains of them."""
+"""The published tables of a lake: finds the partitions and the rows of users, and the rows that remain."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class PublishedPartition:
     """A published partition.
 
     Attributes:
-        partition: the partition. Its recorder is that of the lake.
-        manifest: its manifest.
+        partition: the partition. Its recorder is the recorder of the lake.
+        manifest: the manifest of the partition.
     """
 
     partition: Partition
@@ -61,7 +61,7 @@ class PublishedPartition:
 
 
 def published_partitions(lake: LakePaths, config: Config) -> list[PublishedPartition]:
-    """Returns all published partitions, ordered by path, without raw logs.
+    """Returns all published partitions except raw logs, ordered by path.
 
     Raises:
         DataError: a manifest is damaged, or a newer release wrote it.
@@ -78,7 +78,7 @@ def _folder(path: str) -> str:
 
 
 def all_partitions(lake: LakePaths) -> list[PublishedPartition]:
-    """Returns all published partitions, also raw logs whose folder in the lake has a manifest.
+    """Returns all published partitions, including raw logs whose folder in the lake has a manifest.
 
     Raises:
         DataError: a manifest is damaged, or a newer release wrote it.
@@ -110,7 +110,7 @@ def read_unrecorded(partition: Partition) -> Manifest:
     return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
 
 
-# Which rows of a table belong to a user, and what remains of them.
+# Finds the rows of a table that belong to a user, and the rows that remain.
 
 USER_ID = "user_id"
 FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
@@ -122,8 +122,8 @@ FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
     "profiles",
 )
 
-# Tables that the next run computes again from the raw log, without erased users. Their counts of other
-# columns include the users' rows, so it is not enough to remove rows.
+# Tables that the next run computes again from the raw log, without erased users. Counts of other columns also
+# include the users' rows, so removing rows is not enough.
 COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
 _FEATURES_DT = "features_dt"
 _COUNTED = {"column", "value"}
@@ -135,8 +135,8 @@ class UsersToErase:
     """The users to erase.
 
     Attributes:
-        ids: their ids, as texts.
-        digests: the same users by their salted digests.
+        ids: the ids of the users, as texts.
+        digests: the salted digests of the same ids.
         column: the raw column with the id of the user.
         separator: the separator of the log's fields.
         in_json: whether the quarantine stores rows as JSON, as it does for Parquet logs.
@@ -150,7 +150,7 @@ class UsersToErase:
 
     @classmethod
     def of(cls, ids: frozenset[str], salt: str, digest: Callable[[str], str], config: Config) -> UsersToErase:
-        """Returns the users of a configuration, whose section `keys` must be set.
+        """Returns the users to erase. The section `keys` of the configuration must be set.
 
         Args:
             ids: the ids.
@@ -163,7 +163,7 @@ class UsersToErase:
         return cls(ids, digests, column, log.field_separator, not format_settings(log.format).is_separated)
 
     def are_in(self, values: pa.ChunkedArray) -> np.ndarray:
-        """Returns which of n ids (string or int64, some of them null) are those of the users: (n,) bool."""
+        """Returns which of n ids (string or int64, with nulls) belong to the users: (n,) bool."""
         texts = values if pa.types.is_string(values.type) else values.cast(pa.string())
         matched = pc.is_in(texts, value_set=pa.array(sorted(self.ids), pa.string()))
         return np.asarray(matched.combine_chunks().to_numpy(zero_copy_only=False), bool)
@@ -174,9 +174,9 @@ class TableRule:
     """Finds the rows of users in a table.
 
     Attributes:
-        columns: the columns that decide. They are also collected for the found rows.
-        matches: returns which of the n rows of a table with these columns are found: (n,) bool.
-        keeps_rows: whether found rows stay, with a tombstone as their `value` (vocabularies).
+        columns: the columns that `matches` reads. They are also collected for the found rows.
+        matches: takes n rows with these columns, and returns which rows belong to users: (n,) bool.
+        keeps_rows: whether found rows stay, with a tombstone as their `value`, as in vocabularies.
     """
 
     columns: tuple[str, ...]
@@ -184,7 +184,7 @@ class TableRule:
     keeps_rows: bool = False
 
     def applied(self, rows: pa.Table) -> pa.Table:
-        """Returns what remains of some rows of the table, with all their columns, in their order."""
+        """Returns the rows that remain, with all columns and in the same order."""
         matched = self.matches(rows)
         if not matched.any():
             return rows
@@ -200,7 +200,7 @@ def rule_of(
     workflows: Mapping[str, UserTables],
     row_ids: Mapping[str, np.ndarray],
 ) -> TableRule | None:
-    """Returns the rule of a table; None if it contains no ids of users.
+    """Returns the rule of a table; None if the table contains no ids of users.
 
     Args:
         published: a partition of the table.
@@ -278,11 +278,11 @@ def _has_part(users: UsersToErase, positions: frozenset[int], rows: pa.Table) ->
     return np.array([key_has_user(key, users.ids, positions) for key in rows[KEY].to_pylist()], bool)
 
 
-# Which tables and vocabularies of a workflow version contain the ids of users.
+# Finds the tables and vocabularies of a workflow version that contain the ids of users.
 #
 # A vocabulary keeps the id of an erased value, so no other id changes. The value is replaced by a text with a
-# control character. No log has such an id (etl/raw/row_rules.py), so no value is ever looked up as the erased
-# one: a user who comes back with the same id is unknown until the next extension, and then gets a new id.
+# control character. No log has such a text as an id (etl/raw/row_rules.py), so no value gets the erased
+# entry. A user who returns with the same id is unknown until the next extension, and then gets a new id.
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class UserTables:
     """The tables of a workflow version that contain ids of users.
 
     Attributes:
-        vocabularies: names of the vocabularies that count the column of the user's id.
+        vocabularies: names of the vocabularies with values of the column of the user's id.
         keyed: maps each table with a column `key` to the positions of the user's id among the parts of a key.
         features: names of the features whose values are ids of these vocabularies.
     """
@@ -305,8 +305,8 @@ def user_tables(chains: list[dict[str, Any]], column: str) -> UserTables:
 
     Args:
         chains: the fitted chains of a workflow version, as JSON.
-        column: the raw column with the user's id. Columns that an operator computes from it are not followed,
-            except those that `rename` gives another name.
+        column: the raw column with the user's id. Columns that an operator computes from this column are not
+            included, except columns that `rename` renames.
     """
     vocabularies: set[str] = set()
     keyed: dict[str, set[int]] = defaultdict(set)
@@ -346,7 +346,8 @@ def tombstones(ids: pa.ChunkedArray) -> pa.Array:
 def refresh_workflow(lake: LakePaths, version: str, tables: UserTables) -> None:
     """Updates the numbers of rows in workflow.json, after tables of a version have lost rows.
 
-    These are the sizes of the version's tables, and the numbers of rare values of the users' vocabularies.
+    The numbers are the sizes of the version's tables, and the numbers of rare values in the vocabularies of
+    users.
     """
     stored = read_version(lake, version)
     changed = {**stored, "tables": dict(stored["tables"]), "vocabularies": dict(stored["vocabularies"])}

@@ -1,4 +1,4 @@
-"""Plans the erasure of users: which rows of which files, and the new manifest of every partition."""
+"""Plans the erasure of users: finds their rows in all files, and computes new manifests of partitions."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from storage.paths import LakePaths
 _RECOMMENDATIONS, _USERS = "recommendations", "users"
 _WITH_VALUES = (PROFILES, "quality")
 
-# Partitions are published in this order, all others between. If the job is killed, the next one still finds
-# in the later tables what it needs for the earlier ones.
+# Partitions of _FIRST are published first, partitions of _LAST last, and all others between. If the job is
+# killed, the next attempt still finds in the later tables the data that it needs for the earlier tables.
 _FIRST, _LAST = (SCORES, _RECOMMENDATIONS, "candidates", _USERS), (FEATURES,)
 
 
@@ -55,9 +55,9 @@ class UserRows:
 
     Attributes:
         published: the partition.
-        rule: finds them.
-        files: maps the path of each file with such rows, as in the manifest, to their number.
-        rows: the columns of the rule, for all these rows.
+        rule: finds the rows.
+        files: maps the path of each file with such rows, as in the manifest, to the number of these rows.
+        rows: the columns of the rule, for all rows of the users.
     """
 
     published: PublishedPartition
@@ -73,15 +73,15 @@ class UserRows:
 
 @dataclass(frozen=True)
 class ErasurePlan:
-    """What an erasure will do.
+    """The plan of an erasure.
 
     Attributes:
         partitions: all partitions, in the order in which they are published.
         rows: maps the path of each partition with rows of the users to these rows.
         manifests: maps the path of each partition to its new manifest. Files have their old paths.
-        digests: maps old digests to new ones.
+        digests: maps old digests to new digests.
         emptied: paths of partitions that are emptied, because the next run computes them again from the raw
-            log. The statistics in them count the users' rows.
+            log. Their statistics include the users' rows.
         workflows: maps each workflow version to its tables with ids of users.
     """
 
@@ -115,7 +115,7 @@ def plan_erasure(
 
     Args:
         lake: the lake.
-        config: the configuration. Columns of the raw log have its names.
+        config: the configuration, with the names of the raw log's columns.
         users: the users.
         known: the changed digests of an attempt that was killed.
 
@@ -177,8 +177,8 @@ def _is_computed_again(
 ) -> bool:
     """Returns whether the next run computes a partition again, such as typed or prepared rows.
 
-    Value counts and profiles have no id of a user if the user is no feature. They count the users' rows even
-    then, and a fit must count the same rows as those that it reads.
+    If the user is not a feature, value counts and profiles contain no id of a user. But they still count the
+    users' rows, and a fit must count the same rows as it reads.
     """
     day = (published.partition.dt, published.manifest.inputs.get("raw", ""))
     if published.kind == PROFILES:
@@ -198,7 +198,7 @@ def _prepared_days(rows: Mapping[str, UserRows]) -> set[tuple[str, str]]:
 
 
 def _logged_rows(matched: UserRows, config: Config) -> int:
-    """Returns how many of the users' rows in a partition are rows of the log, and no drawn negatives."""
+    """Returns the number of the users' rows in a partition that are rows of the log, not drawn negatives."""
     of_log_only = "negatives" not in matched.published.manifest.inputs
     if matched.published.kind != FEATURES or of_log_only or config.negatives is None:
         return matched.removed
@@ -243,11 +243,12 @@ def _draft(
 
     Args:
         published: the partition.
-        matched: the rows of the users in it; None if there are none.
+        matched: the rows of the users in the partition; None if there are none.
         users: the users.
-        logged: maps the path of each partition with rows of the users to the number of those of the log.
+        logged: maps the path of each partition with rows of the users to the number of these rows that are
+            rows of the log.
         removed: the result of `_removed_by_day`.
-        done: the digests of partitions that an attempt before has finished. Their facts stay.
+        done: the digests of partitions that an earlier attempt has finished. Their facts stay.
     """
     manifest = published.manifest
     if published.kind in _WITH_VALUES:
@@ -255,7 +256,7 @@ def _draft(
         days = {piece["dt"] for piece in manifest.facts.get("pieces", ())}
         if not days.isdisjoint(
             day for day, _ in removed
-        ):  # the next run for this date makes the report again
+        ):  # the next run for this date computes the report again
             manifest = replace(manifest, inputs={})
     if matched is not None and not matched.rule.keeps_rows:
         manifest = _with_fewer_rows(manifest, matched, logged[published.path])
@@ -283,7 +284,7 @@ def _with_fewer_rows(manifest: Manifest, matched: UserRows, logged: int) -> Mani
 
 
 def _dropped(dropped: Mapping[str, int], matched: UserRows | None, unused: int) -> dict[str, int]:
-    """Returns the numbers of rows by reason, after quarantined and used rows got the reason ERASED."""
+    """Returns the number of rows by reason, after quarantined and used rows got the reason ERASED."""
     counts = Counter(dropped)
     reasons = matched.rows["reason"].to_pylist() if matched else []
     counts.subtract(reasons)
@@ -298,7 +299,7 @@ def _with_lists(
     partitions: Sequence[PublishedPartition],
     done: frozenset[str],
 ) -> Manifest:
-    """Returns the manifest of a date of lists with the numbers of users that remain."""
+    """Returns the manifest of a date of lists with the numbers of remaining users."""
     if published.kind != _RECOMMENDATIONS or published.manifest.digest in done:
         return manifest
     version = manifest.facts.get("workflow_version", "")
@@ -350,12 +351,12 @@ def _hidden(value: Any, ids: frozenset[str]) -> Any:
 
 
 def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]) -> Manifest:
-    """Returns the manifest of lists with the numbers of users that remain.
+    """Returns the manifest of lists with the numbers of remaining users.
 
     Args:
         manifest: the manifest of a date of `recommendations`.
         with_list: the removed rows, with the column user_id.
-        users: the erased users of the run. Those without rows in `with_list` had no list.
+        users: the erased users of the run. Users without rows in `with_list` had no list.
     """
     facts = dict(manifest.facts)
     entries = pc.value_counts(with_list[USER_ID])
@@ -371,13 +372,13 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
     return replace(manifest, facts=facts)
 
 
-# Keeps digests consistent: a partition without some rows gets a new digest, and others refer to the old one.
+# Keeps digests consistent. If rows are removed from a partition, it gets a new digest, but other partitions
+# still refer to the old digest.
 #
-# The digest of a partition depends on its number of rows and on its inputs. Inputs are digests of other
-# partitions, of several combined, or of a dataset. After an erasure, all of these must refer to the new
+# The digest of a partition depends on its number of rows and on its inputs. An input is the digest of another
+# partition, of several combined partitions, or of a dataset. After an erasure, all inputs must be the new
 # digests. Otherwise the next run would compute the partitions again, or a training would refuse the feature
-# rows. A reference that is not known here does no harm: the next run computes the partition again, without
-# the users.
+# rows. If this code misses a reference, the next run computes the partition again, without the users.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
 _MAX_PASSES = 50  # a chain of inputs is shorter
@@ -385,7 +386,7 @@ Clicks = Mapping[tuple[str, str, str | None], int]
 
 
 class DigestChanges:
-    """Maps old digests to new ones. Changes of an erasure that was killed are known from its record."""
+    """Maps old digests to new digests, including those in the record of an erasure that was killed."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self.changes = dict(known)
@@ -416,9 +417,9 @@ def settle(
     Args:
         partitions: all partitions, with their published manifests.
         drafts: maps each path of a partition to its manifest without the users, with the old inputs.
-        changes: gets the changed digests.
+        changes: the changed digests are added to it.
         clicks: maps (workflow version, day, label of the files) to the number of removed rows with label 1.
-        config: the configuration, which says which earlier days histories read.
+        config: the configuration, which sets the earlier days that histories read.
     """
     settled = dict(drafts)
     for _ in range(_MAX_PASSES):

@@ -1,7 +1,7 @@
 """The record of an erasure, `erasures/<run date>-<digest>.json`, for auditors and for a later attempt.
 
-It names users by their salted digests, never by their ids. It is written before anything changes, with the
-status `started`. So after a kill, the next attempt knows the changed digests and what was planned.
+The record contains the salted digests of users, never their ids. It is written with the status `started`
+before anything changes. So if the job is killed, the next attempt finds the changed digests and the plan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _USERS = "users.json"
 
 @dataclass(frozen=True)
 class TableChange:
-    """What an erasure removes from one partition.
+    """The rows that an erasure removes from one partition.
 
     Attributes:
         table, partition: the table, and the date or the name of the partition.
@@ -52,11 +52,11 @@ class Record:
         users: the salted digests of the users.
         status: whether the erasure is complete.
         started_at, completed_at: times in UTC.
-        tables: what is removed, by partition.
-        digests: maps old digests of partitions to new ones; empty when the erasure is complete.
-        files_deleted: number of data files that no manifest named, and that were deleted.
-        sinks: for each sink: name, kind, removed rows, and a remark.
-        remains: what still has data of the users, by kind: raw files, models, texts.
+        tables: the removed rows of each partition.
+        digests: maps old digests of partitions to new digests; empty when the erasure is complete.
+        files_deleted: number of deleted data files, which no manifest listed.
+        sinks: for each sink: name, kind, number of removed rows, and a remark.
+        remains: the data that still contains the users, by kind: raw files, models, texts.
         notes: sentences for the reader.
     """
 
@@ -85,10 +85,10 @@ class Record:
 
 
 def planned(record: Record, plan: ErasurePlan) -> Record:
-    """Returns the record with what a plan will change.
+    """Returns the record with the changes of a plan added.
 
-    After an attempt that was killed, what is already listed stays. Changes in a complete record are followed
-    by those of the new plan.
+    If an earlier attempt was killed, the changes that it listed stay in the record. In a complete record, the
+    changes of the new plan follow the earlier changes.
     """
     listed = {(change.table, change.partition) for change in record.tables}
     new = [change for change in _changes(plan) if _is_new(record, change, listed)]
@@ -115,7 +115,7 @@ def _changes(plan: ErasurePlan) -> list[TableChange]:
 
 
 def read_record(lake: LakePaths, run_date: str, users: UsersToErase) -> Record:
-    """Returns the record of these users and this date, or a new one, which is not written yet.
+    """Returns the record of these users and this date, or a new record, which is not written yet.
 
     Raises:
         DataError: the record is damaged, or a newer release wrote it.
@@ -132,7 +132,7 @@ def read_records(lake: LakePaths) -> list[Record]:
 
 
 def write_record(lake: LakePaths, record: Record) -> None:
-    """Writes a record, and replaces that of an earlier attempt."""
+    """Writes a record, and replaces the record of an earlier attempt."""
     file_io.replace_json(record_path(lake, record), format_versions.ERASURE.stamp(asdict(record)))
 
 
@@ -148,9 +148,9 @@ def _read(path: str) -> Record:
     return Record(**{**values, "tables": tables, **sequences})
 
 
-# What still has data of erased users: raw files, and text files such as logs and reports.
+# Finds data that still contains erased users: raw files, and text files such as logs and reports.
 
-# Shorter ids would match numbers of all kinds.
+# Shorter ids would match unrelated numbers.
 SHORTEST_ID = 6
 _TEXT_FOLDERS = ("runs", "reports", "logs")
 
@@ -158,7 +158,7 @@ _TEXT_FOLDERS = ("runs", "reports", "logs")
 def raw_files(config: Config, plan: ErasurePlan) -> list[str]:
     """Returns the paths of the raw logs of the days on which the users have rows or quarantined lines.
 
-    A path may be a pattern with wildcards. Days whose raw log does not exist any more are left out.
+    A path may be a pattern with wildcards. Days whose raw log no longer exists are left out.
     """
     days = {
         rows.published.partition.dt
@@ -172,8 +172,8 @@ def raw_files(config: Config, plan: ErasurePlan) -> list[str]:
 def texts_with_ids(lake: LakePaths, users: UsersToErase) -> list[str]:
     """Returns the run records, reports and logs that contain the id of a user as a whole word.
 
-    Ids of fewer than SHORTEST_ID characters are not searched. Ids are also found as reports (HTML) and run
-    records (JSON) write them.
+    Ids of fewer than SHORTEST_ID characters are not searched. Ids with the escapes of reports (HTML) and run
+    records (JSON) are found too.
     """
     long_ids = {user for user in users.ids if len(user) >= SHORTEST_ID}
     if not long_ids:

@@ -33,7 +33,7 @@ from storage.remove import delete_leftovers
 
 log = logging.getLogger("nightrank.erase")
 
-# Tables with ids of users. The old files of others are left to the jobs that write them.
+# Tables with ids of users. The jobs that write other tables delete the old files of those.
 _WITH_USERS = frozenset(
     {
         *(*COMPUTED_AGAIN, FEATURES, SCORES, QUARANTINE, WORKFLOW, PROFILES),
@@ -45,7 +45,7 @@ _KEEP_ALL_HOURS = 24.0 * 365
 
 
 def carry_out(lake: LakePaths, plan: ErasurePlan) -> int:
-    """Publishes all changed partitions of a plan. The old files of each one are deleted right after that.
+    """Publishes all changed partitions of a plan. Deletes the old files of each right after publishing it.
 
     Returns the number of deleted files.
 
@@ -72,7 +72,7 @@ def carry_out(lake: LakePaths, plan: ErasurePlan) -> int:
 
 
 def delete_old_files(lake: LakePaths) -> int:
-    """Deletes the data files that no manifest names, of all tables that may have ids of users.
+    """Deletes the data files that no manifest lists, in all tables that may have ids of users.
 
     Returns the number of deleted files.
     """
@@ -115,7 +115,7 @@ def _emptied(manifest: Manifest) -> Manifest:
 
 
 def _publish(rows: UserRows, manifest: Manifest) -> None:
-    """Writes the files that change under new names, and publishes them with the unchanged files."""
+    """Writes the changed files under new names, and publishes them with the unchanged files."""
     partition, attempt = rows.published.partition, new_attempt(rows.published.partition)
     labels: dict[str, str | None] = {}
     for entry in rows.published.manifest.files:

@@ -1,1 +1,1 @@
-"""Fits workflows on training days, or extends the vocabularies of a workflow by the values of new days."""
+"""Fits workflows on training days, or adds the values of new days to the vocabularies of a workflow."""

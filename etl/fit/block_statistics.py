@@ -45,8 +45,8 @@ _COUNTED = ("moments", "quantiles", "mergeable", "counts")
 class BlockStatistics:
     """A StatisticsSource that reads the training rows in blocks.
 
-    One pass over the rows measures all steps of a round. Tasks write the value counts of the values that
-    earlier steps compute, and statistics by key. So the work is that of CountStatistics from there on.
+    One pass over the rows measures all steps of a round. Tasks write statistics by key, and the value counts
+    of the values that earlier steps compute. CountStatistics computes all other statistics from these counts.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BlockStatistics:
             _delete(measured.files)
 
     def _count(self, requests: Sequence[ChainRequest], counts: Counts) -> dict[str, Statistics]:
-        """Returns the statistics that value counts suffice for. Publishes the vocabularies."""
+        """Returns the statistics for which value counts suffice. Publishes the vocabularies."""
         counted = [
             ChainRequest(request.index, request.before, request.types, request.cardinalities, steps)
             for request in requests
@@ -184,14 +184,14 @@ def _block_step(request: ChainRequest, step: Step) -> BlockStep:
 
 
 def _counted_column(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the column of value counts that has the name of the step's request."""
+    """Returns the column of value counts that is named by the key of the step's request."""
     name, kind = request.key(step), request.types[step.inputs[0]]
     chain = FittedChain((name,), (_ELEMENTS.get(kind, kind),), (), ())
     return DerivedColumn(name, chain, name)
 
 
 def _facts(step: BlockStep, steps: Mapping[str, BlockStep], measured: Measured) -> dict[str, Any]:
-    """Returns what the operator computes from the statistics over all training rows."""
+    """Returns the facts that the operator computes from the statistics over all training rows."""
     if not step.operator.of_all_rows:
         return {}
     owner = next(other for other in steps.values() if other.operator == step.operator)
@@ -236,7 +236,7 @@ class CountStatistics:
             workers: run the tasks.
             tables: publishes the vocabularies.
             counts: the value counts of the training days.
-            column_of: returns which counts the first input of a requested step has.
+            column_of: returns the column of counts for the first input of a requested step.
         """
         self._workers, self._tables, self._counts = workers, tables, counts
         self._column_of = column_of

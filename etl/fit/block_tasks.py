@@ -48,13 +48,14 @@ _MEAN = "mean/"
 
 @dataclass(frozen=True)
 class Measured:
-    """What one pass over the training rows has measured.
+    """The results of one pass over the training rows.
 
     Attributes:
-        counts: the value counts of the steps whose values are counted; a step's column has the step's key.
+        counts: the value counts of the steps whose values are counted. The column of a step is named by the
+            step's key.
         parts: maps the key of each step with statistics by key to its files (write_parts).
-        whole: maps such a step to the statistics over all rows, if its operator is `of_all_rows`.
-        lists: maps each step with aggregates of lists to the aggregates.
+        whole: maps the key of such a step to the statistics over all rows, if its operator is `of_all_rows`.
+        lists: maps the key of each step with aggregates of lists to the aggregates.
         files: the paths of all files that were written.
     """
 
@@ -79,8 +80,8 @@ def measure_blocks(
         workers: run the tasks of `blocks`.
         blocks: the training rows.
         steps: the steps to measure.
-        tables: the tables that fitted steps before these steps look up.
-        folder: where tasks write files.
+        tables: the tables that the fitted steps before these steps need.
+        folder: the folder in which tasks write files.
         latest: the last day that the workflow includes, in days since 1970-01-01.
     """
     run = partial(_measure_task, blocks, tuple(steps), tables, folder)
@@ -321,8 +322,8 @@ def measure_squares(
         merged: maps the key of each step to the files with merged parts and means.
 
     Returns:
-        (tables, files): for the key of each step the files of its final table; and the paths of all files
-            that are not part of a table.
+        (tables, files): a mapping from the key of each step to the files of its final table, and the paths of
+            all files that are not part of a table.
     """
     of_step = tuple((step, merged[key].files, folders[key]) for key, step in steps.items())
     results = [
@@ -353,7 +354,7 @@ def _squares_task(
     tables: LocalTables,
     task: int,
 ) -> str:
-    """Runs one task of `measure_squares`. Returns the files of parts by the key of each step, as JSON."""
+    """Runs one task of `measure_squares`. Returns JSON: the files of parts by the key of each step."""
     by_key = {step.key: PartsByKey() for step, _, _ in steps}
     files_of = {step.key: files for step, files, _ in steps}
     for inputs in read_steps(blocks, [step for step, _, _ in steps], tables, task):
@@ -387,7 +388,7 @@ class BlockStep:
     """A step that needs statistics of the training rows. Objects are pickled.
 
     Attributes:
-        key: the name of the step in error messages, different for each step that is measured.
+        key: the name of the step in error messages. Each measured step has a different key.
         before: the part of the step's chain before the step, already fitted.
         inputs: the inputs of the step: values of `before`.
         kind: the type of the first input.
@@ -423,7 +424,7 @@ class StepValues:
         """Divides the rows by the key that the inputs form.
 
         Returns:
-            (keys, rows): different keys as strings, and the rows with a key. Each key has a row.
+            (keys, rows): the distinct keys as strings, and the rows that have a key. Each key has a row.
         """
         first = self.values[0]
         if len(self.values) == 1:
@@ -453,7 +454,7 @@ class StepValues:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Returns numeric raw columns of a batch, as GroupedRows.numbers. Each is converted once."""
+    """Returns numeric raw columns of a batch, as GroupedRows.numbers does. Converts each column once."""
 
     columns: Mapping[str, pa.Array]
 
@@ -500,9 +501,8 @@ def counted_texts(values: RowValues) -> tuple[pa.Array, np.ndarray, int]:
     """Counts values, or the elements of lists.
 
     Returns:
-        (texts, counts, nulls): k texts without null, how often each occurs, shape (k,), and how often null
-            occurs. A text may occur more than once. Numbers can be parsed back exactly; -0.0 is counted as
-            0.0.
+        (texts, counts, nulls): k texts without null, their counts (k,), and the number of nulls. A text may
+            occur more than once in the result. Numbers can be parsed back exactly; -0.0 is counted as 0.0.
     """
     distinct, counts = values.counts()
     if pa.types.is_floating(distinct.type):

@@ -34,14 +34,14 @@ from etl.workflow.unfitted_chains import Chain, canonical_groups, chain_descript
 from storage.feature_spec import LABEL, FeatureSpec
 from storage.manifest import digest_of
 
-# Part of every version's digest. Raise it when the meaning of an operator changes.
+# Part of every version's digest. Increase this number if the meaning of an operator changes.
 _FORMAT = 1
 
 
 def columns_of(groups: Sequence[FeatureGroup], label: str) -> tuple[list[str], list[str]]:
-    """Returns the raw columns that feature groups need, and those that a fit reads in addition.
+    """Returns the raw columns that feature groups need, and further columns that a fit reads.
 
-    The second list has the columns that operators compute statistics of, and the label if an operator may
+    The second list has the columns of which operators compute statistics, and the label if an operator may
     read it.
 
     Raises:
@@ -70,9 +70,9 @@ def fit_frame(
         label: the column with the label.
 
     Raises:
-        ConfigError: an operator does not accept a column, or cannot be fitted on a table; or a feature reads
-            the label.
-        DataError: the table has no rows, lacks a column or has a value that does not fit; or statistics of a
+        ConfigError: an operator does not accept a column, or it cannot be fitted on a table, or a feature
+            reads the label.
+        DataError: the table has no rows, it lacks a column, or a value does not fit; or the statistics of a
             column cannot be computed.
     """
     inputs, others = columns_of(groups, label)
@@ -115,7 +115,7 @@ def _types(chains: Sequence[Chain]) -> dict[str, Type]:
 
 
 def _require_fit(operators: Sequence[Operator]) -> None:
-    """Raises ConfigError for an operator that reads more than the rows."""
+    """Raises ConfigError for an operator that needs other data than the rows."""
     external = sorted({operator.name for operator in operators if operator.needs == "external"})
     if external:
         raise ConfigError(
@@ -153,7 +153,7 @@ class FrameRows:
         """Returns a numeric column as (n,) float64, and an (n,) bool array that is true for nulls.
 
         Raises:
-            DataError: the rows lack the column, or a value is no number.
+            DataError: the rows lack the column, or a value is not a number.
         """
         column = self.label.get(name, name)
         kind = self.table.schema.field(column).type if column in self.table.column_names else None
@@ -184,7 +184,7 @@ class _Inputs:
         return self.request.cardinality(self.step)
 
     def counted(self) -> tuple[pa.Array, np.ndarray]:
-        """Returns the values of the first input that are not null, and (k,) ones: how often each occurs."""
+        """Returns the k values of the first input that are not null, and their counts: (k,) ones."""
         values = self.values[0]
         if self.request.types[self.step.inputs[0]] in LISTS:
             values = pc.list_flatten(values)
@@ -233,7 +233,7 @@ class FrameStatistics:
                 yield _Inputs(request, step, tuple(decoded(values[name].plain) for name in step.inputs))
 
     def _measure(self, inputs: _Inputs) -> Statistics:
-        """Returns the statistics of a step that are no vocabulary."""
+        """Returns the statistics of a step that does not need a vocabulary."""
         operator, kind = inputs.operator, inputs.request.types[inputs.step.inputs[0]]
         values: dict[str, Any] = {"cardinality": inputs.cardinality}
         if operator.needs == "groups":
@@ -271,7 +271,7 @@ class FrameStatistics:
         return {"table": name, "facts": {**facts, "days": []}}
 
     def _count(self, name: str, steps: Sequence[_Inputs]) -> int:
-        """Adds a vocabulary, which some steps share. Returns its highest id; 0 if it is empty."""
+        """Adds a vocabulary that some steps share. Returns its highest id, or 0 if it is empty."""
         operator = cast(Categorify, steps[0].operator)
         rule = IdRule(operator.least(name), operator.first_id, operator.max_size)
         if operator.values is None:

@@ -64,15 +64,15 @@ def fit_workflow(
     Args:
         days: the training days.
         parent: an earlier workflow version to extend. Numbers that were fitted for the parent, such as means,
-            stay unchanged. Only its vocabularies grow: they get the values of training days that they do not
-            include yet. So a model that was trained on the parent's features remains valid. With None, all
-            steps are fitted.
-        counts_of: returns the value counts of the training rows of a day; None if a frame's rows are counted.
+            stay unchanged. Only the parent's vocabularies grow: they get the values of training days that
+            they do not include yet. So a model that was trained on the parent's features remains valid. With
+            None, all steps are fitted.
+        counts_of: returns the value counts of the training rows of a day. None if the rows of a frame are
+            counted instead.
         read_table: reads the tables of `join_external`.
-        blocks_of: returns the training rows of some days as blocks, from which processes of this machine
-            compute statistics.
-        rows_of: returns the same rows as a frame of Spark, which computes the statistics. One of the two must
-            be given.
+        blocks_of: returns the training rows of some days as blocks, from which tasks compute statistics.
+        rows_of: returns the same rows as a Spark frame, from which Spark computes statistics. Pass `rows_of`
+            or `blocks_of`.
 
     Raises:
         ConfigError: the configuration's features differ from the features of the parent, or only one of the
@@ -161,8 +161,8 @@ def fit_chains(
         training: the training days that are read.
         parent: the workflow to extend. Its fitted steps are reused, and its vocabularies are extended. None
             for a new workflow.
-        tables: publishes the tables of the fitted steps in the new workflow version. `tables` must not have
-            published a table yet.
+        tables: publishes the tables of the fitted steps in the new workflow version. No table may have been
+            published yet.
 
     Raises:
         DataError: the statistics of a column cannot be computed.
@@ -188,19 +188,19 @@ def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgres
     known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
     if isinstance(known, KeyedFitted):
         tables.copy_from_parent(known.table)
-    # The vocabulary whose ids the step reads may have grown.
+    # The step may read ids of a vocabulary that has grown.
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)
 
 
-# The version of a workflow, a digest of everything that a fit depends on; and what may be extended.
+# Computes the version of a workflow, a digest of everything that a fit depends on. Checks extensions.
 
-# Part of every version's digest. Raise it when the meaning of an operator changes.
+# Part of every version's digest. Increase this number if the meaning of an operator changes.
 FORMAT = 2
 
 
 def workflow_version(plan: FeaturePlan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
     """Returns the digest of everything that the fitted workflow depends on."""
-    # The settings of the split select training rows only if the log is split inside one partition.
+    # The settings of the split select training rows only if one partition of the log has several splits.
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
     sections += ["split"] if plan.is_divided else []
     external = {
@@ -229,7 +229,7 @@ def workflow_version(plan: FeaturePlan, parent: FittedWorkflow | None, days: Seq
 
 
 def require_weights(plan: FeaturePlan, version: str, spec: FeatureSpec) -> None:
-    """Raises ConfigError if the rows of a workflow have weights, and the configuration has none."""
+    """Raises ConfigError if the rows of a workflow have weights but the configuration has none."""
     if spec.weight is not None and plan.config.log.label.weights is None:
         raise ConfigError(
             f"the rows of workflow {version} have weights, but the configuration has no log.label.weights",
@@ -239,7 +239,7 @@ def require_weights(plan: FeaturePlan, version: str, spec: FeatureSpec) -> None:
 
 
 def require_parent_weights(plan: FeaturePlan, parent: FittedWorkflow) -> None:
-    """Raises ConfigError if only one of the parent and of the configuration has weights."""
+    """Raises ConfigError if only the parent, or only the configuration, has weights."""
     require_weights(plan, parent.version, parent.spec)
     if parent.spec.weight is None and plan.config.log.label.weights is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The inputs and the rounds of a fit: which steps are fitted together, and from which statistics."""
+"""The inputs and the rounds of a fit. A round has the steps that are fitted together, and their data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # workers do not import pyspark
 # The source of a round's statistics: frames of the training rows, or the value counts of the training days.
 SourceName = Literal["rows", "value_counts"]
 
-# Statistics that can be computed from how often each value of one raw column occurs.
+# Statistics that can be computed from the value counts of one raw column.
 _COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
 
 # Needs of steps that look up a table. Their outputs cannot be computed from value counts.
@@ -59,10 +59,10 @@ class Round:
 
     Attributes:
         ready: steps that are fitted first. They need no statistics, or the workflow that is extended already
-            contains them fitted.
+            contains them as fitted steps.
         measured: steps that are fitted next, from statistics of the training days. None of these steps reads
             an output of another one.
-        source: where the statistics of `measured` come from.
+        source: the source of the statistics of `measured`.
     """
 
     ready: tuple[ChainSteps, ...]
@@ -76,7 +76,7 @@ class Round:
 
 
 def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: bool) -> list[Round]:
-    """Returns the rounds of a fit. They fit each step once, and never before an earlier step of its chain.
+    """Returns the rounds of a fit. They fit each step once, and always after the earlier steps of its chain.
 
     Args:
         chains: the chains to fit.
@@ -172,10 +172,7 @@ def is_countable(chain: Chain, position: int) -> bool:
 
 
 def _needs_rows(step: Step) -> bool:
-    """Returns whether the values of a step's input are not enough to compute its outputs.
-
-    The outputs of such a step depend on rows or tables.
-    """
+    """Returns whether the outputs of a step depend on rows or tables, besides its input values."""
     _, fitted_type = column_operator(step.operator.name)
     return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold
 
@@ -209,7 +206,7 @@ class TrainingBlocks:
     Attributes:
         tasks: number of tasks. Each training row belongs to one task.
         read: takes the index of a task and the wanted raw columns (LABEL for the label). Yields the training
-            rows of this task, which are the same in each call.
+            rows of this task. Each call yields the same rows.
     """
 
     tasks: int
@@ -242,7 +239,7 @@ class TrainingDays:
     blocks: TrainingBlocks | None = None
 
 
-# Runs the rounds of a fit, whatever the statistics of the training rows come from.
+# Runs the rounds of a fit with any source of statistics of the training rows.
 
 
 def fit_rounds(
@@ -327,7 +324,7 @@ class StatisticsSource(Protocol):
         """Computes the statistics of all requested steps, and publishes the tables that the steps need.
 
         Returns:
-            a mapping of the key of each step (`ChainRequest.key`) to its statistics.
+            A mapping from the key of each step (`ChainRequest.key`) to its statistics.
 
         Raises:
             DataError: the statistics of a column cannot be computed, because a value is NaN or too large.
@@ -336,7 +333,7 @@ class StatisticsSource(Protocol):
 
 @dataclass
 class ChainProgress:
-    """A chain, and those of its steps that have been fitted so far, in order.
+    """A chain, and its steps that have been fitted so far, in order.
 
     A chain is a sequence of steps (operators) that computes features.
     """
@@ -351,7 +348,7 @@ class ChainProgress:
         """Appends the next fitted step.
 
         Raises:
-            ConfigError: `step` is no fitted step.
+            ConfigError: `step` is not a fitted step.
         """
         if not isinstance(step, Fitted):
             operator = self.chain.steps[len(self.fitted)].operator

@@ -192,9 +192,9 @@ class RowStatistics:
 # Computes the keyed tables of all steps of one operator in one pass over the training rows.
 #
 # A step is an operator with its input columns. A keyed table has one row per key, with statistics of the
-# training rows that have this key. If each keyed table were computed separately, the training rows would be
-# read three times for each of them: for its statistics, for the key ranges of its files, and for the
-# statistics over all rows.
+# training rows that have this key. If each keyed table were computed separately, each would need three passes
+# over the training rows: for its statistics, for the key ranges of its files, and for the statistics over all
+# rows.
 
 # Index of the table with the statistics over all rows. This table has a single key, which is null.
 _ALL_ROWS = -1
@@ -206,8 +206,8 @@ class KeyedTables:
     """The keyed tables of all steps of one operator.
 
     Attributes:
-        grouped: the rows of all keyed tables. The two columns in `GROUP` say which step and which key a row
-            belongs to.
+        grouped: the rows of all keyed tables. The two columns in `GROUP` contain the step and the key of a
+            row.
         facts: values that the operator computes from the statistics of all training rows (see
             Operator.facts).
     """
@@ -289,7 +289,7 @@ class StepInputs:
 
 
 def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-    """Computes all statistics that are no tables, and returns them by step key.
+    """Computes all statistics except tables, and returns them by step key.
 
     Raises:
         DataError: a value is too large to compute exact moments, or the state of a statistic is too large.
@@ -324,7 +324,7 @@ def _first_values(steps: Sequence[StepInputs]) -> dict[str, Column]:
 
 
 def _measured(inputs: StepInputs) -> tuple[Column, MeasuredStatistic]:
-    """Returns the first input of a step, and the statistic of it that the step's operator defines."""
+    """Returns the first input of a step, and the statistic that the step's operator defines for it."""
     kind = inputs.types[0]
     return inputs.values[0], MeasuredStatistic(inputs.key, inputs.step.operator.statistic(kind), kind)
 
@@ -369,7 +369,7 @@ def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], da
 
     Args:
         values: (name, expression, is_list) for each column to count. `name` is the name of its vocabulary,
-            `expression` is the value in a row, and `is_list` says whether this value is a list.
+            `expression` is the value in a row, and `is_list` is true if this value is a list.
         day: the day of the row, in days since 1970-01-01.
     """
     cells = [
@@ -399,7 +399,7 @@ def _named(name: str) -> Any:
 
 
 def add_counts(known: DataFrame, new: DataFrame) -> DataFrame:
-    """Adds the value counts of new days to those of a vocabulary.
+    """Adds the value counts of new days to the counts of a vocabulary.
 
     Returns a frame with the columns of `known`: one row for each value of a column. Values that occur only in
     `new` have a null id.
@@ -423,8 +423,8 @@ def vocabulary_facts(with_id: DataFrame, rare: DataFrame) -> dict[str, dict[str,
     """Returns the facts of each vocabulary, by the name of the vocabulary.
 
     The facts are the number of values with an id (`entries`), the highest id, and the number of values
-    without an id (`rare_values`). `occurrences` and `rare_occurrences` say how often the values with an id,
-    and those without one, occur in the rows. The driver collects one row per vocabulary.
+    without an id (`rare_values`). `occurrences` is the number of rows whose values have an id, and
+    `rare_occurrences` the number of rows whose values have none. The driver collects one row per vocabulary.
     """
     known = with_id.groupBy("column").agg(
         F.count("id").alias("entries"), F.max("id").alias("highest"), F.sum("count").alias("occurrences")

@@ -31,7 +31,7 @@ _COPIED_BYTES = 16 * 2**20
 
 
 class VersionTables:
-    """Publishes the tables of a new workflow version, and opens the tables that are published so far.
+    """Publishes the tables of a new workflow version, and opens the tables that are already published.
 
     Attributes:
         rows: maps the name of each published table to the number of its rows.
@@ -93,7 +93,7 @@ class VersionTables:
             self.publish_table(pa.schema(columns).empty_table(), name)
 
     def local(self, latest: int) -> LocalTables:
-        """Opens the tables published so far, without rare values, for processes without Spark.
+        """Opens the tables that are already published, without rare values, for processes without Spark.
 
         `latest` is the last day that the workflow version includes, in days since 1970-01-01.
         """
@@ -115,7 +115,7 @@ class VersionTables:
         return tuple(data_files(table, read_manifest(table)))
 
     def open(self, spark: SparkSession, broadcast_max_rows: int, latest: int) -> Tables:
-        """Opens the tables published so far, without rare values.
+        """Opens the tables that are already published, without rare values.
 
         Args:
             broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
@@ -155,24 +155,24 @@ def _copy(source: str, target: str) -> None:
 # Files with statistics by key: tasks write parts of them, which are merged in ranges of keys.
 #
 # Each task sorts the keys of its rows. Ranges of keys are chosen from a sample of the keys of all tasks. So
-# the files of the merged ranges are, one after the other, one sorted table, and no task needs all keys.
+# the files of the merged ranges form one sorted table, and no task needs all keys.
 
-# Rows of parts of which one task merges a range.
+# Approximate number of rows of a range, which one task merges.
 _RANGE_ROWS = 2_000_000
 
-# Rows of a row group of a file of parts. A task reads only the row groups that contain keys of its range.
+# Number of rows of a row group in a file of parts. A task reads only the row groups with keys of its range.
 _GROUP_ROWS = 65_536
 
-# Keys of the sample of each file.
+# Number of keys in the sample of each file.
 _SAMPLED_KEYS = 512
 
-# Rows of parts that a task holds before it merges them.
+# Number of rows of parts that a task keeps before it merges them.
 _HELD_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
 class KeyRange:
-    """The keys from `first` on and before `end`, in the order of their UTF-8 bytes; None for no limit."""
+    """The keys in [first, end), in the order of their UTF-8 bytes. None means no limit."""
 
     first: str | None = None
     end: str | None = None
@@ -190,7 +190,7 @@ class KeyRange:
 
 
 class PartsByKey:
-    """Adds up the parts of one step over the batches of a task."""
+    """Merges the parts of one step over the batches of a task."""
 
     def __init__(self) -> None:
         self._keys: list[pa.Array] = []
@@ -198,7 +198,7 @@ class PartsByKey:
         self._merged_rows = 0
 
     def add(self, keys: pa.Array, parts: GroupParts) -> None:
-        """Adds the parts of some rows. `keys` are their (parts.size,) different keys."""
+        """Adds the parts of some rows. `keys` are their (parts.size,) distinct keys."""
         self._keys.append(keys)
         self._parts.append(parts)
         if sum(map(len, self._keys)) > 2 * self._merged_rows + _HELD_ROWS:
@@ -222,7 +222,7 @@ def write_parts(path: str, keys: pa.Array, parts: GroupParts) -> dict[str, Any]:
 
 
 def write_sorted(path: str, table: pa.Table, row_group_rows: int) -> str:
-    """Writes a table to a new Parquet file, and returns the path, which is different for each attempt."""
+    """Writes a table to a new Parquet file. Returns its path, which is different for each attempt."""
     path = own_path(path)
     files, inner = file_io.filesystem(path)
     if file_io.is_local(path):
@@ -302,12 +302,12 @@ def parts_from_json(stored: Mapping[str, Any]) -> GroupParts:
 
 # Writes a fitted workflow with its tables below a folder, in the format of a lake.
 
-# Stands for a table whose manifest names no file, because it has no rows.
+# Used for a table whose manifest lists no file, because the table has no rows.
 _WITHOUT_ROWS = pa.table({KEY: pa.array([], pa.string())})
 
 
 def save_fitted(lake: LakePaths, workflow: LocalWorkflow) -> None:
-    """Publishes the tables of a workflow and then the workflow, unless this version exists there.
+    """Publishes the tables of a workflow and then the workflow, unless this version already exists.
 
     Raises:
         DataError: a file of the workflow does not exist, or is damaged.

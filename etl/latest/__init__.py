@@ -1,1 +1,1 @@
-"""The latest features and histories of each user and of each item, with which lists are scored."""
+"""Finds the latest features and histories of users and items. Lists are scored with these features."""

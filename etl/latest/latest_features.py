@@ -43,14 +43,14 @@ _HAS_ROW = "_has_row"
 
 @dataclass(frozen=True)
 class _Side:
-    """What is published of users or of items.
+    """The data to publish for users or for items.
 
     Attributes:
         section: the section of the table of attributes: `users` or `items`.
         key: the column of the key.
         attributes: the table of attributes; None if there is none.
         columns: the features of the published rows.
-        of_history: those of the features that are computed from the history.
+        of_history: the features in `columns` that are computed from the history.
         partition: the partition to publish.
         inputs: the inputs of the partition.
         current: the manifest of the partition, if it exists for these inputs.
@@ -80,12 +80,14 @@ def publish_latest(
     The tables have one row per user or item, sorted by key.
 
     If the configuration has a table of attributes (section `users` or `items`), features are computed from
-    the rows of this table. Users of the log without a row have null attributes. So have items, if
-    `items.missing` is `serve`; otherwise, they are left out. The facts of the manifest say how many users or
-    items have no row. Without a table of attributes, the features of a user or item are those of its latest
-    row in the feature partitions. This is the row with the largest row_id on the latest day. Features that
-    are computed from the history (section `history`) are computed from the latest histories instead. A
-    partition that already exists for the same inputs is not written again.
+    the rows of this table. Users of the log without a row in the table have null attributes. Items without a
+    row have null attributes if `items.missing` is `serve`; otherwise, they are left out. The facts of the
+    manifest contain the number of users or items without a row.
+
+    Without a table of attributes, the features of a user or item come from its latest row in the feature
+    partitions. This is the row with the largest row_id on the latest day. Features of the history (section
+    `history`) are always computed from the latest histories. A partition that already exists for the same
+    inputs is not written again.
 
     Args:
         workers: run the tasks.
@@ -157,7 +159,7 @@ def publish_latest(
 
 
 def missing_rows(published: Mapping[str, Manifest]) -> list[MissingRows]:
-    """Returns the numbers of users and of items without a row, from the result of `publish_latest`."""
+    """Returns the number of users and the number of items without a row, from `publish_latest`'s result."""
     of_tables = (MissingRows.from_facts(manifest.facts) for manifest in published.values())
     return [missing for missing in of_tables if missing is not None]
 
@@ -171,7 +173,7 @@ def _side(
     inputs: Mapping[str, str],
     histories: LatestHistories | None,
 ) -> _Side:
-    """Returns what is published of one side, and whether it is published already."""
+    """Returns the data to publish for one side, with its manifest if it is already published."""
     is_users = section == "users"
     scope = "user" if is_users else "item"
     table = lake.users(workflow.version) if is_users else lake.items(workflow.version)
@@ -225,19 +227,19 @@ def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_ou
 
 
 def features_of_history(plan: FeaturePlan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
-    """Returns those of the features `columns` that are computed from the history."""
+    """Returns the features among `columns` that are computed from the history."""
     name = plan.config.history.column if plan.config.history else None
     computed = {output for chain in workflow.chains if name in chain.inputs for output in chain.outputs}
     return [column for column in columns if column in computed]
 
 
 def encode_rows(workflow: FittedWorkflow, rows: Rows, features: Sequence[str], key: str) -> Rows:
-    """Returns the column `key` and the features `features` of rows that are no training rows.
+    """Returns the column `key` and the features `features` of rows that are not training rows.
 
     Args:
         workflow: computes the features.
         rows: a table or a frame with `key` and the raw columns that the features depend on.
-        features: the names of the features; maybe none.
+        features: the names of the features; may be empty.
         key: user_key or item_key.
     """
     if not isinstance(rows, pa.Table):
@@ -256,8 +258,8 @@ def with_histories(
 ) -> Rows:
     """Adds the features `names`, computed from the latest histories, to `rows`, which have the user_key.
 
-    A user without a click has an empty history. The result is a table if `rows` and the histories are tables,
-    and otherwise a frame.
+    A user without a click has an empty history. The result is a table if `rows` and the histories are tables.
+    Otherwise it is a frame.
     """
     column = plan.config.history.column if plan.config.history else ""
     if isinstance(rows, pa.Table) and (histories.rows is None or isinstance(histories.rows, pa.Table)):
@@ -305,8 +307,8 @@ class KeyedAttributes:
         section: the section of the table: `users` or `items`.
         rows: a table or a frame with the key (user_key or item_key) and the columns of the table of
             attributes.
-        of_log: rows with the keys of the log, and with a column that is null if the table has no row of the
-            key; None if the log was not compared with the table. A table if `rows` is a table.
+        of_log: rows with the keys of the log, and with a column that is null if the table has no row with the
+            key. It has the type of `rows`. None if the log was not compared with the table.
     """
 
     section: Section
@@ -314,7 +316,7 @@ class KeyedAttributes:
     of_log: Rows | None = None
 
     def count_missing(self) -> MissingRows:
-        """Returns the numbers of keys. Keeps the comparison of frames in memory until `release`."""
+        """Counts the keys of the log without a row. Keeps the compared frames in memory until `release`."""
         if self.of_log is None:
             raise ValueError("internal error, please report: the log was not compared with the table")
         if isinstance(self.of_log, pa.Table):
@@ -333,7 +335,7 @@ def attributes_of(
 ) -> KeyedAttributes:
     """Returns the rows of the table of attributes (section `users` or `items`) with keys.
 
-    Tables of this process if `workers` are processes of this machine, else frames.
+    The rows are tables of this process if `workers` are processes of this machine; otherwise they are frames.
     The other arguments are those of `keyed_attributes`.
     """
     if isinstance(workers, LocalWorkers) and (of_log is None or isinstance(of_log, pa.Table)):
@@ -408,14 +410,14 @@ def keyed_attributes(
 ) -> KeyedAttributes:
     """Returns the rows of the table of attributes (section `users` or `items`) with keys.
 
-    Users of the log without a row get a row whose attributes are null. So do items if `items.missing` is
-    `serve`.
+    Users of the log without a row in the table get a row whose attributes are null. Items without a row get
+    such a row if `items.missing` is `serve`.
 
     Args:
         spark, plan: session and plan of the run. The section and `keys` must be set.
         run_date: the date that replaces `{date}` in the table's path.
-        section: whose attributes to read.
-        of_log: rows with the distinct user_key or item_key of the log. None: only rows of the table count.
+        section: the section of the table to read.
+        of_log: rows with the distinct user_key or item_key of the log. None: only rows of the table are used.
     """
     key, name, table = _keyed_by(plan, section)
     raw_rows = read_attributes(spark, plan.config, table, name, section, run_date, name)

@@ -1,7 +1,6 @@
 """Computes the histories with which lists are scored: each user's last clicks up to the run date.
 
-`histories_of` computes them on one machine from Arrow tables, and on clusters from Spark frames. Both results
-are equal.
+`histories_of` uses Arrow tables on one machine, and Spark frames on clusters. The results are the same.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class LatestHistories:
 
     Attributes:
         rows: user_key and the column `history.column`, one row per user. Users without a click have no row.
-            It is a table if processes of this machine computed it, with lists of dictionary codes, and
-            otherwise a frame. None if no user has a click.
+            If processes of this machine computed the rows, they are a table with lists of dictionary codes.
+            Otherwise they are a frame. None if no user has a click.
         digest: a digest of everything on which `rows` depends, except the days of the run.
     """
 
@@ -57,7 +56,7 @@ def histories_of(
     *,
     before: Split | None = None,
 ) -> LatestHistories | None:
-    """Returns the latest histories of a run: a table with LocalWorkers, which starts no JVM, else a frame.
+    """Returns the latest histories of a run: with LocalWorkers a table, without a JVM; else a frame.
 
     See `latest_histories` for the rules and the other arguments.
     """
@@ -76,12 +75,12 @@ def latest_histories(
 ) -> LatestHistories | None:
     """Returns the latest histories of a run as a frame; None if the section `history` is not set.
 
-    If the lists are compared with the test split, no click of the test split is in a history, because the
+    If the lists are compared with the test split, no click of the test split is in a history. Otherwise the
     lists would be computed from the clicks on which they are measured.
 
     Args:
         splits: maps each split to the raw files of its days.
-        before: if set, the clicks of this split and of later splits are left out in any case.
+        before: if set, the clicks of this split and of later splits are always left out.
     """
     history = plan.config.history
     if history is None:
@@ -126,7 +125,7 @@ def latest_histories_table(
 
 
 def _known_splits(plan: FeaturePlan, before: Split | None) -> list[Split]:
-    """Returns the splits whose clicks are in the histories. Each is before those that are left out."""
+    """Returns the splits whose clicks are in the histories. They precede the splits that are left out."""
     known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
     if plan.config.measure.against == "test_split" and "test" in known:
         known.remove("test")
@@ -155,7 +154,7 @@ def _clicks_of_splits(
     """
     by, timed = plan.config.split.by, plan.config.log.event_time is not None
     if by == "leave_last_out":
-        # Only clicks decide on the split of a click, and only the last ones of a user can be left out.
+        # The split of a click depends only on other clicks. Only a user's last clicks can be left out.
         left_out = len(SPLITS) - splits
         parts = clicks_of_log(workers, plan, raw)
         clicks = clicks_of_parts(parts, history.length + left_out, timed=timed)
@@ -171,9 +170,7 @@ def _clicks_of_splits(
 
 
 def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
-    """Leaves out the last clicks of each user, which are in the test split and in the validation split.
-
-    The last click of a user is in the test split. The second last one is in the validation split.
+    """Leaves out the last clicks of each user: the last is in the test split, the one before in validation.
 
     Args:
         clicks: the result of `recent_clicks`.

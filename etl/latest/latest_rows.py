@@ -20,8 +20,8 @@ from storage.manifest import Manifest, data_files
 from storage.paths import Partition
 from storage.publish import rows_of
 
-# With at most this number of rows, the driver reads the files itself. It keeps one day in memory, and saves
-# the planning and the start of Spark jobs, which take most of the time of a small run
+# With at most this number of rows, the driver reads the files itself, and keeps one day in memory. This saves
+# the time to plan and start Spark jobs, which is most of the time of a small run
 # (docs/decisions/jobs.md#0061).
 ROWS_IN_DRIVER = 10_000_000
 
@@ -30,12 +30,12 @@ _DAY = "_dt"
 
 @dataclass(frozen=True)
 class PublishedRows:
-    """The rows of one day in a published feature partition, or those of one split.
+    """The rows of one day in a published feature partition, or the rows of one split.
 
     Attributes:
         partition: the feature partition.
-        manifest: names the files of the partition.
-        label: the split whose rows count; None for all rows.
+        manifest: lists the files of the partition.
+        label: the split whose rows are used; None for all rows.
     """
 
     partition: Partition
@@ -72,8 +72,8 @@ def latest_published_rows(
         engine: `workflow.engine` of the configuration.
 
     Returns:
-        An Arrow table sorted by key, or a frame: of Spark expressions if the engine is `sql`, and
-        otherwise if Spark's workers have reduced more than ROWS_IN_DRIVER rows.
+        An Arrow table sorted by key, or a frame. The result is a frame if the engine is `sql`, or if Spark's
+        workers have reduced more than ROWS_IN_DRIVER rows.
     """
     chosen = choose_engine(engine)
     if chosen == "sql":
@@ -127,14 +127,14 @@ def _latest_of(
 ) -> Iterator[pa.RecordBatch]:
     """Runs one task: returns the latest row of each key in one file, with the column `_dt`.
 
-    The tasks reduce the rows of the files before an aggregation. In Spark, this is much faster than an
-    aggregation of all rows, because Spark sorts for an aggregation of structs.
+    The tasks reduce the rows of the files before an aggregation. This is much faster than aggregating all
+    rows in Spark, because Spark sorts rows to aggregate structs.
 
     Args:
         of_files: pairs of a date and the path of a file with rows of this date.
         key: the column of the key.
         schema: the result of `latest_schema`.
-        index: which file to read.
+        index: the index of the file to read.
     """
     day, path = of_files[index]
     rows = latest_in_file(path, key, schema)

@@ -26,7 +26,7 @@ def latest_schema(key: str, columns: Sequence[str], spec: FeatureSpec) -> pa.Sch
 
 
 def latest_in_days(days: Sequence[Sequence[str]], key: str, schema: pa.Schema) -> pa.Table:
-    """Returns the latest row of each key, sorted by key: the largest row_id on the latest day.
+    """Returns the latest row of each key, sorted by key: the row with the largest row_id on the latest day.
 
     Only one day is in memory at a time, apart from the result.
 
@@ -70,6 +70,6 @@ def latest_in_file(path: str, key: str, schema: pa.Schema) -> pa.Table:
 
 
 def _latest(rows: pa.Table, key: str) -> pa.Table:
-    """Returns the rows of one day whose row_id is the largest of their key. Each row_id occurs once."""
+    """Returns the row with the largest row_id of each key on one day. Each row_id occurs once."""
     largest = rows.select([key, ROW_ID]).group_by(key).aggregate([(ROW_ID, "max")])[f"{ROW_ID}_max"]
     return rows.filter(pc.is_in(rows[ROW_ID], value_set=largest.combine_chunks()))

@@ -19,7 +19,7 @@ from conf.compiled import open_library
 from conf.errors import InfrastructureError
 
 LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
-VERSION = 5  # version of the interface; must be equal to the number in native/scan.cpp
+VERSION = 5  # version of the interface; must be equal to the number in etl/native/scan.cpp
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -97,7 +97,7 @@ class Handle:
             self._free(self.address)
 
     def describe(self, function: str, *arguments: int) -> tuple[list[int], list[int | None]]:
-        """Calls a library function by name, which returns the sizes and addresses of the object's arrays."""
+        """Calls a library function by name. Returns the sizes and addresses of the object's arrays."""
         sizes, addresses = (ctypes.c_int64 * 4)(), (ctypes.c_void_p * 5)()
         getattr(library(), f"nightrank_{function}")(self.address, *arguments, sizes, addresses)
         return list(sizes), list(addresses)

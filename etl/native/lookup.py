@@ -1,6 +1,6 @@
 """Finds the index of a string in an array of distinct strings.
 
-Workers look up values in vocabularies, and keys in tables of statistics, in this way.
+With this module, workers look up values in vocabularies, and keys in tables of statistics.
 """
 
 from __future__ import annotations

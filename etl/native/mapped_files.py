@@ -1,9 +1,9 @@
 """Files on the local disk that one Python worker writes and all workers of a machine map into memory.
 
-Large tables need gigabytes, and a copy in every worker would not fit. The first worker that needs a table
-writes it to Spark's local directory, while the others wait. Spark, or the process that started the workers,
-deletes the directory at the end. If the directory does not exist or is full, each worker keeps the table in
-its own memory.
+Large tables need gigabytes, so the memory does not suffice for a copy in every worker. The first worker that
+needs a table writes it to Spark's local directory, while the others wait. Spark, or the process that started
+the workers, deletes the directory at the end. If the directory does not exist or is full, each worker keeps
+the table in its own memory.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def open_mapped(
     Args:
         kind: a word for the name of the file.
         identity: JSON values that identify the content of the file.
-        write: writes the file to a path; returns the table instead if it is too small for a file.
+        write: writes the file to a path. If the table is too small for a file, returns the table instead.
         load: maps a file that `write` wrote.
-        read: returns the table in the memory of this process, if it cannot be mapped.
+        read: returns the table in the memory of this process. It is called if the table cannot be mapped.
     """
     folders = os.environ.get("SPARK_LOCAL_DIRS")
     if not folders or not is_built():
@@ -67,8 +67,8 @@ def open_mapped(
 
 # Opens tables with statistics by key, which all Python workers of a machine map into memory.
 #
-# The file of a table has its key column as a hash table (etl/native/lookup.py); a second file has the
-# columns.
+# The file of a table contains its key column as a hash table (etl/native/lookup.py). A second file contains
+# the columns.
 
 _KEY = "key"
 Keyed = tuple[Lookup, pa.Table]

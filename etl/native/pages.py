@@ -9,7 +9,7 @@ from conf.errors import InfrastructureError
 from etl.native.library import Handle, library
 from etl.native.scan import column_of
 
-# Bytes of a value in a page; texts follow their length.
+# Number of bytes of a value in a page. A text has a variable size, and follows its length.
 _WIDTHS = {pa.string(): 0, pa.int32(): 4, pa.int64(): 8}
 KINDS = frozenset(_WIDTHS)
 
@@ -26,14 +26,15 @@ class PagedColumn:
 
         Args:
             kind: the type of the values, one of KINDS.
-            values, size: number of values of all chunks together, and of their bytes. They may be estimates.
+            values, size: number of values of all chunks together, and number of their bytes. Both may be
+                estimates.
             rows: number of rows of all chunks together.
         """
         self._kind, self._rows = kind, 0
         self._pages = Handle(library().nightrank_pages(values, size, rows), "free")
 
     def begin_chunk(self, count: int, page: pa.Buffer) -> None:
-        """Begins a chunk with its page of `count` different values, in the encoding PLAIN.
+        """Begins a chunk with its page of `count` distinct values, in the encoding PLAIN.
 
         Raises:
             DamagedPageError: the page has fewer values.
@@ -63,7 +64,7 @@ class PagedColumn:
     def result(self) -> tuple[pa.DictionaryArray, np.ndarray]:
         """Returns the n rows as an array with one dictionary, and the number of rows with each of its values.
 
-        An empty text is null. The dictionary may have values without rows. Add nothing afterwards.
+        An empty text is null. The dictionary may have values without rows. Do not add pages afterwards.
         """
         library().nightrank_end_pages(self._pages.address)
         return column_of(self._pages, 0, self._rows, self._kind)

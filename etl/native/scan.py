@@ -129,7 +129,7 @@ class ScannedJson:
 
     Attributes:
         columns: for each name, a dictionary array of n texts of JSON values. A text is null if the line lacks
-            the field, or its value is null. A string may have no quotes around it (json.cpp).
+            the field, or if the field is null. A string may have no quotes around it (json.cpp).
         counts: for each name, an int64 array. Element v is the number of lines with dictionary value v.
         is_object: (n,) bool: which lines are JSON objects.
         broken: maps the index of each line that `read_lines` rejected to the reason.
@@ -151,15 +151,15 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
 
     Args:
         block: bytes of the lines, less than 2 GiB.
-        names: different names of fields. `a.b` is the field b of the object a.
-        read_lines: reads the lines that the compiled scanner leaves to it.
+        names: distinct names of fields. `a.b` is the field b of the object a.
+        read_lines: reads the lines that the compiled scanner cannot read.
 
     Raises:
         InfrastructureError: the compiled library is missing, or memory ran out.
         ValueError: the block is too large.
     """
     text = _buffer(block)
-    # The keys that the scanner looks for, by path: those of columns, and of the objects around them.
+    # The paths of the keys that the scanner looks for: keys of columns, and keys of the objects around them.
     paths: dict[tuple[str, ...], bool] = {}
     for name in names:
         path = tuple(name.split("."))
@@ -208,7 +208,7 @@ def merge_dictionaries(chunks: Sequence[pa.DictionaryArray]) -> tuple[pa.Diction
 
     Raises:
         InfrastructureError: the compiled library is missing, or memory ran out.
-        ValueError: an index is not one of the dictionary.
+        ValueError: an index is out of range for its dictionary.
     """
     distinct = [chunk.dictionary.fill_null("") for chunk in chunks]
     values, rows = sum(map(len, distinct)), sum(map(len, chunks))
@@ -276,7 +276,7 @@ def column_of(
         distinct = scanned.strings(values, offsets, data, size)
     else:
         distinct = pa.Array.from_buffers(kind, values, [None, scanned.buffer(data, size)], null_count=0)
-    # The codes are those of the values, so they need no check.
+    # The library computes valid codes, so they need no check.
     column = pa.DictionaryArray.from_arrays(indices, distinct, safe=False)
     return column, scanned.numbers(counts, values, np.int64)
 

@@ -1,7 +1,8 @@
-"""The operators of the sections `features` and `prepare`. Each file is one operator, which has its name.
+"""The operators of the sections `features` and `prepare`. Each file is named after its operator.
 
-A package adds an operator by an entry point of the group `nightrank.operators`. A module contains a subclass
-of Operator (etl/ops/base.py) and one of Fitted, or a FrameOperator (etl/ops/frames.py) for the section
-`prepare`. Their `name` is that of the file or entry point. The parameters of an operator are the fields of
-its class, and its docstring describes it.
+A package adds an operator by an entry point of the group `nightrank.operators`. For the section `features`, a
+module contains a subclass of Operator and a subclass of Fitted (etl/ops/base.py). For the section `prepare`,
+it contains a FrameOperator (etl/ops/frames.py). The `name` of these classes is the name of the file or entry
+point. The parameters of an operator are the fields of its class, and the class docstring describes the
+operator.
 """

@@ -1,4 +1,4 @@
-"""DifferenceLag: subtracts a column's value in an earlier row with the same key from its value in a row."""
+"""DifferenceLag: subtracts the value of an earlier row with the same key from the value of each row."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class DifferenceLag(RowChanger):
             - F.lag(F.col(name), self.lag).over(by_key).cast("double")
             for name in self.columns
         }
-        # A second withColumns: in a single one, the plan would repeat the window for each use of its value.
+        # Use a second withColumns: with only one, the plan would repeat the window for each use of its value.
         return rows.withColumns(differences).withColumns(
             {name: bounded_column(F.col(name)) for name in differences}
         )
@@ -91,7 +91,7 @@ class DifferenceLag(RowChanger):
         groups, _ = groups_of(rows, self.by)
         times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in rows.column_names else []
         order = np.lexsort((integers_of(rows.column(ROW_ID)), *times, groups))
-        # places[i] is the row `lag` rows before row i in this order. It is i itself if there is no such row.
+        # places[i] is the row `lag` rows before row i in this order, or i itself if there is no such row.
         earlier = np.arange(len(rows)) - self.lag
         inside = (earlier >= 0) & (earlier < len(rows))
         inside[inside] = groups[order[earlier[inside]]] == groups[order[inside]]

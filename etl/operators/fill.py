@@ -50,7 +50,7 @@ class FittedFill(Fitted):
 
 
 class Fill(Operator):
-    """Replaces null by `value`, which must be a number for columns of numbers, and a text for strings.
+    """Replaces null by `value`: a number for columns of numbers, a text for columns of strings.
 
     Numbers become doubles. With `indicator: true`, a second column `<column>_filled` is added for each
     column. This column is 1.0 where the value was null, and otherwise 0.0.

@@ -95,11 +95,11 @@ class Groupby(RowChanger):
         """Returns one row for each combination of values in the columns `by`."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         place = F.struct(*order)
-        # Other columns that each new row keeps, if the rows have them.
+        # The other columns of each new row, if the rows have them.
         carried: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
         carried |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
         carried |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}
-        # Raw columns are never float32, so a raw column with the name of the weight is not carried.
+        # A raw column may have the same name as the weight, but a raw column is never float32.
         carried |= {name: F.max(name) for name, kind in rows.dtypes if (name, kind) == (WEIGHT, "float")}
         carried |= {name: F.first(name) for name in rows.columns if name.startswith("_")}
         computed = {
@@ -121,7 +121,7 @@ class Groupby(RowChanger):
         groups, size = groups_of(rows, by)
         row_ids = integers_of(rows.column(ROW_ID))
         times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in names else []
-        # The rows of a group, in the order of time, follow each other.
+        # The rows of each group are consecutive, in the order of time.
         order = np.lexsort((row_ids, *times, groups))
         sizes = np.bincount(groups, minlength=size)
         ends = np.cumsum(sizes)
@@ -156,11 +156,10 @@ class _OrderedGroups:
 
     Attributes:
         values: n values, with or without a dictionary.
-        starts, ends: (m,) int64. The values from starts[i] to before ends[i] are those of group i. No group
-            is empty.
+        starts, ends: (m,) int64. Group i has the values in [starts[i], ends[i]). No group is empty.
         present: the values that are not null, without a dictionary.
-        groups: the group of each of them.
-        counts: (m,) int64, how many of them each group has.
+        groups: the group of each value in `present`.
+        counts: (m,) int64, the number of values of each group in `present`.
     """
 
     def __init__(self, values: pa.Array, starts: np.ndarray, ends: np.ndarray) -> None:
@@ -199,7 +198,7 @@ class _OrderedGroups:
         return from_doubles(sums, too_large | (self.counts == 0))
 
     def _extremes(self, least_or_most: np.ufunc) -> pa.Array:
-        """Returns the least or the largest values, in the type of the column."""
+        """Returns the smallest or the largest value of each group, in the type of the column."""
         values = self.present.to_numpy(zero_copy_only=False)
         with_values = self.counts > 0
         extremes = np.zeros(len(self.counts), values.dtype)

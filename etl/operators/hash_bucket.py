@@ -75,8 +75,8 @@ class HashBucket(Operator):
     `pmod` and Python's `%`). Software that treats the hash as unsigned computes other ids for values whose
     hash is negative.
 
-    The operator needs no fit and no vocabulary. But different values may get the same id: if there are n
-    values and b buckets, a value shares its id with about n / b other values.
+    The operator needs no fit and no vocabulary. But different values may get the same id. If there are n
+    values and b buckets, about n / b other values have the same id as a value.
 
     | in   | out (buckets=1000)         |
     |------|----------------------------|

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
-# All types of columns but lists.
+# All types of columns except lists.
 ColumnKind = Literal["int", "float", "string", "bool", "date", "timestamp", "decimal"]
 
 
@@ -52,7 +52,7 @@ def _with_type(value: Any) -> Any:
     return {"type": value} if isinstance(value, str) else value
 
 
-# Strict parameters would accept only objects of the class.
+# Without this conversion, strict parameters would accept only objects of the class.
 TypedColumn = Annotated[
     ExternalColumn,
     Field(strict=False),
@@ -93,8 +93,8 @@ class JoinExternal(Operator):
     """Adds columns of an external table that has one row per key.
 
     When a workflow is fitted, the external table is read and a copy is stored with the workflow. So the
-    results of a workflow version never change. An extended workflow uses the copy of the workflow that it
-    extends. The new columns of a row are null if its key is null or not in the table.
+    results of a workflow version never change. An extended workflow uses the copy of the original workflow.
+    The new columns of a row are null if its key is null or not in the table.
 
     | key  | out (the only row of the table has key a, value 5) |
     |------|----------------------------------------------------|

@@ -67,7 +67,7 @@ class JoinGroupby(Operator):
     column of the group is a separate key. With `joint: true`, all columns together form one key.
 
     If a key is null or does not occur in the training rows, the count is 0 and all other statistics are null.
-    The statistics of a column are also null if all its values for the key are null. `sum`, `mean`, `var` and
+    The statistics of a column are also null if it is null in all rows with the key. `sum`, `mean`, `var` and
     `std` are null if the sum is 5e30 or more. `var` and `std` are also null if the sum of squared differences
     from the mean is 5e30 or more. Put `fill` after this operator to replace such nulls.
 
@@ -166,7 +166,7 @@ class JoinGroupby(Operator):
         table = table.join(summed, list(GROUP))
         for column in self.of:
             rows_of = F.col(f"{column}_rows")
-            # A group without a mean has no distances from it.
+            # Without a mean, there are no differences from the mean.
             measured = (rows_of > 0) & F.col(f"{column}_mean").isNotNull()
             variance = F.when(measured, F.col(f"{column}_squares") / rows_of)
             table = table.withColumn(f"{column}_var", variance).withColumn(f"{column}_std", F.sqrt(variance))
@@ -178,7 +178,7 @@ class JoinGroupby(Operator):
         return bool({"var", "std"} & set(self.statistics)) and bool(self.of)
 
     def group_parts(self, rows: GroupedRows) -> GroupParts:
-        """Returns counts, sums, minima and maxima by key of some rows."""
+        """Returns the counts, sums, minima and maxima of some rows by key."""
         sums, least, most = {"count": rows.counts()[:, None]}, {}, {}
         for column in dict.fromkeys(self.of):
             numbers = rows.column(column)
@@ -191,7 +191,7 @@ class JoinGroupby(Operator):
         return {column: _means(parts, column) for column in dict.fromkeys(self.of)}
 
     def group_squares(self, rows: GroupedRows, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the sums of squared differences from the mean by key, of some rows."""
+        """Returns the sums of squared differences from the mean for some rows by key."""
         squares = {}
         for column in dict.fromkeys(self.of):
             numbers = rows.column(column)

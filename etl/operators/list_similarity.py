@@ -67,7 +67,7 @@ class ListSimilarity(Operator):
 
     |left| and |right| are the numbers of distinct elements of the two lists. |both| is the number of distinct
     elements that are in both lists. This similarity of sets is Ochiai's coefficient (1957). The result is
-    between 0 and 1. It is null if a list is null or empty. The group must have exactly two columns.
+    between 0 and 1, or null if a list is null or empty. The group must have exactly two columns.
 
     | left      | right     | out   |
     |-----------|-----------|-------|

@@ -1,4 +1,4 @@
-"""NormalizeMinMax: scales numbers so that those of the training rows are between 0 and 1."""
+"""NormalizeMinMax: scales numbers so that the numbers of the training rows are between 0 and 1."""
 
 from __future__ import annotations
 

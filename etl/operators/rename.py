@@ -42,8 +42,8 @@ class FittedRename(RowWise):
 class Rename(Operator):
     """Gives columns other names, so that one raw column can become several features. Values do not change.
 
-    `names` maps old names to new names. The other columns keep their names, with `prefix` before and `suffix`
-    after the name.
+    `names` maps old names to new names. The names of the other columns get the prefix `prefix` and the suffix
+    `suffix`.
 
     | column | new name (names={C1: user}, suffix=_raw) |
     |--------|------------------------------------------|

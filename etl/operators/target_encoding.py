@@ -39,7 +39,7 @@ def folds_of(row_ids: np.ndarray, folds: int) -> np.ndarray:
 
 
 def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> Column:
-    """Returns (total + smoothing * prior) / (count + smoothing), which is near `prior` for a small count."""
+    """Returns (total + smoothing * prior) / (count + smoothing). A small count gives nearly `prior`."""
     return (total + prior * smoothing) / (count + smoothing)
 
 
@@ -91,7 +91,8 @@ class FittedTargetEncoding(KeyedFitted):
         of = self.look_up(values, tables)
         total = pc.add(of("sum"), self.prior * self.smoothing)
         weight = pc.add(of("count").cast(pa.float64()), self.smoothing)
-        # Without smoothing, a key whose targets are all null has a count of 0. It gets the prior, as in sql.
+        # Without smoothing, a key whose targets are all null has a count of 0. Its result is the prior, as in
+        # the engine sql.
         means = pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
         return [pc.fill_null(means, self.prior)]
 
@@ -113,7 +114,7 @@ class FittedTargetEncoding(KeyedFitted):
             rows = np.flatnonzero(folds == index)
             inside, no_inside = as_doubles(of(f"sum_{index}", rows))
             weights = counts[rows] - as_doubles(of(f"count_{index}", rows))[0] + self.smoothing
-            # Without smoothing, a key that is only in this fold has a weight of 0, and gets the prior.
+            # Without smoothing, a key that is only in this fold has a weight of 0. Its result is the prior.
             has_mean = ~no_total[rows] & ~no_inside & (weights > 0)
             means = (totals[rows] - inside + prior * self.smoothing) / np.where(has_mean, weights, 1.0)
             encoded[rows] = np.where(has_mean, means, prior)
@@ -135,8 +136,8 @@ class TargetEncoding(Operator):
 
     The fold of a row is floorMod(XXH64(row_id as 8 bytes, little endian, seed 42), `folds`). row_id is the
     position of the row in the log of its day. So rows of different days with the same row_id are in the same
-    fold. If the section `negatives` is set, a drawn negative has its own row_id. So it may be in another fold
-    than the positive row for which it was drawn.
+    fold. If the section `negatives` is set, a drawn negative has its own row_id. So it may be in a different
+    fold from the positive row for which it was drawn.
 
     Each column of the group is a separate key. With `joint: true`, all columns together form one key. Outputs
     are named `<key>_te`.
@@ -204,7 +205,7 @@ class TargetEncoding(Operator):
         return GroupParts(rows.size, parts)
 
     def group_statistics(self, parts: GroupParts) -> dict[str, pa.Array]:
-        """Returns the columns of `groups`. The sum of all folds is the sum of the sums of the folds."""
+        """Returns the columns of `groups`. Each total is computed as the sum over the folds."""
         folds = range(self.folds)
         sums = sum((parts.sums[f"sum_{index}"] for index in folds[1:]), parts.sums["sum_0"])
         counts = sum((parts.count(f"count_{index}") for index in folds[1:]), parts.count("count_0"))

@@ -25,9 +25,9 @@ class FittedWinsorize(FittedClip):
 class Winsorize(Operator):
     """Replaces values outside two quantiles of the training rows by the nearer quantile. Null stays null.
 
-    The quantile of the probability p is the smallest value v such that at least p of the values are <= v. It
-    is computed exactly, and is always a value of the column; p = 0 is the minimum, and p = 1 the maximum. If
-    a column is null in all training rows, fitting raises DataError.
+    The quantile of the probability p is the smallest value v such that at least the share p of the values is
+    <= v. It is computed exactly, and is always a value of the column. The quantile is the minimum for p = 0,
+    and the maximum for p = 1. If a column is null in all training rows, fitting raises DataError.
 
     | in   | out (training rows 1 2 3 90, lower=0, upper=0.75) |
     |------|---------------------------------------------------|

@@ -1,7 +1,7 @@
-"""What operators share, and the operators of the sections `features` and `prepare` by name.
+"""Finds the operators of the sections `features` and `prepare` by name, and has their shared code.
 
-Each file of etl/operators is one operator; discovery.py finds them, and those of packages. A module is
-imported if a configuration or a stored workflow names its operator.
+Each file of etl/operators is one operator. discovery.py finds these operators and those of packages. A module
+is imported if a configuration or a stored workflow uses its operator.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def operator_from_config(entry: Entry) -> Operator:
     """Creates the operator for an entry of `features.ops`, such as `log1p` or `{clip: {min: 0}}`.
 
     Raises:
-        ConfigError: the operator is unknown, or a parameter is unknown, missing or not allowed. Or the
-            operator of a package cannot be used (`find_operator`).
+        ConfigError: the operator is unknown, or it belongs to a package and cannot be used (`find_operator`),
+            or a parameter is unknown, missing or not allowed.
     """
     return cast(Operator, _from_config(entry, "features.ops", OPERATORS, Operator))
 
@@ -64,7 +64,7 @@ def frame_operator_from_config(entry: Entry) -> FrameOperator:
 
 
 def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
-    """Returns the operator of columns with this name, and the type of its fitted step.
+    """Returns the operator of `features` with this name, and the type of its fitted step.
 
     Raises:
         ConfigError: the operator does not exist, or the operator of a package cannot be used.
@@ -85,9 +85,10 @@ def operator_extension(name: str) -> Plugin | None:
 
 
 def operator_digests(names: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of the code of each operator that another package adds, for versions and inputs.
+    """Returns the digest of the code of each operator that another package adds.
 
-    The result is empty if there are none. So versions that do not depend on other packages do not change.
+    Workflow versions and the inputs of tables depend on these digests. The result is empty if there are no
+    such operators. So versions that do not depend on other packages do not change.
 
     Args:
         names: the names of operators; a name may occur more than once.
@@ -103,10 +104,11 @@ def stored_fitted_type(name: str, package: str | None) -> type[Fitted]:
 
     Args:
         name: the name of the operator.
-        package: the package that had the operator when the workflow was fitted; None for this folder.
+        package: the package that had the operator when the workflow was fitted; None for an operator of
+            etl/operators.
 
     Raises:
-        ConfigError: the operator does not exist here, or is one of another package.
+        ConfigError: the operator does not exist here, or it belongs to another package.
     """
     plugin_and_classes = find_operator(name)
     fitted = plugin_and_classes and plugin_and_classes[1][1]

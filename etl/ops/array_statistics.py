@@ -1,4 +1,4 @@
-"""Statistics of training rows in the memory of one process. They equal those that Spark aggregates.
+"""Statistics of training rows in the memory of one process. They equal the results of Spark aggregates.
 
 Statistics by key are computed in parts (`GroupParts`), which are merged key by key. Parts consist of
 integers, minima and maxima, so the result does not depend on how rows are divided.
@@ -21,9 +21,9 @@ _LARGEST = 10**38  # a Spark decimal has 38 digits
 _EXACT = 2.0**53
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS - 1
-# Limbs of a sum of numbers below 2**53 units, and of any numbers of at most 38 digits.
+# Number of limbs of a sum: if all numbers are below 2**53 units, and if they have at most 38 digits.
 _FEW_LIMBS, _ALL_LIMBS = 2, 5
-# Doubles add integers of 31 bits exactly for at most this number of rows.
+# A sum of integers of 31 bits is exact as a double for at most this number of rows.
 _ROWS_ADDED_AS_DOUBLES = 2**22
 
 
@@ -79,14 +79,14 @@ class GroupedNumbers:
         return GroupedNumbers(self.values[chosen], self.groups[chosen], self.size)
 
     def counts(self) -> np.ndarray:
-        """Returns how many numbers each group has, shape (size,), int64."""
+        """Returns the number of numbers in each group, shape (size,), int64."""
         return np.bincount(self.groups, minlength=self.size)
 
     def sums(self) -> np.ndarray:
         """Returns the exact sum of the numbers of each group, in a form that can be added.
 
-        The result has the shape (size, 1 + limbs), int64. Column 0 is how many numbers have an absolute value
-        of 5e30 or more, which do not fit. The sum, in units of 2**-24, is the sum of limb[i] * 2**(31 * i).
+        The result has the shape (size, 1 + limbs), int64. Column 0 counts the numbers that do not fit: their
+        absolute value is 5e30 or more. The sum, in units of 2**-24, is the sum of limb[i] * 2**(31 * i).
         There are 2 limbs, or 5 if a number has more than 53 bits. The sums of fewer than 2**32 rows fit.
         """
         units = np.rint(self.values * _UNITS)
@@ -112,7 +112,7 @@ class GroupedNumbers:
         return doubles_of_sums(self.sums())
 
     def least(self) -> np.ndarray:
-        """Returns the least number of each group, shape (size,); infinity for a group without numbers."""
+        """Returns the smallest number of each group, shape (size,); infinity for a group without numbers."""
         least = np.full(self.size, np.inf)
         np.minimum.at(least, self.groups, self.values)
         return least
@@ -133,9 +133,9 @@ class GroupedNumbers:
 
 
 def _limbs_of_large(units: np.ndarray) -> list[np.ndarray]:
-    """Returns the 5 limbs of (k,) whole doubles below 1e38.
+    """Returns the 5 limbs of (k,) doubles below 1e38, which are whole numbers.
 
-    Spark converts a double to a decimal by its shortest notation, which Arrow writes, too.
+    Spark converts a double to a decimal by its shortest notation. Arrow writes the same notation.
     """
     decimals = pa.array(units).cast(pa.string()).cast(pa.decimal128(38, 0))
     words = np.frombuffer(decimals.buffers()[1], np.int64, 2 * len(units)).reshape(-1, 2)  # (k, low and high)
@@ -152,7 +152,7 @@ def _limbs_of_large(units: np.ndarray) -> list[np.ndarray]:
 def doubles_of_sums(sums: np.ndarray) -> pa.Array:
     """Returns the sums that `GroupedNumbers.sums` computes as float64, rounded once.
 
-    A sum is null if a number of it did not fit, or if its absolute value is 5e30 or more.
+    A sum is null if one of its numbers did not fit, or if its absolute value is 5e30 or more.
 
     Args:
         sums: (size, 1 + limbs) int64.
@@ -160,14 +160,15 @@ def doubles_of_sums(sums: np.ndarray) -> pa.Array:
     unfit, limbs = sums[:, 0] > 0, _normalised(sums[:, 1:])
     negative = limbs[:, -1] < 0
     limbs = _normalised(np.where(negative[:, None], -limbs, limbs))
-    # A sum of 2**127 or more has more than 38 digits. Smaller sums fit two words of 64 bits.
+    # A sum of 2**127 or more has more than 38 digits. Smaller sums fit into two words of 64 bits.
     too_large = unfit | (limbs[:, 4] >= 8)
     words = np.where(too_large[:, None], 0, limbs).astype(np.uint64)
     low = words[:, 0] | (words[:, 1] << np.uint64(31)) | (words[:, 2] << np.uint64(62))
     high = (words[:, 2] >> np.uint64(2)) | (words[:, 3] << np.uint64(29)) | (words[:, 4] << np.uint64(60))
     most_high, most_low = np.uint64(_LARGEST >> 64), np.uint64(_LARGEST & (2**64 - 1))
     too_large |= (high > most_high) | ((high == most_high) & (low >= most_low))
-    # The first 64 bits become a double. If a lower bit is set, so is the last of them: this rounds correctly.
+    # The first 64 bits become a double. If any lower bit is set, the last of the 64 bits is set too. So the
+    # double is rounded correctly.
     shift = np.frexp(high.astype(np.float64))[1].astype(np.uint64)
     shifts = shift > 0
     left = np.where(shifts, np.uint64(64) - shift, np.uint64(0))
@@ -178,7 +179,7 @@ def doubles_of_sums(sums: np.ndarray) -> pa.Array:
 
 
 def _normalised(limbs: np.ndarray) -> np.ndarray:
-    """Returns 5 limbs (size, 5) of equal sums, of which the first four have 31 bits and are not negative."""
+    """Returns the same sums as 5 limbs, (size, 5). The first four have 31 bits and are not negative."""
     wide = np.zeros((len(limbs), _ALL_LIMBS), np.int64)
     wide[:, : limbs.shape[1]] = limbs
     for index in range(_ALL_LIMBS - 1):
@@ -194,7 +195,7 @@ class GroupParts:
     Attributes:
         size: the number of groups.
         sums: maps names to arrays (size, k) int64, which are added. k may differ between parts; missing
-            columns are 0. These are numbers of rows (k = 1), and what `GroupedNumbers.sums` returns.
+            columns are 0. The arrays are numbers of rows (k = 1), and results of `GroupedNumbers.sums`.
         least: maps names to arrays (size,) float64, of which the minimum is taken.
         most: maps names to arrays (size,) float64, of which the maximum is taken.
     """
@@ -209,7 +210,7 @@ class GroupParts:
         return np.ascontiguousarray(self.sums[name][:, 0])
 
     def regrouped(self, groups: np.ndarray, size: int) -> GroupParts:
-        """Merges groups: group i becomes a part of group `groups[i]` of `size` groups. Each has a part."""
+        """Merges groups: group i becomes part of group `groups[i]`. Each of the `size` groups has a part."""
         order = np.argsort(groups, kind="stable")
         starts = np.searchsorted(groups[order], np.arange(size))
         if not size:
@@ -263,7 +264,7 @@ def concat_groups(parts: Sequence[GroupParts]) -> GroupParts:
 
 
 def merge_groups(keys: Sequence[pa.Array], parts: Sequence[GroupParts]) -> tuple[pa.Array, GroupParts]:
-    """Merges parts by key. Returns the (size,) different keys, ascending by their bytes, and their parts.
+    """Merges parts by key. Returns the (size,) distinct keys, ascending by their bytes, and their parts.
 
     `keys` has one array of strings without nulls for each part.
     """
@@ -282,7 +283,7 @@ def count_distinct(values: pa.Array) -> int:
 
 
 def extremes(values: pa.Array) -> dict[str, Any]:
-    """Returns the least (`min`) and the largest value (`max`); None if all values are null."""
+    """Returns the smallest (`min`) and the largest value (`max`); None if all values are null."""
     both = pc.min_max(values).as_py()
     return {"min": both["min"], "max": both["max"]}
 

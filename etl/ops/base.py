@@ -44,11 +44,11 @@ class Fitted(ABC):
     """A fitted step computes values of `outputs` from values of `inputs`, row by row.
 
     Attributes:
-        out_of_fold: whether the outputs of a training row differ from those of an equal row that is no
-            training row. `compute_training` then computes the outputs of training rows from the positions of
-            the rows.
+        out_of_fold: whether the outputs of a training row differ from the outputs of an equal row that is not
+            a training row. If true, `compute_training` computes the outputs of training rows from the
+            positions of the rows.
         takes_codes: whether `compute` and `compute_training` accept dictionary-encoded arrays, and lists with
-            dictionary-encoded elements. Otherwise, arrays are decoded before.
+            dictionary-encoded elements. Otherwise, arrays are decoded first.
     """
 
     name: ClassVar[str]
@@ -176,8 +176,8 @@ class Operator(Parameters, ABC):
         Operators that combine several columns override this method.
 
         Raises:
-            ConfigError: the operator does not accept a column's type, or a parameter names a column that does
-                not exist.
+            ConfigError: the operator does not accept a column's type, or a column in a parameter does not
+                exist.
         """
         self.require_types(columns)
         return [Step(self, (name,), (name,), {name: self.gives(kind)}) for name, kind in columns.items()]
@@ -211,7 +211,7 @@ class Operator(Parameters, ABC):
         An override can avoid an array of all rows.
 
         Args:
-            values: (n,) different values; one of them may be null. They are no lists.
+            values: (n,) distinct values. One of them may be null, and none is a list.
             counts: (n,) int64, the number of rows with each value.
             kind: the type of the values.
         """
@@ -230,7 +230,7 @@ class Operator(Parameters, ABC):
         raise NotImplementedError(f"internal error, please report: {self.name} has no quantiles")
 
     def statistic(self, kind: Type) -> MergeableStatistic:
-        """Returns the statistic of the first input, which has the type `kind`, that `fit` needs."""
+        """Returns the statistic that `fit` needs of the first input. The input has the type `kind`."""
         raise NotImplementedError(f"internal error, please report: {self.name} has no statistic")
 
     def groups(self, rows: DataFrame) -> DataFrame:
@@ -265,7 +265,7 @@ class Operator(Parameters, ABC):
         return False
 
     def group_parts(self, rows: GroupedRows) -> GroupParts:
-        """Returns statistics by key of some of the training rows. Those of all rows are merged from them.
+        """Returns statistics of some training rows by key. They are merged to the statistics of all rows.
 
         Raises:
             ConfigError: the operator does not define this method.
@@ -273,7 +273,7 @@ class Operator(Parameters, ABC):
         raise self._not_in_memory()
 
     def group_means(self, parts: GroupParts) -> dict[str, np.ndarray]:
-        """Returns what `group_squares` needs of all training rows: (parts.size,) float64 arrays by name."""
+        """Returns means over all training rows for `group_squares`: (parts.size,) float64 arrays by name."""
         return {}
 
     def group_squares(self, rows: GroupedRows, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from conf.plugins import OPERATOR, Plugin
 from etl.ops.base import Fitted, Operator
 from etl.ops.frames import FrameOperator
 
-# The class of an operator, and that of its fitted step; None for an operator of `prepare`.
+# The class of an operator, and the class of its fitted step (None for an operator of `prepare`).
 Found = tuple[type[Operator] | type[FrameOperator], type[Fitted] | None]
 
 
@@ -24,7 +24,7 @@ class ColumnOperators(Mapping[str, tuple[type[Operator], type[Fitted]]]):
     """
 
     def __getitem__(self, name: str) -> tuple[type[Operator], type[Fitted]]:
-        """Returns the class of an operator, and that of its fitted step."""
+        """Returns the class of an operator, and the class of its fitted step."""
         operator, fitted = _built_in(name)
         if fitted is None:
             raise KeyError(name)
@@ -82,7 +82,7 @@ def find_operator(name: str) -> tuple[Plugin, Found] | None:
 def operator_in(module: ModuleType) -> Found:
     """Returns the operator that a module defines, and the type of its fitted step; None for `prepare`.
 
-    These are classes of the module that set `name`. Both classes have the same name.
+    Both are classes of the module that set `name`, to the same value.
 
     Raises:
         ConfigError: the module does not define exactly one operator, or its classes do not fit together.

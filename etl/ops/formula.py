@@ -39,7 +39,7 @@ class Function:
 def _finite_column(function: Callable[..., Column]) -> Callable[..., Column]:
     def finite(*values: Column) -> Column:
         result = function(*values)
-        return F.when(F.abs(result) < float("inf"), result)  # NaN is above infinity in Spark
+        return F.when(F.abs(result) < float("inf"), result)  # in Spark, NaN is greater than infinity
 
     return finite
 
@@ -141,7 +141,7 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
     return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
 
 
-# Column name → value, the input of a compiled formula. In arrow, constants need the row count.
+# The input of a compiled formula: column name → value. In the engine arrow, constants need the row count.
 Columns: TypeAlias = "Mapping[str, Column]"
 Arrays = Mapping[str, pa.Array]
 

@@ -30,7 +30,7 @@ class FrameOperator(Parameters, ABC):
         """Returns the columns that rows have after the operator, and their types.
 
         Raises:
-            ConfigError: a parameter names a column that does not exist or has a wrong type.
+            ConfigError: a column in a parameter does not exist or has a wrong type.
         """
 
 
@@ -56,10 +56,10 @@ class RowFilter(FrameOperator):
     def keeps_rows(
         self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]
     ) -> pa.BooleanArray:
-        """Returns for each row whether it is kept: `count` booleans. Null means no.
+        """Returns for each row whether it is kept: `count` booleans. A row with null is dropped.
 
         Args:
-            rows: maps the columns `inputs` to arrays of `count` values without a dictionary.
+            rows: maps each column of `inputs` to an array of `count` values without a dictionary.
             count: number of rows.
             columns: the type of each raw column.
 
@@ -79,8 +79,8 @@ class RowFilter(FrameOperator):
 class RowChanger(FrameOperator):
     """An operator that adds columns or combines rows.
 
-    `apply` is its form for Spark frames, and `apply_table` its form for Arrow tables. Both return the same
-    rows, in any order.
+    `apply` processes Spark frames, and `apply_table` processes Arrow tables. Both return the same rows, in
+    any order.
     """
 
     @abstractmethod
@@ -88,7 +88,7 @@ class RowChanger(FrameOperator):
         """Returns the rows after the operator."""
 
     def apply_table(self, rows: pa.Table) -> pa.Table:
-        """Returns the rows after the operator. `rows` are all rows of a day with some keys (`key_columns`).
+        """Returns the rows after the operator. `rows` has all rows of a day for some keys (`key_columns`).
 
         A column of `rows` is a plain array, a dictionary array or an array of lists, in one or more chunks.
 
@@ -102,9 +102,9 @@ class RowChanger(FrameOperator):
         )
 
     def key_columns(self) -> tuple[str, ...]:
-        """Returns the columns whose values decide which rows of a day the operator needs together.
+        """Returns the key columns: the operator needs rows of a day with equal values in them together.
 
-        A row's result must depend only on the rows of the day that have the same values in these columns.
+        The result of a row must depend only on the rows of the day with the same values in these columns.
         Without columns, the operator needs all rows of the day.
         """
         return ()

@@ -28,9 +28,8 @@ _UNITS = float(2**24)  # values are rounded to multiples of 6e-8, so sums do not
 def exact_sum(value: Column) -> Column:
     """Returns an aggregate that adds doubles. The sum does not depend on the order of rows.
 
-    Each value is rounded to a multiple of 2**-24. The sum is 0.0 if there are no values. The sum is null if
-    the absolute value of a number, or of the sum, is 5e30 or more, because a Spark decimal has only 38
-    digits.
+    Each value is rounded to a multiple of 2**-24. The sum is 0.0 if there are no values. A Spark decimal has
+    only 38 digits, so the sum is null if the absolute value of a number, or of the sum, is 5e30 or more.
     """
     units = F.rint(value.cast("double") * _UNITS).cast("decimal(38,0)")
     fits = F.count(units) == F.count(value)
@@ -39,7 +38,7 @@ def exact_sum(value: Column) -> Column:
 
 @dataclass(frozen=True)
 class KeyedFitted(Fitted):
-    """A fitted step that builds a key from its inputs, and looks it up in a table with a column `key`."""
+    """A fitted step that builds a key from its inputs, and looks up the key in a table."""
 
     takes_codes: ClassVar[bool] = True
     table: str = ""
@@ -128,7 +127,7 @@ def bind_keys(
 ) -> list[Step]:
     """Returns one step per column or, if `joint` is true, a single step over all columns.
 
-    `outputs` takes the name of a key. It returns the names and types of the columns that the step adds.
+    `outputs` takes the name of a key, and returns the names and types of the columns that the step adds.
     """
     for column, kind in columns.items():
         if kind not in KEYS:

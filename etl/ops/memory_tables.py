@@ -17,7 +17,7 @@ from etl.ops.tables import VOCABULARY, LocalTables
 
 @dataclass(frozen=True)
 class MemoryTables(LocalTables):
-    """The tables of a workflow version, as LocalTables, but without files.
+    """The tables of a workflow version in memory: like LocalTables, but without files.
 
     Attributes:
         vocabularies: maps each vocabulary to its entries (column, value, id, count, last_seen), by id.
@@ -37,7 +37,7 @@ class MemoryTables(LocalTables):
     def vocabulary(self, name: str, max_age_days: int | None = None) -> tuple[Lookup, np.ndarray]:
         """Returns the `Lookup` of a vocabulary's n values, and an (n,) int32 array with their ids.
 
-        All values were last seen on the last training day, so none is too old.
+        All values were last seen on the last training day, so `max_age_days` removes none.
         """
         entries = self.vocabularies[name]
         return self._lookup(f"{VOCABULARY}/{name}", entries["value"]), entries["id"].to_numpy()

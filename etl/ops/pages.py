@@ -16,7 +16,7 @@ from etl.ops.base import Operator
 from etl.ops.formula import FUNCTIONS
 from etl.ops.frames import FrameOperator, RowChanger
 
-# Page → (its title, its first sentence). `page` of an operator names the operator's page.
+# Page → (its title, its first sentence). The attribute `page` of an operator is one of these keys.
 PAGES: Mapping[str, tuple[str, str]] = {
     "numbers": (
         "Numbers",

@@ -1,4 +1,4 @@
-"""The base class of operators: a pydantic model whose errors name operator, parameter and value."""
+"""The base class of operators: a pydantic model whose errors contain operator, parameter and value."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def _number_to_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-# A number that may become a feature, so that it must be within the range of float32.
+# A number that may become a feature, so it must be within the range of float32.
 Number = Annotated[float, WrapValidator(_keep_as_written)]
 Integer = Annotated[int, Field(gt=-(2**31), lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Buckets = Annotated[int, Field(ge=1, lt=2**31 - NUM_RESERVED_IDS)]
-# YAML has lists, Python callers may pass tuples: `strict` is off for the list and on for its elements.
+# YAML has lists, but Python callers may pass tuples. So `strict` is off for the list and on for its elements.
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 Value = Annotated[str, BeforeValidator(_number_to_text), WithJsonSchema({"type": ["string", "number"]})]
 Values = Annotated[tuple[Value, ...], Field(strict=False)]

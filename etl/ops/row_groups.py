@@ -1,4 +1,4 @@
-"""Columns of Arrow tables as codes and numbers: what operators need that combine the rows with equal keys."""
+"""Columns of Arrow tables as codes and numbers, for operators that combine the rows with equal keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from etl.ops.doubles import as_doubles
 
-# Products of numbers of distinct values stay below this limit, so that codes fit in 64 bits.
+# The product of the columns' numbers of distinct values stays below this limit, so codes fit into 64 bits.
 _LARGEST = 2**62
 
 
@@ -62,11 +62,11 @@ def groups_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, int]:
 
 
 def dense_codes(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-    """Numbers the codes that occur without gaps, in their order.
+    """Replaces the codes that occur by consecutive numbers from 0, in the same order.
 
     Args:
         codes: (n,) int64, each below `size`.
-        size: how many codes there may be.
+        size: upper bound of the codes.
 
     Returns:
         dense: (n,) int64
@@ -107,7 +107,7 @@ def integers_of(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    """Returns the rows with a new column at the end, or with other values in the column of this name."""
+    """Returns the rows with a new column at the end, or with new values in the column of this name."""
     if name in rows.column_names:
         return rows.set_column(rows.column_names.index(name), name, values)
     return rows.append_column(name, values)

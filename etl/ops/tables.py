@@ -36,7 +36,7 @@ def workflow_table(lake: LakePaths, version: str, name: str) -> Partition:
 
 
 def vocabulary_key(name: str) -> str:
-    """Returns the key under which `Tables.rows` contains the number of values of one vocabulary."""
+    """Returns the key of a vocabulary in `Tables.rows`, which maps it to the number of values."""
     return f"{VOCABULARY}/{name}"
 
 
@@ -73,7 +73,7 @@ class LocalTables:
         tables = [_ENTRIES.empty_table()]
         for path in self.files.get(VOCABULARY, ()):
             source, inner = file_io.filesystem(path)
-            from pyarrow import dataset as ds  # its import takes 0.3 s, because it imports pandas
+            from pyarrow import dataset as ds  # the import takes 0.3 s, because it imports pandas
 
             rows = ds.dataset(inner, format="parquet", filesystem=source)
             tables.append(rows.to_table(columns=_ENTRIES.names, filter=selected))

@@ -1,6 +1,6 @@
-"""The statistics of the training rows that operators declare, and the contract of statistics of your own.
+"""The statistics of the training rows that operators can request, and the base class for new statistics.
 
-An operator names in `needs` which statistics its method `fit` gets. The fit computes them in rounds
+An operator sets in `needs` which statistics its method `fit` gets. The fit computes them in rounds
 (etl/fit/rounds.py): from the value counts of the training days if these suffice, otherwise from the training
 rows, with one pass per kind of statistic. An operator never reads rows itself.
 """
@@ -64,25 +64,28 @@ class MergeableStatistic(ABC):
     """A statistic of one column that an operator defines itself, computed in parts that are merged.
 
     The operator sets `needs = "mergeable"` and returns an object of this class from `Operator.statistic`.
-    Its method `fit` reads the result from `Statistics.merged`. Nothing else has to be registered.
+    The operator's method `fit` reads the result from `Statistics.merged`. No other registration is needed.
 
-    How it is computed. From value counts, one task measures each file of counts and merges the states; no row
-    is read, and no JVM is needed. Blocks of rows are counted first. From frames of rows, Python tasks of
-    Spark measure Arrow batches (`mapInArrow`). All mergeable statistics of a round share this pass. Each task
-    merges the states of its batches, then one task per statistic merges the states of all tasks. So the
-    driver receives one state for each statistic. On a GPU cluster, the columns are copied to Python workers.
+    There are two ways to compute the statistic:
+
+    * From value counts, one task measures each file of counts and merges the states. No row is read, and no
+      JVM is needed. Blocks of rows are counted first.
+    * From frames of rows, Python tasks of Spark measure Arrow batches (`mapInArrow`). All mergeable
+      statistics of a round share this pass. Each task merges the states of its batches. Then one task per
+      statistic merges the states of all tasks, so the driver receives one state for each statistic. On a GPU
+      cluster, the columns are copied to Python workers.
 
     Rules for a subclass:
 
     * Objects are pickled. Use a frozen dataclass whose fields can be pickled.
-    * A state is `bytes`, with at most `max_bytes` bytes however many values it was measured from. A larger
-      state stops the job with a DataError.
-    * `merge` must be associative and commutative, and `measure` must agree with it: the state of two batches
-      together must be the same bytes as the merged states of both. A value with the count n must count like
-      n equal values. So the result depends neither on the order of values nor on batches, partitions,
-      machines or the source of the statistics. Add integers, compute minima and maxima, or unite sorted sets.
-      Do not add floating-point numbers, because the sum depends on their order.
-    * Nothing of the state may depend on a clock, on random numbers or on Python's `hash`.
+    * A state is `bytes`, with at most `max_bytes` bytes for any number of values. A larger state stops the
+      job with a DataError.
+    * `merge` must be associative and commutative, and `measure` must agree with it: measuring two batches as
+      one must give the same bytes as merging the states of both. A value with the count n must count like n
+      equal values. So the result depends neither on the order of values nor on batches, partitions, machines
+      or the source of the statistics. Add integers, compute minima and maxima, or unite sorted sets. Do not
+      add floating-point numbers, because the sum depends on their order.
+    * The state must not depend on a clock, on random numbers or on Python's `hash`.
 
     Attributes:
         max_bytes: maximum number of bytes of a state.
@@ -97,12 +100,12 @@ class MergeableStatistic(ABC):
         Args:
             values: (n,) values without null, as int64, double or string. For a column of lists, these are the
                 elements of the lists. A value may occur more than once.
-            counts: (n,) int64, how often each value occurs, at least 1.
+            counts: (n,) int64, the number of occurrences of each value, at least 1.
         """
 
     @abstractmethod
     def merge(self, first: bytes, second: bytes) -> bytes:
-        """Returns the state of the values of two states together."""
+        """Returns the state of all values of two states."""
 
     @abstractmethod
     def result(self, state: bytes) -> Any:

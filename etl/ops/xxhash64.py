@@ -1,4 +1,4 @@
-"""Computes XXH64 of strings or integers with NumPy. The results equal those of Spark's `xxhash64` (seed 42).
+"""Computes XXH64 of strings or integers with NumPy, with the same results as Spark's `xxhash64` (seed 42).
 
 The module implements the specification of XXH64 (Yann Collet, xxHash fast digest algorithm, section "XXH64
 algorithm description"). Strings of equal length are hashed together.
@@ -59,7 +59,7 @@ def xxhash64_of_draws(row_ids: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """Returns Spark's `xxhash64(row_id, draw, seed)` of n rows for each draw from 1 to `draws`.
 
     Spark uses the hash of a column as the seed of the hash of the next column. A row_id has 64 bits, and a
-    draw has 32 bits. `seed` has 32 bits if it fits, as in `pyspark.sql.functions.lit`, else 64.
+    draw has 32 bits. `seed` has 32 bits if these suffice, as in `pyspark.sql.functions.lit`, else 64 bits.
 
     Args:
         row_ids: (n,) int64

@@ -61,15 +61,15 @@ def read_attribute_table(
 
 
 def join_attributes(rows: pa.Table, attributes: pa.Table, key: str) -> pa.Table:
-    """Joins rows with a table of attributes: a left join, as Spark computes it.
+    """Joins rows with a table of attributes. This is a left join with the same result as in Spark.
 
-    A row without a partner, or whose key is null, has null attributes. Rows keep their order and their
-    chunks, and dictionaries of the attributes are shared by all chunks.
+    A row has null attributes if its key is null or not in the table. Rows keep their order and their chunks.
+    All chunks share the dictionaries of the attributes.
 
     Args:
         rows: n rows with the column `key`: int64 or string, plain or dictionary arrays.
-        attributes: the result of `read_attribute_table`, with the same column. If one of the two is a string
-            and the other is an integer, texts are compared as integers.
+        attributes: the result of `read_attribute_table`, with the same column. If the key is a string in one
+            of the two tables and an integer in the other, texts are compared as integers.
         key: the column of the key.
 
     Returns:
@@ -93,7 +93,7 @@ def join_attributes(rows: pa.Table, attributes: pa.Table, key: str) -> pa.Table:
 
 
 def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> pa.Int32Array:
-    """Returns for each of n keys the index of the row in a table of attributes; null if there is none.
+    """Returns, for each of n keys, the index of its row in a table of attributes; null if there is none.
 
     Args:
         keys: n keys: int64 or string, plain or dictionary arrays.
@@ -105,7 +105,7 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
     """
     known_values = plain_array(known)
     dictionaries: list[pa.Array] = []
-    dictionary_of: list[int] = []  # of each chunk; chunks often share one, which is then looked up once
+    dictionary_of: list[int] = []  # of each chunk; a dictionary that several chunks share is looked up once
     for chunk in keys.chunks:
         is_encoded = isinstance(chunk, pa.DictionaryArray)
         distinct = chunk.dictionary if is_encoded else chunk
@@ -165,7 +165,7 @@ def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[Rea
     for name in keys:
         ranks = _ranks(one_array(rows[name]))
         is_null |= ranks == 0
-        # `codes` and `ranks` are at most n, so that their product has 64 bits.
+        # `codes` and `ranks` are at most n, so their product fits into 64 bits.
         codes = np.unique(codes * (len(rows) + 1) + ranks, return_inverse=True)[1]
     counts = np.bincount(codes)
     different = len(np.unique(codes[~is_null]))
@@ -189,9 +189,9 @@ def _require_unique_keys(rows: pa.Table, keys: Sequence[str], read: Sequence[Rea
 
 
 def _ranks(column: pa.Array) -> np.ndarray:
-    """Returns for each of n values its place among the distinct values, from 1; 0 for null: (n,) int64.
+    """Returns the rank of each of n values among the distinct values, from 1; 0 for null: (n,) int64.
 
-    Texts are ordered by their bytes in UTF-8, as Spark orders them.
+    Texts are ordered by their UTF-8 bytes, as in Spark.
     """
     if not isinstance(column, pa.DictionaryArray):
         column = column.dictionary_encode()

@@ -1,7 +1,7 @@
 """The table `last_clicks` of a lake without Spark: publishes missing days, and reads the clicks before a day.
 
-The partitions equal those of etl/spark/histories.py: the same rows in the same order, and manifests with
-the same digest. So a lake may get partitions from both.
+The partitions are the same as those of etl/spark/histories.py: they have the same rows in the same order, and
+manifests with the same digest. So both modules may write partitions of the same lake.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from storage.publish import Rules, new_attempt, own_path, publish_files
 
 _STORED = {USER_KEY: pa.string(), ITEMS: pa.list_(pa.string()), TIMES: pa.list_(pa.int64())}
 
-# Clicks that a day's parts may have in memory before they are reduced to the last ones of each user.
+# Number of clicks that may be in memory before they are reduced to the last clicks of each user.
 _MERGE_CLICKS = 2_000_000
 
 
 @dataclass(frozen=True)
 class ClickFiles:
-    """The published clicks before a day. Tasks can read them: the object can be pickled.
+    """The published clicks before a day. The object can be pickled, so tasks can read the clicks.
 
     Attributes:
         days: for each day, oldest first, the paths of its files.
@@ -51,7 +51,7 @@ class ClickFiles:
     length: int
 
     def read(self, users: pa.Array | None = None) -> pa.Table:
-        """Returns the last clicks of users with a click, of one user per row: user_key, items and times.
+        """Returns the last clicks, with one row for each user with a click: user_key, items and times.
 
         The columns are those of etl.prepare.histories.merge_days.
 
@@ -62,7 +62,7 @@ class ClickFiles:
             DataError, InfrastructureError: see storage.parquet_files.errors_of_file.
         """
         keys = None if users is None else users.cast(pa.string()).unique()
-        # The files of one day have different users, so they may be merged like days.
+        # The files of one day have different users, so files can be merged in the same way as days.
         tables = [self._read_file(path, keys) for day in self.days for path in day]
         if tables:
             return merge_days(tables, self.length)
@@ -80,14 +80,14 @@ class ClickFiles:
 class ClickTables:
     """Reads the clicks before a day of a log that is stored by day, and publishes missing partitions.
 
-    A day counts if it has a raw log, or if its partition was published before its raw log was deleted. The
+    A day is usable if it has a raw log, or if its partition was published before its raw log was deleted. The
     raw log of a published day is not read again.
 
     Attributes:
         plan, history: the plan of the run, and the section `history`.
         lake: the lake.
-        rows_of: returns the good rows of a day in any number of tables, in any order: user_key, item_key,
-            label, row_id and, if the log has them, event_time. Rows with label 0 may be missing.
+        rows_of: takes a day, and returns its good rows in any number of tables, in any order: user_key,
+            item_key, label, row_id and, if the log has times, event_time. Rows with label 0 may be missing.
     """
 
     plan: FeaturePlan
@@ -98,8 +98,8 @@ class ClickTables:
     def before(self, day: str, users: pa.Array | None = None) -> pa.Table | None:
         """Returns the last clicks on the `history.days` days before `day`, with one row per user.
 
-        The columns are user_key, items and, if the log has them, times (etl/prepare/histories.py). Returns
-        None if no day counts.
+        The columns are user_key, items and, if the log has times, times (etl/prepare/histories.py). Returns
+        None if no day is usable.
 
         Args:
             day: an ISO date.
@@ -109,9 +109,9 @@ class ClickTables:
         return None if files is None else files.read(users)
 
     def files_before(self, day: str) -> ClickFiles | None:
-        """Returns the files that `before` reads. None if no day counts.
+        """Returns the files that `before` reads; None if no day is usable.
 
-        Call this in the driver, and `read` in tasks, which must not publish.
+        Call this method in the driver, because tasks must not publish. Call `ClickFiles.read` in tasks.
         """
         manifests = self._days(day)
         if not manifests:
@@ -142,7 +142,7 @@ class ClickTables:
 
 
 def click_tables(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | None:
-    """Returns what reads the clicks of earlier days, as etl.spark.prepared_rows.clicks_before does in Spark.
+    """Returns the reader of earlier days' clicks, as etl.spark.histories.clicks_before does in Spark.
 
     Returns None if there are no histories, or if the log is one table.
     """
@@ -158,7 +158,7 @@ def clicks_of_log(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> Iterato
 
 
 def clicks_of_parts(parts: Iterator[pa.Table], length: int, *, timed: bool) -> pa.Table:
-    """Returns the last `length` clicks of each user (etl.prepare.histories.recent_clicks) of rows in parts.
+    """Returns the last `length` clicks of each user from rows in parts, as `histories.recent_clicks` does.
 
     Args:
         parts: tables of rows in any order. The rows of a user may be in several of them.
@@ -171,7 +171,7 @@ def clicks_of_parts(parts: Iterator[pa.Table], length: int, *, timed: bool) -> p
     waiting: list[pa.Table] = []
     for part in parts:
         waiting.append(recent_clicks(part, length))
-        # Each merge reads all clicks, so it waits until there are twice as many.
+        # Each merge reads all clicks, so merge only after their number has doubled.
         if sum(map(len, waiting)) > max(_MERGE_CLICKS, len(merged)):
             merged, waiting = recent_clicks(pa.concat_tables([merged, *waiting]), length), []
     return recent_clicks(pa.concat_tables([merged, *waiting]), length) if waiting else merged
@@ -181,7 +181,7 @@ def _write(clicks: pa.Table, partition: Partition, row_group_rows: int) -> list[
     """Writes one row per user, sorted by user_key, to files of at most `row_group_rows` rows.
 
     Only the strings of one file are in memory at a time. Returns the paths of the files relative to the
-    partition. A table without rows makes one file.
+    partition. A table without rows gives one file.
     """
     order = pc.sort_indices(clicks.column(USER_KEY))
     count = max(1, -(-len(clicks) // row_group_rows))
@@ -221,15 +221,15 @@ def good_rows_of(
     Tasks of `workers` parse the file splits. The rows of erased users are left out.
 
     Args:
-        workers: processes of this machine, because the rows come to this process.
+        workers: processes of this machine, because this process gets the rows.
         plan, raw: the plan of the run, and the files of the day.
-        columns: names of the columns to return, any of user_key, item_key, group_key (string), label
-            (float32), event_time (int64, µs) and row_id (int64: the index of the row's line in the day).
+        columns: names of the columns to return, from user_key, item_key, group_key (string), label (float32),
+            event_time (int64, µs) and row_id (int64: the index of the row's line in the day).
         only_clicks: whether to return only the rows with label 1.
 
     Raises:
         DataError, ConfigError: a file is damaged or lacks a column.
-        ValueError: the workers are those of Spark.
+        ValueError: the workers are Spark's.
     """
     layout = layout_of_days(plan, [raw])
     splits = tuple(layout.reader.splits())
@@ -249,7 +249,7 @@ def good_rows_of(
         if not len(batch) or batch.column(_LINES)[0].is_valid:
             continue
         table = pa.Table.from_batches([batch])
-        if ROW_ID in columns:  # tasks do not know how many lines come before their split
+        if ROW_ID in columns:  # a task does not have the number of lines before its split
             first = pa.scalar(first_row_id[batch.column(_TASK)[0].as_py()], pa.int64())
             position = table.column_names.index(ROW_ID)
             table = table.set_column(position, ROW_ID, pc.add(table.column(ROW_ID), first))

@@ -1,7 +1,7 @@
 """Histories of rows in Arrow tables: the items that the user of each row clicked last before the row.
 
-The rules are those of etl/spark/histories.py, and the results are equal. No code loops over rows or users:
-rows are sorted once, and each history is a slice of an array that has the clicks of a user side by side.
+The rules and the results are the same as in etl/spark/histories.py. No code loops over rows or users. Rows
+are sorted once. Each history is a slice of an array in which the clicks of a user are adjacent.
 
 The clicks of users have two forms. The table `last_clicks` of a lake has one row per user: user_key, items
 (list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). The functions here
@@ -26,7 +26,7 @@ ITEMS, TIMES = "items", "times"
 _KEYS = pa.dictionary(pa.int32(), pa.string())
 # The offsets of a list array have 32 bits, so a column with more values has several arrays.
 _LIST_VALUES = 2**31 - 1
-# Values that one step copies or compares, so that its temporary arrays fit in the cache of a core.
+# Number of values that one step copies or compares. So its temporary arrays fit into the cache of a core.
 _STEP_VALUES = 2**18
 _FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
@@ -38,14 +38,14 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
 
     Args:
         rows: n rows with user_key and item_key (string, or a dictionary of strings), label, row_id (int64,
-            unique) and, if the log has them, group_key (as the other keys) and event_time (int64, µs). All
-            rows that a user has on the day must be in the table.
+            unique) and, if the log has them, group_key (the same types) and event_time (int64, µs). If a user
+            has a row in the table, all rows of this user on the day must be in the table.
         history: the settings.
         earlier: the last clicks on earlier days, with one row per user: user_key, items and, if the log has
             them, times. Rows of users who are not in `rows` are not used. None: there are no earlier days.
 
     Returns:
-        `rows` with one more column, of the type list<dictionary<int32, string>>.
+        `rows` with an added column of the type list<dictionary<int32, string>>.
 
     Raises:
         ValueError: a key is null.
@@ -84,10 +84,10 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
 
 
 def last_clicks(rows: pa.Table, length: int) -> pa.Table:
-    """Returns one row per user with a click: user_key, items and times, the last `length` clicks.
+    """Returns the last `length` clicks, with one row per user with a click: user_key, items and times.
 
-    The columns items and times are lists, the oldest click first. Without event_time in `rows`, the column
-    times is missing.
+    The columns items and times are lists, with the oldest click first. Without event_time in `rows`, the
+    column times is missing.
 
     Args:
         rows: all rows of some users, with the columns of `recent_clicks`.
@@ -97,7 +97,7 @@ def last_clicks(rows: pa.Table, length: int) -> pa.Table:
 
 
 def recent_clicks(rows: pa.Table, length: int) -> pa.Table:
-    """Returns the last `length` clicks of each user, ordered by user, the oldest first, one row per click.
+    """Returns the last `length` clicks of each user, one row per click, ordered by user, oldest first.
 
     To merge parts of a day, concatenate the results for the parts, and call this function again.
 
@@ -128,7 +128,7 @@ def recent_clicks(rows: pa.Table, length: int) -> pa.Table:
 
 
 def lists_of_clicks(clicks: pa.Table) -> pa.Table:
-    """Returns one row per user (user_key, items and times) of the clicks that `recent_clicks` returns."""
+    """Converts the result of `recent_clicks` to one row per user: user_key, items and times."""
     users, user_keys = codes_of(clicks.column(USER_KEY))
     items, item_keys = codes_of(clicks.column(ITEM_KEY))
     times = _numbers(clicks.column(EVENT_TIME)) if EVENT_TIME in clicks.column_names else None
@@ -141,7 +141,7 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
     """Merges the last clicks of several days, which are given oldest first.
 
     Each element of `days` and the result have the columns user_key, items and, if the log has them, times.
-    Clicks of a later day are more recent than those of an earlier day. The result has one row per user with
+    Clicks of a later day are more recent than clicks of an earlier day. The result has one row per user with
     at most `length` clicks, ordered by user_key.
 
     Raises:
@@ -151,11 +151,11 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
         raise ValueError("internal error, please report: only some tables of clicks have times")
     users, user_keys = codes_of(_encoded(day.column(USER_KEY) for day in days))
     sorted_keys = pc.sort_indices(user_keys).to_numpy()
-    code_of = np.empty(len(user_keys), np.int64)  # the code of a user becomes the place of its key
+    code_of = np.empty(len(user_keys), np.int64)  # the code of each user, by the position of its key
     code_of[sorted_keys] = np.arange(len(user_keys))
     users_of_day = np.split(code_of[users], np.cumsum([len(day) for day in days])[:-1])
     counts_of_day = [_list_lengths(day.column(ITEMS)) for day in days]
-    # From the last day to the first: how many clicks of each user are still missing.
+    # From the last day to the first: the number of clicks of each user that are still missing.
     missing, taken_of_day = np.full(len(user_keys), length), list[np.ndarray]()
     for users, counts in zip(reversed(users_of_day), reversed(counts_of_day), strict=True):
         taken_of_day.insert(0, np.minimum(counts, missing[users]))
@@ -182,22 +182,22 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
 def as_history(clicks: pa.Table, history: History) -> pa.Table:
     """Converts last clicks (user_key, items) to histories (user_key and the column `history.column`).
 
-    The histories have the type list<dictionary<int32, string>>, the most recent item first.
+    The histories have the type list<dictionary<int32, string>>, with the most recent item first.
     """
     column = clicks.column(ITEMS)
     counts = _list_lengths(column)
     items, item_keys = codes_of(_flat(column))
-    ends = len(items) - np.cumsum(counts)  # where the last click of each list is in the reversed array
+    ends = len(items) - np.cumsum(counts)  # position of the last click of each list in the reversed array
     lists = _lists(_Keyed(items[::-1], item_keys).compact(), ends, np.minimum(counts, history.length))
     return pa.table({USER_KEY: clicks.column(USER_KEY), history.column: lists})
 
 
 def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Returns (codes, keys): n int32 codes, and the distinct strings that they number.
+    """Returns (codes, keys): n int32 codes, and the distinct strings to which the codes refer.
 
     Args:
-        column: n strings, or dictionary arrays of strings. Their dictionaries may differ, may have the same
-            key twice, and may have keys that do not occur.
+        column: n strings, or dictionary arrays of strings. Dictionaries may differ between chunks, may have
+            a key twice, and may have keys that do not occur.
 
     Raises:
         ValueError: a value is null.
@@ -242,7 +242,7 @@ class _Keyed:
 
 @dataclass(frozen=True)
 class _Older:
-    """The clicks of users on earlier days. Those of a user are side by side, the oldest first.
+    """The clicks of users on earlier days. The clicks of a user are adjacent, with the oldest first.
 
     Attributes:
         counts: (users,) int64: the number of clicks of each user.
@@ -257,12 +257,13 @@ class _Older:
 
 @dataclass(frozen=True)
 class _Timelines:
-    """All clicks of all users in one array. Those of a user are side by side, the most recent one first.
+    """All clicks of all users in one array. The clicks of a user are adjacent, with the most recent first.
 
     Attributes:
         items: m items.
-        places_of_older: where in `items` each click of an earlier day is.
-        ends: (users,) where the clicks of earlier days begin. Those of the day come before this place.
+        places_of_older: the position in `items` of each click of an earlier day.
+        ends: (users,) the position at which a user's clicks of earlier days begin. The user's clicks of the
+            day precede this position.
     """
 
     items: _Keyed
@@ -275,7 +276,7 @@ def _timelines(today: np.ndarray, items: _Keyed, older: _Older) -> _Timelines:
 
     Args:
         today: (users,) the number of clicks of each user on the day.
-        items: the items of these clicks, ordered by user, the oldest click of a user first.
+        items: the items of these clicks, ordered by user, with the oldest click of a user first.
         older: the clicks of earlier days.
     """
     both, keys = codes_of(_encoded([items.to_array(), older.items.to_array()]))
@@ -292,12 +293,12 @@ def _timelines(today: np.ndarray, items: _Keyed, older: _Older) -> _Timelines:
 def _rows_with_later_clicks(
     older: _Older, users: np.ndarray, times: np.ndarray, known: np.ndarray, length: int
 ) -> np.ndarray:
-    """Returns the indices of rows whose earlier clicks may not all be before the row.
+    """Returns the indices of rows for which some clicks of earlier days may not be before the row.
 
-    The time of a row may precede the day of its partition.
+    Such rows exist because the time of a row may precede the day of its partition.
 
     Args:
-        older: the clicks of earlier days. An unknown time is before no row.
+        older: the clicks of earlier days. A click without time is before no row.
         users, times, known: (n,) user, time (µs) and number of known clicks of the day of each row.
         length: the largest length of a history.
     """
@@ -319,7 +320,7 @@ def _earlier_than_rows(
     known: np.ndarray,
     length: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the histories of rows from whose earlier clicks only those before the row are used.
+    """Returns the histories of rows. Clicks of earlier days are used only if they are before the row.
 
     Args:
         timelines, older: the clicks of all users.
@@ -366,14 +367,14 @@ def _earlier_clicks(earlier: pa.Table | None, user_keys: pa.Array) -> _Older:
 
 
 def _times_of(clicks: pa.Table) -> np.ndarray:
-    """Returns the times of all clicks. A null time counts as the last possible one, which precedes no row."""
+    """Returns the times of all clicks. A null time becomes the largest time, which precedes no row."""
     return _numbers(pc.fill_null(_flat(clicks.column(TIMES)), _LAST))
 
 
 def _rows_of_users(
     user_keys: pa.Array, counts: np.ndarray, items: _Keyed, times: np.ndarray | None
 ) -> pa.Table:
-    """Returns one row per user, with lists of `counts` clicks, which are one after the other."""
+    """Returns one row per user, with lists of `counts` consecutive clicks."""
     firsts = np.cumsum(counts) - counts
     columns = {USER_KEY: pa.chunked_array([user_keys]), ITEMS: _lists(items, firsts, counts)}
     if times is not None:
@@ -395,7 +396,7 @@ def _order(users: np.ndarray, times: np.ndarray | None, row_ids: np.ndarray) -> 
     if times is not None:
         first, last, count = int(times.min()), int(times.max()), int(users.max()) + 1
         span = last - first + 1
-        # One number for both is sorted in less than half the time.
+        # Sorting one combined number takes less than half the time.
         fits = span * count < 2**63
         keys = [users.astype(np.int64) * span + (times - first)] if fits else [times, users]
     if (np.diff(row_ids) > 0).all():
@@ -406,7 +407,7 @@ def _order(users: np.ndarray, times: np.ndarray | None, row_ids: np.ndarray) -> 
 def _are_last(users: np.ndarray, length: int) -> np.ndarray:
     """Returns which of n clicks are among the last `length` of their user: (n,) bool.
 
-    `users` has the code of the user of each click. The clicks of a user are side by side, the oldest first.
+    `users` has the code of the user of each click. The clicks of a user are adjacent, with the oldest first.
     """
     firsts = np.flatnonzero(np.diff(users, prepend=-1))
     counts = np.diff(firsts, append=len(users))
@@ -431,7 +432,7 @@ def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.n
         begin, counts = starts[step], lengths[step]
         width, size = int(counts.max()), int(counts.sum())
         to_fill = result[done : done + size]
-        if size == width * len(counts) and width:  # whole slices are copied several times faster
+        if size == width * len(counts) and width:  # copying whole slices is several times faster
             to_fill.reshape(-1, width)[:] = sliding_window_view(values, width)[begin]
         else:
             np.take(values, _ranges(begin, counts)[0], out=to_fill, mode="clip")
@@ -451,12 +452,12 @@ def _steps(lengths: np.ndarray) -> Iterator[slice]:
 
 
 def _parts(lengths: np.ndarray) -> Iterator[slice]:
-    """Divides n rows into slices whose values fit in one list array; yields one slice if there is no row."""
+    """Divides n rows into slices whose values fit into one list array. Without rows, yields one slice."""
     return _divided(lengths, _LIST_VALUES) if lengths.sum() > _LIST_VALUES else iter([slice(0, len(lengths))])
 
 
 def _divided(lengths: np.ndarray, most: int) -> Iterator[slice]:
-    """Yields slices of n rows with at most `most` values, or with one row."""
+    """Yields slices of n rows. Each has at most `most` values, or it is a single row."""
     ends, first = np.cumsum(lengths), 0
     while first < len(ends):
         before = int(ends[first]) - int(lengths[first])

@@ -28,7 +28,8 @@ from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 RAW_ITEM, SINCE = "raw_item", "since"
 _VISIBLE = b"visible"
 _ITEMS_FILE, _LOOKUP_FILE = "items.arrow", "items.lookup"
-# Draws that are turned into rows together. So an array of texts stays far below 2 GiB.
+# Number of draws that are converted to rows together. With this limit, an array of texts stays far below
+# 2 GiB.
 _ROWS_AT_ONCE = 2**20
 
 
@@ -54,7 +55,7 @@ class DayItems:
             pa.OSFile(str(folder / _ITEMS_FILE), "wb") as sink,
             pa.ipc.new_file(sink, table.schema) as writer,
         ):
-            # One batch, so that each column is one array.
+            # Write one batch, so that each column is one array.
             writer.write_table(table, max_chunksize=max(len(table), 1))
         if is_built():
             self.lookup.save(folder / _LOOKUP_FILE, np.arange(len(self.keys), dtype=np.int32))
@@ -72,7 +73,7 @@ class DayItems:
 
     @cached_property
     def lookup(self) -> Lookup:
-        """Returns what finds the indices of item keys."""
+        """Returns the `Lookup` that finds the indices of item keys."""
         return Lookup(self.keys)
 
     def __getstate__(self) -> dict[str, object]:
@@ -124,7 +125,7 @@ def merge_items(parts: Iterable[pa.Table]) -> DayItems:
 
 
 def add_negatives(rows: pa.Table, config: Negatives, item_column: str, items: DayItems) -> pa.Table:
-    """Adds up to `per_positive` negatives for each positive row of a task: items without a row of its user.
+    """Adds up to `per_positive` negatives for each positive row: items for which its user has no row.
 
     Args:
         rows: all rows of some users of the day, with keys, label and row_id.
@@ -134,9 +135,10 @@ def add_negatives(rows: pa.Table, config: Negatives, item_column: str, items: Da
         items: the items of all rows of the day.
 
     Returns:
-        The rows in their order, and then the negatives, ordered by their positive rows and draws. The row_id
-        of a row is row_id * (per_positive + 1) + n; n is 0 for rows of the log, and the draw of a negative.
-        In a column `weight`, the negatives have 1. Other columns have the values of the positive row.
+        The rows in their order, and then the negatives, ordered by their positive rows and draws. The new
+        row_id is row_id * (per_positive + 1) + n. Here n is 0 for rows of the log, and the number of the draw
+        for negatives. In a column `weight`, the negatives have 1. Their other columns have the values of the
+        positive row.
 
     Raises:
         ValueError: `items` lacks an item of the rows.
@@ -218,14 +220,14 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
 
     Args:
         pairs: (k,) int64, numbers of pairs of a user and an item, below 2**61.
-        since: (k,) int8, the index of the split of each of them.
+        since: (k,) int8, the index of the split of each pair.
         observed: (n,) int64, the pairs of the rows.
         first: (n,) int8, the index of the split of each row.
 
     Returns:
         (k,) bool
     """
-    # Most pairs are not observed. A small table of hashes finds nearly all of these, without a search.
+    # Most pairs are not observed. A small hash table excludes nearly all of these pairs without a search.
     bits = max(10, (16 * len(observed)).bit_length())
     table = np.full(2**bits, len(SPLITS), np.int8)
     hashes = _slots(observed, bits)

@@ -1,7 +1,7 @@
 """Adds the position at which the item of a row was shown to its user, without Spark.
 
-The results equal those of etl/spark/frame_passes.py, whose docstring has the rules. All rows of a user,
-and all impressions of this user, are in the same task.
+The rules and the results are the same as in etl/spark/frame_passes.py. All rows and all impressions of a user
+are in the same task.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.
         raw: the files of the day's click log.
 
     Returns:
-        A table with strings and int64. `event_time` (µs) is null if the impressions have no times. None if
-        there is no log of impressions of this day, or if positions are not a column of the rows.
+        A table with columns of strings and int64. `event_time` (µs) is null if the impressions have no times.
+        None if there is no log of impressions of this day, or if positions are not a column of the rows.
 
     Raises:
         DataError: a file of the day's impressions cannot be read.
@@ -64,12 +64,12 @@ def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.
 
 
 def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has_time: bool) -> pa.Table:
-    """Adds a column (int64) with the position of the impression of each row; null without one.
+    """Adds an int64 column with the position of the impression of each row; null without an impression.
 
     Args:
         rows: all rows of some users of a day, with user_key, item_key and, if `has_time`, event_time.
-        impressions: all impressions of at least these users: user_key, item_key, position and, if `has_time`,
-            event_time, without nulls in these columns. None if the day has no log of impressions.
+        impressions: all impressions of these users, and perhaps of others: user_key, item_key, position and,
+            if `has_time`, event_time, without nulls. None if the day has no log of impressions.
         column: the name of the new column.
         has_time: whether the click log has event times (µs). If not, a row gets the smallest position.
 
@@ -81,7 +81,7 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     keys = [pa.chunked_array([*_texts(rows, name), *_texts(impressions, name)]) for name in _KEYS]
     pairs, size = groups_of(pa.table(keys, names=list(_KEYS)), _KEYS)
     of_rows, of_impressions = pairs[: len(rows)], pairs[len(rows) :]
-    # Most rows and impressions have no partner, and need no sorting.
+    # Most rows have no impression, and most impressions have no row. They need no sorting.
     rows_with, impressions_with = _in_both(of_rows, of_impressions, size)
     positions = integers_of(impressions.column(POSITION))[impressions_with]
     row_positions = np.zeros(len(rows), np.int64)
@@ -99,7 +99,7 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     # At equal times, impressions come before rows, and the smallest position comes last.
     descending = np.concatenate([-positions, np.zeros(len(times), np.int64)])
     order = np.lexsort((descending, is_row, np.concatenate([shown, times]), pair))
-    # The place of the last impression at or before each place of the order; -1 before the first.
+    # For each place of the order, the place of the last impression up to there; -1 before the first one.
     last = np.maximum.accumulate(np.where(is_row[order], -1, np.arange(len(order))))
     row_places = np.flatnonzero(is_row[order])
     last_of_rows = last[row_places]
@@ -120,7 +120,7 @@ def _texts(table: pa.Table, name: str) -> list[pa.DictionaryArray]:
 
 
 def _in_both(rows: np.ndarray, impressions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the indices of the rows and of the impressions whose pair, below `size`, is in both arrays."""
+    """Returns the indices of rows and of impressions whose pair is in both arrays. Pairs are below `size`."""
     in_rows, in_impressions = np.zeros(size, bool), np.zeros(size, bool)
     in_rows[rows], in_impressions[impressions] = True, True
     both = in_rows & in_impressions

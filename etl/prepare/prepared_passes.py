@@ -1,9 +1,9 @@
 """The passes over the days of a log whose rows need a preparation, such as histories, negatives or joins.
 
-The scan pass publishes the quarantine of each day, and stores its good rows. They are prepared, and published
-in the table `prepared`. Then values are counted and features are computed from prepared files, as from a log
-that needs no preparation. Who prepares the rows is what subclasses add: tasks of this machine
-(etl.prepare.task_passes) or Spark frames (etl.spark.frame_passes).
+The scan pass publishes the quarantine of each day, and stores its good rows. These rows are prepared, and
+published in the table `prepared`. Then values are counted and features are computed from prepared files, as
+from a log that needs no preparation. Two subclasses prepare the rows: with tasks of this machine
+(etl.prepare.task_passes), or with Spark frames (etl.spark.frame_passes).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ if TYPE_CHECKING:  # workers do not import pyspark
 
 log = logging.getLogger("nightrank.etl")
 
-# Versions of the files of the tables `prepared` and `value_counts`. Days with other ones are written again.
+# Versions of the files of the tables `prepared` and `value_counts`. If they differ, a day is written again.
 _PREPARED_FORMAT, _COUNTS_FORMAT = 1, 1
 _TABLES = ("users", "items")
 
@@ -92,9 +92,11 @@ class PreparedPasses(ABC):
         """Creates the passes.
 
         Args:
-            workers, plan, lake: run the tasks; the plan of the run; the lake.
-            digest_before: returns a digest of the clicks before a day that histories use; None if there are
-                no histories, or if the log is one table.
+            workers: run the tasks.
+            plan: the plan of the run.
+            lake: the lake.
+            digest_before: takes a day, and returns a digest of the earlier clicks that its histories use.
+                None if there are no histories, or if the log is one table.
         """
         self._workers, self._plan, self._lake = workers, plan, lake
         self._digest_before = digest_before
@@ -102,11 +104,11 @@ class PreparedPasses(ABC):
         self._kept: set[str] = set()  # the days of `keep_tables`
 
     def keep_tables(self, days: Collection[str]) -> None:
-        """Lets the counted rows of some days be valid after the tables of users and items are replaced.
+        """Keeps the counted rows of some days valid after the tables of users and items are replaced.
 
-        A run that applies a workflow calls it before the other functions, for the days whose features are
-        published: these keep the attributes that they have. So do days that a job after build_features
-        encodes with another workflow. A fit uses the present tables for all days.
+        A run that applies a workflow calls this method first, for the days whose features are published.
+        These days keep their attributes. Days that a job after build_features encodes with another workflow
+        also keep them. A fit uses the current tables for all days.
         """
         self._kept = set(days)
 
@@ -116,7 +118,7 @@ class PreparedPasses(ABC):
         """Prepares and counts the days that are not counted yet, and returns the row counts of each day.
 
         Raises:
-            DataError: too many rows of a day cannot be parsed, or have times outside of the day.
+            DataError: too many rows of a day cannot be parsed, or have times outside the day.
         """
         self._prepare(
             [
@@ -241,7 +243,7 @@ class PreparedPasses(ABC):
         return {"raw": raw.digest, "layout": self._plan.layout}
 
     def _prepared_inputs(self, raw: RawFiles) -> dict[str, str]:
-        """Returns the inputs of the prepared rows of a day, as its manifest names them."""
+        """Returns the inputs of the prepared rows of a day, as in its manifest."""
         known = self._inputs_of.get((raw.dt, raw.digest))
         if known is None:
             inputs = self._find_inputs(raw)
@@ -251,7 +253,7 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Returns the inputs with the tables of the published value counts, if all others are the same."""
+        """Replaces the tables in the inputs by those of the published value counts, if all else is equal."""
         partition = self._lake.value_counts.partition(raw.dt)
         if not is_published(partition):
             return inputs
@@ -287,7 +289,7 @@ class PreparedPasses(ABC):
         return {**prepared, "counted": digest_of([_COUNTS_FORMAT, *self._plan.counted_columns])}
 
     def _has_quarantine(self, raw: RawFiles) -> bool:
-        """Returns whether the quarantine of a day is that of this log and of this layout.
+        """Returns whether the quarantine of a day was computed from this log with this layout.
 
         Another configuration may have replaced it, because all configurations of a lake share this table.
         """
@@ -313,14 +315,14 @@ class PreparedPasses(ABC):
         """Scans the raw logs of some days, and publishes their quarantine and their prepared rows."""
         if not days:
             return
-        for raw in days:  # their rows get the attributes of the present tables
+        for raw in days:  # their rows get the attributes of the current tables
             self._kept.discard(raw.dt)
             self._inputs_of.pop((raw.dt, raw.digest), None)
         self._prepare_days(days)
 
     @abstractmethod
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
-        """Does the work of `_prepare` for at least one day. Stored rows are deleted, also after an error.
+        """Does the work of `_prepare` for at least one day. Stored rows are deleted, even after an error.
 
         Raises:
             DataError: see `_scan`.
@@ -345,11 +347,11 @@ class PreparedPasses(ABC):
         Args:
             days, layout: the days, and the layout of their files.
             splits: the file splits of each day.
-            store: takes the index of a day and the index of a task; returns how to store its good rows.
+            store: takes the index of a day and the index of a task; returns the settings to store good rows.
 
         Raises:
-            DataError: a day exceeds a limit (etl.quality.day_counts.check_day), or a log that is divided has
-                no good row.
+            DataError: a day exceeds a limit (etl.quality.day_counts.check_day), or a log that is divided into
+                splits has no good row.
         """
         scans: list[ScanTask] = []
         of_days: list[dict[int, FileSplit]] = []
@@ -429,7 +431,7 @@ class PreparedPasses(ABC):
 
 @dataclass(frozen=True)
 class _CountTask:
-    """A prepared file whose values are counted (None: a day without rows), and the file to write."""
+    """A prepared file whose values are counted (None for a day without rows), and the file to write."""
 
     path: str | None
     counts_file: str
@@ -450,19 +452,20 @@ def _count_file(tasks: tuple[_CountTask, ...], counted: tuple[str, ...], index: 
     return json.dumps({"file": file, "values": values_of})
 
 
-# Writes and reads the files of the table `prepared`: rows of a day with everything that features read.
+# Writes and reads the files of the table `prepared`: rows of a day with all columns that features read.
 #
 # A file has rows of one split, with row_id, keys, label, event_time and the raw columns that features read.
-# Texts and lists of texts have dictionaries in the files, and are read with them.
+# Texts and lists of texts have dictionaries in the files. They are read as dictionary arrays.
 
-# Rows of a row group: a task reads one at a time. A history may have 50 values in each row.
+# Number of rows of a row group. A task reads one row group at a time. A history may have 50 values in each
+# row.
 ROW_GROUP_ROWS = 131_072
 _FIXED = (ROW_ID, USER_KEY, ITEM_KEY, GROUP_KEY, EVENT_TIME, LABEL, WEIGHT)
 _REPAIR = "delete the partition of the table `prepared`; build_features computes it again"
 
 
 def write_prepared(rows: pa.Table, path: str) -> str:
-    """Writes rows to a new file, and returns its path, which has other digits in each attempt."""
+    """Writes rows to a new file. Returns its path, which has different digits in each attempt."""
     path = own_path(path)
     files, inner = file_io.filesystem(path)
     if file_io.is_local(path):
@@ -476,7 +479,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            store_schema=False,  # the columns are texts for other readers
+            store_schema=False,  # so that other readers read the columns as texts
         )
     return path
 
@@ -487,7 +490,7 @@ def _parquet_paths(schema: pa.Schema) -> list[str]:
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """The rows of prepared files: a source of rows for the passes (etl.text.parse_block)."""
+    """The rows of prepared files, as a source of rows for the passes (etl.text.parse_block)."""
 
     def blocks(self, file_split: FileSplit, features: Sequence[str]) -> Iterator[ParsedBlock]:
         """Yields the rows of a file, row group by row group. `row_lines` are the row_ids.
@@ -506,7 +509,7 @@ class PreparedRows:
 
 
 def _text_columns(schema: pa.Schema) -> list[str]:
-    """Returns the paths of the columns of texts, also in lists, in a Parquet file."""
+    """Returns the paths of the columns of texts, and of lists of texts, in a Parquet file."""
     paths = []
     for field in schema:
         kind = field.type.value_type if pa.types.is_list(field.type) else field.type
@@ -528,18 +531,19 @@ def _block(rows: pa.Table) -> ParsedBlock:
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
     """Deletes the days of the table `prepared`, and of `typed` of older lakes, that no run needs any more.
 
-    A day is deleted if it is before `first_day`, the first day of the run (with the section `history`, the
-    first day whose clicks the run reads), and was published more than `output.grace_hours` ago. A day whose
-    raw log does not exist any more is deleted at once. A later run that needs a deleted day parses it again.
+    A day is deleted if it is before `first_day` and was published more than `output.grace_hours` ago.
+    `first_day` is the first day of the run or, with the section `history`, the first day whose clicks the run
+    reads. A day whose raw log no longer exists is deleted at once. A later run that needs a deleted day
+    parses it again.
 
-    Copies of tables of Spark's catalogue are deleted by the same rule, and those of tables that the
-    configuration does not name any more.
+    Copies of tables of Spark's catalogue are deleted by the same rule. Copies of tables that the
+    configuration no longer lists are deleted too.
     """
     grace_hours = plan.config.output.grace_hours
     if not plan.is_divided and plan.config.history:
         first = date.fromisoformat(first_day) - timedelta(days=plan.config.history.days or 0)
         first_day = first.isoformat()
-    unrecorded = LakePaths(lake.root)  # the manifests that are read here are no inputs of the run
+    unrecorded = LakePaths(lake.root)  # the manifests that are read here are not inputs of the run
     for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):
         for dt in written_dates(table):
             partition = table.partition(dt)
@@ -556,7 +560,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
 
 
 def _delete_copies(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
-    """Deletes copied rows of days before `first_day`, and of tables that the configuration does not name."""
+    """Deletes copied rows of days before `first_day`, and of tables that the configuration does not list."""
     config, grace_hours = plan.config, plan.config.output.grace_hours
     used = {copies_of(config, one.table).name for one in copied_tables(plan)}
     for table in lake.tables_of_copies(config.name):

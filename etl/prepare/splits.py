@@ -1,8 +1,8 @@
-"""Divides rows into train, validation and test without Spark, with the results of etl/split/time_split.py.
+"""Divides rows into train, validation and test without Spark, with the same results as time_split.py.
 
-With `split.by=leave_last_out`, each task divides the rows of its users. With `split.by=fraction`, the driver
-computes the two cuts from counts of the whole log (`time_cuts` or `position_cuts`). Tasks compare rows
-with these cuts.
+The Spark code is etl/split/time_split.py. With `split.by=leave_last_out`, each task divides the rows of its
+users. With `split.by=fraction`, the driver computes the two cuts from counts of the whole log (`time_cuts` or
+`position_cuts`). Tasks compare rows with these cuts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from etl.ops.row_groups import codes_of, integers_of, plain, with_column
 from etl.split.time_split import SPLIT, last_ranks, no_good_row
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 
-# The last event time (µs) or row_id of the train split, and that of the validation split.
+# The last event times (µs) or the last row_ids of the train split and of the validation split.
 Cuts = tuple[float, float]
 _TRAIN, _VALIDATION, _TEST = range(len(SPLITS))
 
@@ -31,12 +31,12 @@ def assign_split(rows: pa.Table, config: SplitConfig, cuts: Cuts | None) -> pa.T
     Args:
         rows: rows of one partition. With `leave_last_out`, all rows of some users.
         config: the section `split`, whose `by` is not `day`.
-        cuts: with `fraction`, the result of `time_cuts` if the log has event times, else of `position_cuts`.
-            Not used with `leave_last_out`.
+        cuts: with `fraction`, the result of `time_cuts` if the log has event times, else the result of
+            `position_cuts`. Not used with `leave_last_out`.
 
     Raises:
         DataError: `cuts` is None with `fraction`, because the log has no rows.
-        ValueError: `config.by` is `day`, so that whole partitions are splits.
+        ValueError: `config.by` is `day`, so whole partitions are splits.
     """
     if config.by == "fraction":
         numbers = _by_cuts(rows, cuts)
@@ -49,7 +49,7 @@ def assign_split(rows: pa.Table, config: SplitConfig, cuts: Cuts | None) -> pa.T
 
 
 def count_times(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct event times (µs) of rows, ascending, and their numbers of rows: both int64."""
+    """Returns the distinct event times (µs), ascending, and the number of rows with each: both int64."""
     times, counts = np.unique(integers_of(rows.column(EVENT_TIME)), return_counts=True)
     return times, counts.astype(np.int64)
 
@@ -57,12 +57,12 @@ def count_times(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 def time_cuts(times: np.ndarray, counts: np.ndarray, config: SplitConfig) -> Cuts | None:
     """Returns the percentiles of event_time (µs) at which the train split and the validation split end.
 
-    They are computed as by Spark's `percentile`: the position of a percentile among the sorted rows is
-    (n - 1) * share. Between two rows, it is interpolated linearly.
+    They equal the results of Spark's `percentile`: the position of a percentile among the sorted rows is
+    (n - 1) * share. Between two rows, the time is interpolated linearly.
 
     Args:
         times: (m,) int64 µs, in any order. A time may occur several times.
-        counts: (m,) int64, how many rows have each time.
+        counts: (m,) int64, the number of rows with each time.
         config: the section `split`.
 
     Returns:
@@ -72,7 +72,7 @@ def time_cuts(times: np.ndarray, counts: np.ndarray, config: SplitConfig) -> Cut
     in_order, ends = times[order], np.cumsum(counts[order])
     if not len(ends) or not ends[-1]:
         return None
-    # Sums of floats, as in Spark: positions of rows use exact decimals (`last_ranks`).
+    # Add floats, as in Spark. Only positions of rows use exact decimals (`last_ranks`).
     shares = (config.train, config.train + config.validation)
     first, second = (_percentile(in_order, ends, float(int(ends[-1]) - 1) * share) for share in shares)
     return first, second

@@ -1,4 +1,4 @@
-"""Prepares the rows of days in tasks of this machine, without Spark (etl.prepare.task_passes)."""
+"""Prepares the rows of days in tasks of this machine, without Spark."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, WEIGHT, ra
 from storage.paths import LakePaths
 from storage.publish import new_attempt, publish_files
 
-# A task that prepares rows has this many bytes of raw text. Histories and negatives need much more memory.
+# Bytes of raw text for each task that prepares rows. Histories and negatives need much more memory.
 _TASK_BYTES = 8 * 2**20
 _MAX_BUCKETS = 256
-_COMPRESSED = 5  # text is about so many times as large as its compressed file
+_COMPRESSED = 5  # approximate size of a text relative to its compressed file
 _ARROW_TYPES = {
     "int": pa.int64(),
     "float": pa.float64(),
@@ -60,7 +60,7 @@ _ARROW_TYPES = {
 
 
 class TaskPasses(PreparedPasses):
-    """The passes over days whose rows are prepared by tasks of this machine."""
+    """The passes over days whose rows tasks of this machine prepare."""
 
     def __init__(self, workers: LocalWorkers, plan: FeaturePlan, lake: LakePaths) -> None:
         """Creates the passes.
@@ -122,7 +122,7 @@ class TaskPasses(PreparedPasses):
         """Publishes the prepared rows of a day.
 
         Raises:
-            InfrastructureError: not all of the `good` rows of the log were read: stored rows are lost.
+            InfrastructureError: fewer rows than the `good` rows of the log were read: stored rows are lost.
         """
         read = sum(file.good for file in files)
         if read != good:
@@ -188,9 +188,9 @@ class TaskPasses(PreparedPasses):
         preparation: Preparation,
         cuts: Mapping[int, Cuts | None],
     ) -> list[DayInputs]:
-        """Reads the tables that tasks need, and computes the items of each day, and its cuts by time.
+        """Reads the tables that tasks need, and computes the items and the cuts by time of each day.
 
-        `cuts` has the cuts by position of each day, by its index.
+        `cuts` maps the index of each day to its cuts by position.
         """
         inputs = []
         for raw in days:
@@ -221,7 +221,7 @@ class TaskPasses(PreparedPasses):
         return inputs
 
     def _cuts(self, tasks: Sequence[BucketTask], preparation: Preparation) -> dict[int, Cuts | None]:
-        """Returns the cuts of each day by its index."""
+        """Returns the cuts of each day, by the index of the day."""
         counted = times_of(self._workers, tasks, preparation)
         days = counted["day"].to_numpy()
         cuts = {}
@@ -267,13 +267,13 @@ TIMES_SCHEMA = pa.schema([("day", pa.int32()), ("time", pa.int64()), ("count", p
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is added to the rows of a log, by the configuration.
+    """The additions to the rows of a log that the configuration requests.
 
     Attributes:
-        split: the section `split`, if one partition contains all splits; None if rows of a day are in one.
-        history, negatives: the sections of the configuration; None without them.
+        split: the section `split` if one partition contains all splits; None if each day is in one split.
+        history, negatives: the sections of the configuration; None if they are not set.
         item_column: the raw column of the item key; empty without keys.
-        position_column: `serving.impressions.row_column`; None without it.
+        position_column: `serving.impressions.row_column`; None if it is not set.
         has_time: whether the log has event times.
         keys_of_tables: maps `users` and `items`, if they are tables, to the raw column of the key.
         changers: the operators of `prepare` that change rows, in order.
@@ -298,8 +298,8 @@ class DayInputs:
     """Tables that the tasks of a day need. Files are mapped into memory.
 
     Attributes:
-        earlier: the files of the clicks of earlier days; None without them.
-        impressions: path of the impressions of the day; None without them.
+        earlier: the files of the clicks of earlier days; None if there are none.
+        impressions: path of the impressions of the day; None if there are none.
         tables: maps `users` and `items`, if they are tables, to the path of their rows.
         items: folder of the items of the day (etl.prepare.negatives.DayItems); None without negatives.
         cuts: the cuts of a log that is divided by times; None for other logs.
@@ -321,7 +321,7 @@ class BucketTask:
         dt: the ISO date of the day.
         spills: for each file split of the day, the name of its stored rows and the row_id of its first line.
         bucket: the bucket to read.
-        file: path of the files to write; each split has a folder of its own if `Preparation.split` is set.
+        file: path of the files to write. If `Preparation.split` is set, each split has its own folder.
     """
 
     day: int
@@ -333,9 +333,9 @@ class BucketTask:
 
 @dataclass(frozen=True)
 class PreparedFile:
-    """A written file: its path, the split of its rows (None if the day is in one split), number of rows.
+    """A written file: path, split of its rows (None if the day is in one split), and number of rows.
 
-    `good` is the number of good rows of the log that its task read; only the first file of a task has it.
+    `good` is the number of good rows of the log that the task read. It is set only for the task's first file.
     """
 
     path: str
@@ -345,20 +345,20 @@ class PreparedFile:
 
 
 def save_table(rows: pa.Table, path: str) -> str:
-    """Writes a table to a file that tasks map into memory. Returns the path."""
+    """Writes a table to a file that tasks map into memory, and returns the path."""
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     return path
 
 
 def load_table(path: str) -> pa.Table:
-    """Maps a file of `save_table` into memory."""
+    """Maps a file that `save_table` wrote into memory."""
     with pa.memory_map(path) as source:
         return pa.ipc.open_stream(source).read_all()
 
 
 def times_of(workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation) -> pa.Table:
-    """Returns how many rows have each event time, by day: a table with TIMES_SCHEMA, not merged."""
+    """Counts the rows with each event time by day, in each task: an unmerged table with TIMES_SCHEMA."""
     return workers.run(len(tasks), partial(_count_times, tuple(tasks), preparation), TIMES_SCHEMA)
 
 
@@ -378,9 +378,9 @@ def items_of_buckets(
     days: Sequence[DayInputs],
     folder: str,
 ) -> list[str]:
-    """Returns for each task the path of a file with the items of its rows (etl.prepare.negatives.items_of).
+    """Returns, for each task, the path of a file with the items of its rows.
 
-    The files are in `folder`.
+    The files are in `folder`, and contain the results of etl.prepare.negatives.items_of.
     """
     run = partial(_find_items, tuple(tasks), preparation, tuple(days), folder)
     return workers.collect(len(tasks), run)
@@ -421,7 +421,7 @@ def _prepare_bucket(
 
 
 def prepare(rows: pa.Table, preparation: Preparation, day: DayInputs) -> pa.Table:
-    """Returns the prepared rows of a task, with the columns to write and, if the log is divided, `split`.
+    """Returns the prepared rows of a task: the columns to write and, if a day has several splits, `split`.
 
     Args:
         rows: the good rows of some users, or of a whole day.
@@ -470,7 +470,7 @@ def _of_users(impressions: pa.Table, rows: pa.Table) -> pa.Table:
 
 
 def _users_of(rows: pa.Table) -> pa.Array:
-    """Returns the keys of the users of some rows, and perhaps of other users; each key may occur twice."""
+    """Returns keys that include those of the users of some rows. A key may occur more than once."""
     chunks = rows.column(USER_KEY).chunks
     keys = [chunk.dictionary if isinstance(chunk, pa.DictionaryArray) else chunk for chunk in chunks]
     return pa.concat_arrays(keys) if keys else pa.array([], pa.string())
@@ -506,7 +506,7 @@ def require_table_forms(changers: Sequence[RowChanger]) -> None:
 
 
 def keep_users_together(changers: Sequence[RowChanger], user_column: str | None) -> bool:
-    """Returns whether the operators give the same rows if each task has all rows of some users of a day.
+    """Returns whether operators need only all rows of a user together, so that tasks can divide the users.
 
     If not, one task must have all rows of the day.
 

@@ -174,8 +174,8 @@ def _why_no_click_rate(split: SplitConfig, compared: DayComparison, draws: bool)
 def _row_figures(split: SplitConfig, compared: DayComparison, draws: bool) -> Iterator[LimitedFigure]:
     """Yields the figures about the number of rows and the click rate of the day.
 
-    Numbers of rows are compared only if the log is split by days. Click rates are compared only if neither
-    the split nor drawn rows decide them.
+    Numbers of rows are compared only if the log is split by days. Click rates are compared only if they
+    depend neither on the split nor on drawn rows.
     """
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)
@@ -221,7 +221,7 @@ def _quoted(value: str) -> str:
 
 
 def _rounded_up(value: float) -> str:
-    """Rounds a value up to two significant digits. With the result as limit, the value is accepted."""
+    """Rounds a value up to two significant digits. If the result is the limit, the value is accepted."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / step) * step:.6g}"
 
@@ -264,7 +264,7 @@ class ColumnReport:
     Attributes:
         kind: `string` for columns of categorical features, `int` or `float` for columns of dense features.
         nulls, cells: number of cells that are null, and number of cells that are not null.
-        distinct, train_distinct: number of different values; `train_distinct` is None for a numeric column.
+        distinct, train_distinct: number of distinct values; `train_distinct` is None for a numeric column.
         new_cells: number of the day's cells whose value does not occur on any train day; None for a numeric
             column.
         psi, psi_noise: the population stability index (PSI) between the train days and the day, and the PSI
@@ -410,7 +410,7 @@ def _tuples(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
     return tuple(tuple(values) for values in lists)
 
 
-# Numbers of users and items of the log without a row in their table of attributes, and their limits.
+# The numbers of users and items in the log that have no row in their table of attributes, and their limits.
 
 log = logging.getLogger("nightrank.etl")
 Section = Literal["users", "items"]
@@ -421,12 +421,12 @@ FACT = "of_log"
 
 @dataclass(frozen=True)
 class MissingRows:
-    """The users, or the items, of the log of a run, and those of them without a row in their table.
+    """The numbers of users, or of items, in the log of a run and without a row in their table.
 
     Attributes:
         section: the section of the table: `users` or `items`.
-        in_log: number of distinct users or items of the log, on all days of the run.
-        without_row: number of those without a row in the table.
+        in_log: number of distinct users or items in the log, on all days of the run.
+        without_row: number of these users or items that have no row in the table.
     """
 
     section: Section
@@ -440,7 +440,7 @@ class MissingRows:
 
     @property
     def share(self) -> float | None:
-        """Returns the share without a row; None if the log has no row."""
+        """Returns the share of users or items without a row; None if the log has no row."""
         return share(self.without_row, self.in_log)
 
     def to_facts(self) -> dict[str, Any]:
@@ -449,7 +449,7 @@ class MissingRows:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> MissingRows | None:
-        """Reads the numbers from the facts of a manifest; None if it has none."""
+        """Reads the numbers from the facts of a manifest; None if the facts lack them."""
         return cls(**facts[FACT]) if FACT in facts else None
 
 

@@ -31,16 +31,16 @@ _UNIT = 2**1074
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """Figures of a column, computed from all or some of its different values.
+    """Figures of a column, computed from all or some of its distinct values.
 
     A cell is the content of the column in one row. If a summary includes a value, it includes all cells with
     this value. So two summaries can be added if no value is in both.
 
     Attributes:
         nulls, cells: number of cells that are null, and number of cells that are not null.
-        distinct: number of different values.
+        distinct: number of distinct values.
         top: the 20 most frequent values, as pairs (value, number of cells), by descending number. Values with
-            equal numbers are sorted; texts by their UTF-8 bytes.
+            equal numbers are sorted in ascending order, texts by their UTF-8 bytes.
         low, high: minimum and maximum of a numeric column; None for a text column.
         total: sum over the cells of a numeric column, in units of 2**-1074; 0 for a text column.
         bins: maps each bin key (metrics.psi) to the number of cells in this bin; None for a text
@@ -90,7 +90,7 @@ class ColumnSummary:
 
 
 def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> ColumnSummary:
-    """Returns the summary of n different values.
+    """Returns the summary of n distinct values.
 
     Args:
         values: (n,) the values as strings. At most one value is null.
@@ -108,7 +108,7 @@ def summarise(values: pa.Array, counts: pa.Array, kind: Kind) -> ColumnSummary:
 
 
 def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) -> ColumnSummary:
-    """Returns the summary of those of n different values that occur.
+    """Returns the summary of n distinct values, without those whose count is 0.
 
     Args:
         values: (n,) the values as strings, without null.
@@ -146,7 +146,7 @@ def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int
     Values with equal counts are sorted, texts by their UTF-8 bytes. Values with the count 0 are left out.
 
     Args:
-        values: (n,) different values, without null. Only those that are frequent enough are copied.
+        values: (n,) distinct values, without null. Only values that are frequent enough are copied.
         counts: (n,)
     """
     least = 1
@@ -169,7 +169,7 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     """Returns the sum of numbers[i] * times[i] in units of 2**-1074.
 
     Numbers with the same exponent are summed together. Their significands have 53 bits. Each is divided into
-    two halves of at most 31 bits, so the products with the counts of fewer than 2**31 cells fit in 64 bits.
+    two halves of at most 31 bits. So the products with the counts of fewer than 2**31 cells fit into 64 bits.
     """
     fractions, exponents = np.frexp(numbers)
     significands = np.ldexp(fractions, 53).astype(np.int64)
@@ -227,7 +227,7 @@ def feature_columns(plan: FeaturePlan) -> list[CountedColumn]:
     return list(columns.values())
 
 
-# Compares the values of a day with those of the train days: counts new values and frequent values.
+# Compares the values of a day with the values of the train days: counts new values and frequent values.
 
 Count = tuple[str, int, int]
 
@@ -241,9 +241,9 @@ class Values:
 
     Attributes:
         train_cells, day_cells: number of cells on the train days, and number of cells on the day.
-        train_distinct: number of different values on the train days.
+        train_distinct: number of distinct values on the train days.
         new_cells: number of the day's cells whose value does not occur on any train day.
-        new_distinct: number of different values in these new cells.
+        new_distinct: number of distinct values in these new cells.
         top: the most frequent values on the train days, as triples (value, number of cells on the train days,
             number of cells on the day). They are sorted by descending number of cells on the train days, then
             by value.
@@ -283,11 +283,11 @@ class Values:
 
 
 def compare_counts(values: pa.Array, train: NDArray[np.int64], day: NDArray[np.int64]) -> Values:
-    """Compares the values of a column on a day with those on the train days.
+    """Compares the values of a column on a day with its values on the train days.
 
     Args:
-        values: (n,) different values, without null.
-        train, day: (n,) the numbers of cells with each value on the train days and on the day. Both may be 0.
+        values: (n,) distinct values, without null.
+        train, day: (n,) the number of cells with each value on the train days, and on the day. Both may be 0.
     """
     new = np.where(train > 0, 0, day)
     return Values(

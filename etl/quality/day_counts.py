@@ -39,7 +39,7 @@ class DayCounts:
         bad: number of quarantined rows.
         dropped: maps each reason to the number of rows that are not used for this reason. A row is not used
             if it is quarantined, if an operator of `prepare` drops it, or if its user was erased.
-        misdated: the used rows whose event_time is outside of the day; None if they were not counted.
+        misdated: the used rows whose event_time is outside the day; None if they were not counted.
     """
 
     rows_in: int
@@ -57,7 +57,7 @@ class DayCounts:
 
 
 def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
-    """Returns how many rows have an event_time outside of their day; None if no day was counted."""
+    """Returns the number of rows whose event_time is outside their day; None if no day was counted."""
     known = [day.misdated.rows for day in counts if day.misdated is not None]
     return sum(known) if known else None
 
@@ -65,7 +65,7 @@ def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
 def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[RejectedLine]:
     """Returns the first rows of a published quarantine that have this reason, at most _SHOWN_ROWS.
 
-    The raw files may have been moved since the quarantine was published, so their present paths are returned.
+    The raw files may have been moved since the quarantine was published, so their current paths are returned.
     """
     paths = {path.rsplit("/", 1)[-1]: path for path in raw.paths} | {path: path for path in raw.paths}
     rejected: list[RejectedLine] = []
@@ -87,20 +87,20 @@ def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[Rejec
 def check_day(
     plan: FeaturePlan, raw: RawFiles, counts: DayCounts, quarantine: Partition, *, warn: bool = True
 ) -> None:
-    """Checks that not too many rows of a day are quarantined, or have times outside of the day.
+    """Checks the shares of rows of a day that are quarantined, or that have times outside the day.
 
-    A day without rows passes: whether a run can do without it depends on its split (etl.checked_days).
+    A day without rows passes. The split of the day decides whether a run needs its rows (etl.checked_days).
 
     Args:
         plan: the plan of the run; the section `quality` has the limits.
         raw: the raw files of the day.
         counts: the day's counts.
         quarantine: the published quarantine of the day. The error message shows some of its rows.
-        warn: whether to log what is below the limits.
+        warn: whether to log numbers that are below the limits.
 
     Raises:
         DataError: more than `quality.max_bad_share` of the rows cannot be parsed, or more than
-            `quality.max_misdated_share` of the used rows have an event_time outside of the day.
+            `quality.max_misdated_share` of the used rows have an event_time outside the day.
     """
     if counts.rows_in == 0:
         return
@@ -127,7 +127,7 @@ def check_day(
 
 
 def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool) -> None:
-    """Warns or raises DataError if too many used rows of a day have an event_time outside of the day."""
+    """Warns or raises DataError if too many used rows of a day have an event_time outside the day."""
     event_time, misdated, quality = plan.config.log.event_time, counts.misdated, plan.config.quality
     if event_time is None or misdated is None or misdated.earliest is None or misdated.latest is None:
         return
@@ -159,7 +159,7 @@ def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool
 
 
 def _wrong_day_remedy(log_table: Log, event_time: EventTime) -> str:
-    """Returns what to correct if a time was read as another one than was meant."""
+    """Returns the remedy if times were read wrongly, for example with a wrong unit or time zone."""
     if log_table.type_of(event_time.column) == "int":
         return (
             f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong day"

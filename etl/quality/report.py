@@ -173,7 +173,7 @@ def _column_report(name: str, day: ColumnProfile, train: list[ColumnProfile], va
 # Usually all rows of a day are in one split. If instead one partition of the log is divided into splits, each
 # of these splits has its own profile.
 
-# Part of the inputs of every profile. Raise it when the meaning of a figure changes.
+# Part of the inputs of every profile. Increase this number if the meaning of a figure changes.
 FORMAT = 1
 _MAX_CHARACTERS = 200
 
@@ -190,8 +190,8 @@ class CountedDays(Protocol):
     ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
         """Returns summaries of days, and the comparison of one day with the train days.
 
-        There is one dictionary for each of `days`, which maps each column and the label to its summary. The
-        comparisons of the categorical columns are by column name.
+        The first result has one dictionary for each of `days`, which maps each column and the label to its
+        summary. The second result maps the name of each categorical column to its comparison.
         """
 
     def table_inputs(self, raw: RawFiles) -> dict[str, str]:
@@ -218,7 +218,7 @@ class ColumnProfile:
 
     Attributes:
         nulls, cells: number of cells that are null, and number of cells that are not null.
-        distinct: number of different values.
+        distinct: number of distinct values.
         top: the most frequent values, as pairs (value, number of cells). Long texts are shortened to 200
             characters.
         low, high, mean: minimum, maximum and mean of a numeric column; None for a text column.
@@ -298,7 +298,7 @@ def profiles_of(
 
 
 def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:
-    """Returns the pieces of the train days, and that of the last test day, which is compared with them."""
+    """Returns the pieces of the train days, and the piece of the last test day, which is compared to them."""
     train = [piece for piece in pieces if piece.split == "train"]
     return train, [piece for piece in pieces if piece.split == "test"][-1]
 

@@ -57,7 +57,7 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     """Returns the column names in the header, which must be the same in all csv files.
 
     Raises:
-        DataError: a file is empty or damaged, or its header differs from the first file's header, is too
+        DataError: a file is empty or damaged. Or its header differs from the first file's header, is too
             long, is not UTF-8, or has an unmatched quote.
     """
     headers = {path: _first_line(path) for path in paths}
@@ -78,10 +78,10 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
 
 
 def _separator_remedy(header: str, table: RawTable) -> str | None:
-    """Returns the remedy for a header with another separator than that of the table; None without one.
+    """Returns the remedy if another separator fits the header better than the table's; None if none does.
 
-    A separator fits better if it finds more of the table's columns. A header of a single field also has
-    another separator if another one divides it.
+    A separator fits better if it finds more of the table's columns. If the table's separator gives a single
+    field, any separator that divides the header fits better.
     """
     fits = {separator: _fit(header, separator, table) for separator in SEPARATORS}
     columns, fields = fits[table.field_separator]
@@ -95,7 +95,7 @@ def _separator_remedy(header: str, table: RawTable) -> str | None:
 
 
 def _fit(header: str, separator: str, table: RawTable) -> tuple[int, int]:
-    """Returns how many of the table's columns a header has with a separator, and its number of fields."""
+    """Returns the number of the table's columns that a separator finds, and the number of fields."""
     names = text_values.split_line(header, separator) or []
     return sum(column.source_name in names for column in table.columns), len(names)
 

@@ -1,7 +1,7 @@
-"""Lists the data files of Delta tables: those of the current version, with the values of their partitions.
+"""Lists the data files in the current version of Delta tables, with the values of their partitions.
 
-A path such as `/srv/clicks/dt=2026-01-31` is the table in `/srv/clicks`, of which only the files with this
-value of the partition column `dt` are read.
+For a path such as `/srv/clicks/dt=2026-01-31`, the table is in `/srv/clicks`. Only the files with this value
+of the partition column `dt` are read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeltaFile:
         path: its full path.
         below: its path below the folder of the table.
         bytes: its size.
-        modified_ms: when it was written, in ms since 1970-01-01 UTC.
+        modified_ms: time of the last change, in ms since 1970-01-01 UTC.
         row: its index in `DeltaVersion.partitions`.
     """
 
@@ -56,8 +56,8 @@ class DeltaVersion:
         number: the number of the version.
         columns: the names of all columns.
         files: the data files, in the order in which they were written, and then by path.
-        partitions: the values of the partition columns, a row for each file.
-        may_delete_rows: whether files may have deletion vectors, which say which of their rows are deleted.
+        partitions: the values of the partition columns, one row for each file.
+        may_delete_rows: whether files may have deletion vectors, which list deleted rows.
     """
 
     root: str
@@ -84,7 +84,7 @@ def files_at(path: str) -> list[DeltaFile]:
     The result is empty if there is no folder at the path.
 
     Raises:
-        ConfigError: the folder is no Delta table, or a column of the path is no partition column.
+        ConfigError: the folder is not a Delta table, or a column of the path is not a partition column.
         DataError: the table has a feature that is not supported.
     """
     root, filters = split_location(path)
@@ -110,7 +110,7 @@ def version_of(file: str) -> DeltaVersion:
     """Returns the current version of the table of a data file.
 
     Raises:
-        DataError: the file is in no Delta table.
+        DataError: the file is not in a Delta table.
     """
     root = file.rpartition("/")[0]
     while root.strip("/") and not root.endswith(":/"):
@@ -126,9 +126,9 @@ def version_of(file: str) -> DeltaVersion:
 
 
 def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
-    """Returns for each of these files with a deletion vector whether each of its rows is kept.
+    """Returns, for each of these files with a deletion vector, whether each of its rows is kept.
 
-    A list that is shorter than the file stands for rows that are all kept afterwards.
+    If a list is shorter than the file, all later rows are kept.
 
     Raises:
         DataError: a deletion vector cannot be read.
@@ -156,7 +156,7 @@ def current_version(root: str) -> DeltaVersion | None:
     """Returns the current version of a table; None if there is no folder.
 
     Raises:
-        ConfigError: the folder is no Delta table.
+        ConfigError: the folder is not a Delta table.
         DataError: the table has a feature that is not supported, or its log cannot be read.
     """
     if not file_io.list_files(f"{root}/{_LOG}"):
@@ -187,7 +187,7 @@ def _open(root: str) -> DeltaTable:
 
 @lru_cache(maxsize=8)
 def _version(root: str, number: int, table_id: str) -> DeltaVersion:
-    """Returns a version of a table, whose id differs if the table was deleted and written anew."""
+    """Returns a version of a table. A table that was deleted and created again has another `table_id`."""
     del table_id
     table = _open(root)
     if number != table.version():

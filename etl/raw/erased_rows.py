@@ -1,9 +1,9 @@
 """Leaves out the rows of erased users when a raw log is read.
 
 The job erase_user does not change raw logs. It adds users to the list of storage/erased_users.py, with the
-last day whose rows are left out. A row of an erased user has the reason ERASED instead of any other. Such
-rows are counted, but neither used nor quarantined. A line that is rejected for another reason has this reason
-too if one of its fields is the id of an erased user, because the quarantine would store the text of the line.
+last day whose rows are left out. A row of an erased user gets the reason ERASED instead of any other reason.
+Such rows are counted, but neither used nor quarantined. The quarantine would store the text of a rejected
+line. So a rejected line also gets the reason ERASED if one of its fields is the id of an erased user.
 
 If the log is not stored by day, it is read again as a whole for each run date. Then the rows of these users
 are left out in every run.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # workers do not import pyspark
 
 ERASED = "erased_user"
 _AROUND = '"\r'
-# What separates the values of a JSON object: quotes, and the punctuation between values without quotes.
+# The separators of the values in a JSON object: quotes, and the punctuation between values without quotes.
 _QUOTED, _UNQUOTED = re.compile('"'), re.compile(r"[\s,:{}\[\]]+")
 
 
@@ -50,8 +50,8 @@ def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | N
 def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
     """Returns whether a field of a line, without quotes around it, is the id of an erased user.
 
-    In a line that begins like a JSON object but is none, the names and values are fields too. Of an object
-    that is whole, the reader knows the user.
+    If a line begins like a JSON object but is not valid, its names and values are fields too. In a valid
+    object, the reader finds the user.
     """
     if any(erased.has(text.strip(_AROUND)) for text in line.split(separator)):
         return True
@@ -65,7 +65,7 @@ def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
 
 
 def json_texts(line: str) -> set[str]:
-    """Returns the names and values in the text of a JSON object, as texts, also if the object is broken."""
+    """Returns the names and values in the text of a JSON object, as texts. The object may be broken."""
     try:
         return set(_texts_in(json.loads(line)))
     except (ValueError, RecursionError):
@@ -85,6 +85,6 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def is_erased(user: Column, erased: ErasedUsers) -> Column:
-    """Returns the condition that an id (string) is that of an erased user; false for null."""
+    """Returns the condition that an id (string) belongs to an erased user; false for null."""
     digest = F.sha2(F.concat(F.lit(erased.salt), user), 256)
     return F.coalesce(digest.isin(*sorted(erased.digests)), F.lit(False))

@@ -34,7 +34,7 @@ class FileSplit:
     Attributes:
         end: end of the byte range; None for a compressed file, which is a single split.
         bytes: number of bytes of the split; for a compressed file, its compressed size.
-        threads: how many threads of a task read a compressed file.
+        threads: number of threads with which a task reads a compressed file.
     """
 
     path: str
@@ -45,7 +45,7 @@ class FileSplit:
 
 
 def compression(path: str) -> str | None:
-    """Returns the codec of a raw file, which the file name determines; None for plain text."""
+    """Returns the codec of a raw file from its name; None for plain text."""
     return next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
 
 
@@ -68,9 +68,9 @@ def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> li
 
 
 def share_threads(splits: Sequence[FileSplit], threads: int) -> list[FileSplit]:
-    """Returns file splits that use all threads of this machine also if they are fewer than the threads.
+    """Returns file splits that use all threads of this machine, even if there are fewer splits than threads.
 
-    The result differs in the number of threads that read a compressed file, which is one split.
+    Only the number of threads for a compressed file, which is one split, changes.
     """
     of_each = max(1, threads // max(1, len(splits)))
     return [replace(one, threads=of_each) if one.end is None else one for one in splits]
@@ -190,10 +190,10 @@ class _Stream(Protocol):
 
 
 class _Gzip:
-    """The decompressed bytes of a gzip file of one or more members. ISA-L takes a third of zlib's time."""
+    """The decompressed bytes of a gzip file with one or more members. ISA-L takes a third of zlib's time."""
 
     def __init__(self, raw: pa.NativeFile) -> None:
-        from isal import igzip, isal_zlib  # no process needs it but those that read such files
+        from isal import igzip, isal_zlib  # only processes that read such files need it
 
         self._file = igzip.IGzipFile(fileobj=raw, mode="rb")
         self._damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # declared as an instance

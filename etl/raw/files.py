@@ -28,7 +28,7 @@ _WILDCARD = re.compile(r"[*?\[]")
 # Suffixes of compressed text that no engine can read. etl.raw.file_splits has the supported suffixes.
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
 
-# A compressed file without text is smaller: gzip needs 20 bytes and the name of the file.
+# A compressed file without text is smaller than this: gzip needs 20 bytes and the name of the file.
 _EMPTY_BYTES = 512
 
 
@@ -69,7 +69,7 @@ def find_raw(
     If the folder of the raw files has a manifest, only files that the manifest lists are returned. So files
     of an interrupted or replaced delivery are ignored. Otherwise, all files that match the table's path are
     returned. Wildcards are also allowed in the folders of this path. A wildcard does not match names that
-    begin with a dot or an underscore. The files of a table of Spark's catalogue are those of its copy.
+    begin with a dot or an underscore. For a table of Spark's catalogue, the files are the files of its copy.
 
     Raises:
         DataError: a file is compressed in a format that no engine can read.
@@ -90,7 +90,7 @@ def find_raw(
     _require_readable(matches, table.format)
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in matches])
     extension = READER.find_in_package(table.format)
-    if extension is not None:  # another version of the reader may give other rows
+    if extension is not None:  # another version of the reader may return other rows
         digest = digest_of([digest, extension.digest()])
     size = sum(info.size for _, _, info in matches)
     recorder.record_read(pattern, digest, size_bytes=size)
@@ -104,7 +104,7 @@ def _of_manifest(folder: Partition, dt: str) -> RawFiles:
 
 
 def _find_delta(path: str, dt: str, recorder: LineageRecorder) -> RawFiles | None:
-    """Does what `find_raw` does, for a Delta table. Its files are in the order in which they were written."""
+    """Does the same as `find_raw` for a Delta table. The files are in the order of their creation."""
     files = files_at(path)
     if not files:
         return None
@@ -128,7 +128,7 @@ def find_files(pattern: str, form: Format) -> tuple[str, ...]:
 
 
 def has_no_text(table: RawTable, raw: RawFiles) -> bool:
-    """Returns whether all files are empty. A compressed file of text is empty if its text is."""
+    """Returns whether all files are empty. A compressed file is empty if its decompressed text is empty."""
     if raw.bytes == 0:
         return True
     if not format_settings(table.format).is_text or raw.bytes > _EMPTY_BYTES * len(raw.paths):
@@ -146,8 +146,8 @@ def require_raw(
     """Returns the raw files of one day. There must be at least one file that is not empty.
 
     Raises:
-        DataError: there are no files, or all are empty. The message names `key`, the configuration key of the
-            path.
+        DataError: there are no files, or all are empty. The message contains `key`, the configuration key of
+            the path.
     """
     raw = find_raw(config, table, dt, recorder)
     pattern = raw_path(config, table, dt)
@@ -215,7 +215,7 @@ def _absolute(path: str) -> str:
     return file_io.filesystem(path)[1] if file_io.is_local(path) else path
 
 
-# Finds the log of what was shown to users on one day (`serving.impressions`).
+# Finds the log of the items that were shown to users on one day (`serving.impressions`).
 #
 # build_features adds positions of this log to the rows of the click log if `row_column` is set. Then the log
 # is an input of everything that is computed from these rows. etl/readers/impressions.py reads the log.
@@ -224,7 +224,7 @@ def _absolute(path: str) -> str:
 def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
     """Returns the files with the impressions of the day of a click log.
 
-    Returns None if there are none, or if their positions are not a column of the click log's rows.
+    Returns None if there are none, or if positions are not a column of the click log's rows.
 
     Args:
         config: the configuration.
@@ -237,7 +237,7 @@ def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
 def impression_inputs(config: Config, raw: RawFiles) -> dict[str, str]:
     """Returns the input `impressions` of everything that is computed from the prepared rows of a day.
 
-    It is the digest of the day's impressions, or `none` without a file. The result is empty if their
+    The input is the digest of the day's impressions, or `none` without a file. The result is empty if
     positions are not a column of the rows.
     """
     if config.serving.row_column is None:
@@ -249,7 +249,7 @@ def impression_inputs(config: Config, raw: RawFiles) -> dict[str, str]:
 def rows_digest(config: Config, raw: RawFiles) -> str:
     """Returns a digest of the files from which the prepared rows of a day are computed.
 
-    It is the digest of the click log unless positions of the impressions are a column of the rows.
+    It is the digest of the click log, unless the positions of impressions are a column of the rows.
     """
     inputs = impression_inputs(config, raw)
     return digest_of([raw.digest, inputs]) if inputs else raw.digest

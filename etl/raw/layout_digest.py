@@ -1,4 +1,4 @@
-"""Decides whether changed settings or rules of parsing make stored days obsolete, by a digest of them."""
+"""Computes a digest of parsing rules and settings. If it changes, stored days are obsolete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etl.raw.files import RawFiles, find_raw
 from storage.manifest import Manifest, current_manifest, digest_of, is_published, read_manifest
 from storage.paths import LakePaths, Partition
 
-# Increase it if a change of the code accepts or rejects other lines. Then all stored days are written again.
+# Increase this number if new code accepts or rejects other lines. Then all stored days are written again.
 _RULES = 3
 
 # The rules of the earlier releases that stored clicks (last_clicks).
@@ -23,7 +23,8 @@ _EARLIER_RULES = 2
 def layout_digest(config: Config) -> str:
     """Returns a digest of the parsing rules and of the settings of all raw tables, except the paths.
 
-    `items.missing` is no part of it either, because it does not change how rows are parsed.
+    The digest does not include `items.missing` either, because this setting does not change how rows are
+    parsed.
     """
     settings = [_settings(table) if table else None for table in _tables(config)]
     return _digest(_RULES, config, settings)
@@ -32,8 +33,8 @@ def layout_digest(config: Config) -> str:
 def earlier_layout_digest(config: Config) -> str:
     """Returns the digest that an earlier release wrote for the same settings, with its rules of parsing.
 
-    It is for rows that cannot be parsed again, because their raw log was deleted. If a setting is used that
-    the earlier release did not have, the digest is none that it wrote.
+    Use this digest for rows that cannot be parsed again because their raw log was deleted. If a setting is
+    used that the earlier release did not have, the result differs from every digest of that release.
     """
     settings = [_earlier_settings(table) if table else None for table in _tables(config)]
     return _digest(_EARLIER_RULES, config, settings)
@@ -50,10 +51,10 @@ def _digest(rules: int, config: Config, settings: Sequence[dict[str, Any] | None
 
 
 def _settings(table: RawTable) -> dict[str, Any]:
-    """Returns the settings of a table. A default separator and the same separator written out are equal.
+    """Returns the settings of a table. They are the same whether a default separator is written or left out.
 
-    Keys that did not exist in earlier releases are included only if they are set, so that the days which such
-    a release has stored remain valid.
+    Keys that did not exist in earlier releases are included only if they are set. So days that an earlier
+    release has stored remain valid.
     """
     settings = table.model_dump(exclude={"path", "missing", "columns"})
     if table.time_zone == UTC:
@@ -66,7 +67,7 @@ def _settings(table: RawTable) -> dict[str, Any]:
 
 
 def _earlier_settings(table: RawTable) -> dict[str, Any]:
-    """Returns the settings of a table without the keys that the earlier release did not have, if not set."""
+    """Returns the settings of a table without unset keys that the earlier release did not have."""
     settings = _settings(table)
     if table.null_values == [""]:
         del settings["null_values"]
@@ -87,28 +88,28 @@ def _column_settings(column: Column) -> dict[str, Any]:
     return settings
 
 
-# Which partitions of the table `last_clicks` a history uses, and whether they are up to date.
+# Decides which partitions of the table `last_clicks` a history uses, and whether they are up to date.
 #
 # The rules are the same for Spark frames (etl/spark/histories.py) and for Arrow tables
-# (etl/prepare/click_tables.py). So a lake may get partitions from both.
+# (etl/prepare/click_tables.py). So both may write partitions of the same lake.
 
 log = logging.getLogger("nightrank.etl")
 
-# Parts of the digest of prepared rows. Change them when the code would compute other histories for the same
-# log: METHOD for logs without groups, GROUP_METHOD for logs with groups.
+# Parts of the digest of prepared rows: METHOD for logs without groups, GROUP_METHOD for logs with groups.
+# Change a text if the code computes other histories for the same log than before.
 METHOD = "clicks before the row"
 GROUP_METHOD = "clicks before the group"
 
-# Publishes the partition of a day that is missing or obsolete, with these inputs.
+# A function that publishes a missing or obsolete partition of a day, with these inputs.
 Publish = Callable[[RawFiles, Partition, dict[str, str]], Manifest]
 
 
 def click_days(
     config: Config, history: History, lake: LakePaths, day: str, publish: Publish
 ) -> list[Manifest]:
-    """Returns the manifests of the `history.days` days before `day` that count, in date order.
+    """Returns the manifests of the usable days among the `history.days` days before `day`, in date order.
 
-    A day counts if it has a raw log, or if its partition was published before its raw log was deleted.
+    A day is usable if it has a raw log, or if its partition was published before its raw log was deleted.
     """
     last, count = date.fromisoformat(day), history.days or 0
     dates = [(last - timedelta(days=back)).isoformat() for back in range(count, 0, -1)]
@@ -122,8 +123,8 @@ def _published(
     """Returns the manifest of a day's partition. Publishes the partition if it is missing or obsolete.
 
     Returns None if the day has neither a raw log nor a partition. A partition without a raw log cannot be
-    computed again, so it is used only if it was computed with the present settings. The rules of parsing may
-    be those of an earlier release.
+    computed again, so it is used only if it was computed with the current settings. It may have been computed
+    with the parsing rules of an earlier release.
     """
     partition = lake.last_clicks.partition(dt)
     raw = find_raw(config, config.log, dt, lake.recorder)

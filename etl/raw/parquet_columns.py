@@ -1,7 +1,7 @@
 """Reads the footers of Parquet files of raw tables, and checks the types of the listed columns.
 
-A footer says which Parquet type each listed column has in its file, and whether the file is whole. So the
-files of a day may have different types, and columns that are not listed may have any type.
+A footer contains the Parquet type of each listed column in its file, and shows whether the file is complete.
+So the files of a day may have different types, and columns that are not listed may have any type.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _TEXTS = ("STRING", "ENUM", "JSON")
 
 @dataclass(frozen=True)
 class Stored:
-    """How a listed column is stored in a file.
+    """The form in which a file stores a listed column.
 
     Attributes:
-        kind: the name of its type; None if each value is null without reading.
+        kind: the name of its type; None if all values are null and need not be read.
         unit: the unit of a timestamp: ms, us or ns; `int96` for a timestamp of 96 bits; empty for others.
         is_local: whether the timestamp has no time zone.
     """
@@ -91,7 +91,7 @@ def read_footer(path: str) -> pq.FileMetaData | None:
 def stored_columns(
     path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
 ) -> tuple[Stored, ...]:
-    """Returns how a file stores each column of a table. The columns have the types int, float or string."""
+    """Returns the stored form of each column of a table. Declared types must be int, float or string."""
     require_columns(path, footer, table)
     leaves = _leaves(footer)
     is_time = event_time.column if event_time else None
@@ -126,7 +126,7 @@ def require_columns(path: str, footer: pq.FileMetaData, table: RawTable) -> None
 
 
 def missing_columns(path: str, missing: Sequence[str], present: Sequence[str]) -> DataError:
-    """Returns the error of a file that lacks the columns `missing`."""
+    """Returns the error for a file that lacks the columns `missing`."""
     return DataError(
         f"{path} has no columns {list(missing)}; its columns are {list(present)}",
         "correct the column names in the configuration (`source`, or `name` if `source` is not set); or "
@@ -172,7 +172,7 @@ def _parts_of(name: str, leaves: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
-    """Raises DataError if a file has two columns whose names differ at most in case: Spark reads neither."""
+    """Raises DataError if a file has two columns whose names differ at most in case. Spark reads neither."""
     plain = [leaf.name for leaf in leaves if leaf.path == leaf.name]
     nested = {_top_name(leaf) for leaf in leaves if leaf.path != leaf.name}
     same = [other for other in (*plain, *nested) if other.lower() == name.lower()]
@@ -184,7 +184,7 @@ def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
 
 
 def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
-    """Returns how a plain column is stored. Raises an error if its declared type cannot hold its values."""
+    """Returns the stored form of a plain column. Raises an error if its declared type does not fit."""
     logical, physical = leaf.logical_type, leaf.physical_type
     kind = logical.type
     shown = physical if kind == "NONE" else f"{physical} ({logical})"
@@ -196,7 +196,7 @@ def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
 
 
 def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> Stored:
-    """Returns how a text or a number is stored. Messages of errors name its Parquet type `shown`."""
+    """Returns the stored form of a text or number. Error messages contain its Parquet type `shown`."""
     physical, kind = leaf.physical_type, leaf.logical_type.type
     if kind in _TEXTS:
         return Stored("string")
@@ -214,7 +214,7 @@ def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> Store
 
 
 def _stored_time(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
-    """Returns how a timestamp is stored. Raises ConfigError unless it is the event time, of the type int."""
+    """Returns the stored form of a timestamp. Raises ConfigError unless it is an event time of type int."""
     if not (is_time and column.type == "int"):
         remedy = "declare the column with `type: timestamp`, or remove it from `columns`"
         shown = leaf.physical_type if leaf.physical_type == "INT96" else leaf.logical_type
@@ -249,12 +249,12 @@ def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, ind
 
 
 def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
-    """Returns the error of a value of a column of texts that has no certain text.
+    """Returns the error for a value in a column of texts that has no certain text.
 
     Args:
         path, column: the file and the column.
         row: number of the row in the file, from 1.
-        value: the value; bytes if they are not UTF-8.
+        value: the value, as bytes if it is not UTF-8.
         count: number of such values.
     """
     shown = repr(bytes(value)) if isinstance(value, bytes | bytearray) else str(value)
@@ -269,19 +269,19 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
     )
 
 
-# Reads the footers of Parquet files, also of writers whose Arrow types this version of Arrow does not have.
+# Reads the footers of Parquet files, even if the writer used types that this version of Arrow does not have.
 #
-# Writers of Arrow store the Arrow schema in the footer, beside the schema of Parquet. Newer ones, such as
-# delta-rs, store types in it that pyarrow 14 refuses, such as string views. The types of Parquet say enough
-# to read such a file.
+# Arrow's writers store the Arrow schema in the footer, beside the Parquet schema. Newer writers, such as
+# delta-rs, store types in it that pyarrow 14 refuses, such as string views. The Parquet types suffice to read
+# such a file.
 
 _FOOTER_MAGIC = b"PAR1"
 _END_BYTES = 8  # length of the footer, magic
-_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # of one length
+_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # of equal length
 
 
 def parquet_metadata(source: pa.NativeFile) -> pq.FileMetaData:
-    """Returns the footer of an open Parquet file. Without the Arrow schema, if Arrow cannot read it.
+    """Returns the footer of an open Parquet file, without its Arrow schema if Arrow cannot read that.
 
     Raises:
         pa.ArrowException, OSError: the footer is damaged.

@@ -1,6 +1,7 @@
-"""Describes rejected rows in error messages: file, line, column, value and rule, and what can be done.
+"""Describes rejected rows in error messages: file, line, column, value, rule and remedy.
 
-A remedy depends on the reason: it differs between a wrong separator and a label that is a text.
+The remedy depends on the reason. For example, a wrong separator and a label that is a text have different
+remedies.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from etl.raw import row_rules, text_values
 from etl.raw.csv_header import common_header
 
 _SHOWN = 100  # maximum number of characters of a value or line in a message
-_MOST_VALUES = 5  # of the values of one reason in a message
+_MOST_VALUES = 5  # maximum number of values of one reason in a message
 _IS_NOT = {
     "integer": "is not an integer of 64 bits",
     "number": "is not a number within the range of float32",
@@ -62,7 +63,7 @@ _ABOUT_COLUMNS = {
 }
 
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9.]*[0-9],[0-9]+")
-# Notations of dates and of the times after them that a message proposes.
+# The notations of dates, and of times after dates, that a message may propose.
 _DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y%m%d")
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 
@@ -102,7 +103,7 @@ def description(table: RawTable, rejected: RejectedLine) -> str:
 
 
 def values_of(table: RawTable, rejected: Sequence[RejectedLine]) -> list[str]:
-    """Returns some different values for which these rows, all of one reason, were rejected."""
+    """Returns some distinct values for which these rows were rejected. All rows have the same reason."""
     column = _split(rejected[0].reason)[1] if rejected else ""
     if not column:
         return []
@@ -113,7 +114,7 @@ def values_of(table: RawTable, rejected: Sequence[RejectedLine]) -> list[str]:
 
 
 def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
-    """Returns what can be done about rows with the reason of this one.
+    """Returns the remedy for rows with the same reason as `rejected`.
 
     Args:
         table: the table.
@@ -156,7 +157,7 @@ def _json_value(line: str, path: str) -> Any:
     """Returns the value of a path such as `a.b` in the text of a JSON object; None if there is none."""
     try:
         value = json.loads(line)
-    except ValueError:  # DuckDB accepts a little more than Python
+    except ValueError:  # DuckDB accepts some texts that Python refuses
         return None
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -224,7 +225,7 @@ def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: 
 
 
 def _time_remedy(section: str, column: Column, value: str | None) -> str:
-    """Returns the remedy for a text that is no time in the declared form."""
+    """Returns the remedy for a text that is not a time in the declared format."""
     if column.type not in TIME_TYPES:
         return DECLARE_TIME
     other = "YYYY-MM-DD" if column.type == "date" else "2026-01-31T13:45:00Z"
@@ -248,7 +249,7 @@ def _time_remedy(section: str, column: Column, value: str | None) -> str:
 
 
 def _format_of(value: str) -> str | None:
-    """Returns the first notation that a text has; None if it has none of those that are tried."""
+    """Returns the first of the known notations that a text has; None if it has none of them."""
     for pattern in (date + time for time in _TIMES for date in _DATES):
         with suppress(ValueError):
             datetime.strptime(value, pattern)
@@ -276,7 +277,7 @@ def _is_number(text: str) -> bool:
 
 
 def _broken_rule(table: RawTable, rejected: RejectedLine, kind: str, column: str) -> str:
-    """Returns a text with the value of a column, and why the row is rejected."""
+    """Returns a text with the value of a column, and the reason why the row is rejected."""
     value = field_of(table, rejected, column)
     if kind in ("missing_key", "missing_time") or value is None:
         return f"{column} has no value"

@@ -1,8 +1,8 @@
-"""The rules of a row: which columns are computed from raw columns, and for what reasons a row is rejected.
+"""The rules of a row: the columns that are computed from raw columns, and the reasons to reject a row.
 
 A rule computes the label, the weight, the id of a user, item or group, or the time, from an array of raw
-values (etl/text/parse_block.py). `row_rules` returns the rules in the order in which rows are checked: the
-first reason counts.
+values (etl/text/parse_block.py). `row_rules` returns the rules in the order in which rows are checked. If a
+row violates several rules, the first reason is used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
 # Checks ids of users, items and groups against one rule, with Spark expressions and in Arrow arrays.
 #
-# A single id that violates the rule could stop the delivery of all recommendation lists: PostgreSQL cannot
-# store NUL characters, or index entries of more than 2,704 bytes.
+# A single id that violates the rule could stop the delivery of all recommendation lists, because PostgreSQL
+# can store neither NUL characters nor index entries of more than 2,704 bytes.
 
 MAX_KEY_BYTES = 256  # of UTF-8
 RULE = (
@@ -59,8 +59,8 @@ class RowCheck:
 
     Attributes:
         reason: the reason in the quarantine.
-        rejects: takes an array of n raw values, some of them null; returns n booleans: whether the row is
-            rejected. Null means no.
+        rejects: takes an array of n raw values, some of them null. Returns n booleans: whether the row is
+            rejected. A row with null is not rejected.
     """
 
     reason: str
@@ -75,7 +75,7 @@ class RowRule:
         output: the name of the computed column.
         column: the raw column.
         checks: the conditions that reject a row, in order.
-        compute: returns the computed values of an array of n raw values.
+        compute: takes an array of n raw values, and returns the n computed values.
     """
 
     output: str
@@ -96,8 +96,8 @@ def row_rules(
     Args:
         types: maps each raw column to the type that operators see: int, float or string.
         label, keys, event_time: sections of the configuration.
-        log: the table of the rows. Its declared types say whether times are integers, timestamps or dates.
-            None: they are integers.
+        log: the table of the rows. Its declared types decide whether times are integers, timestamps or dates.
+            None: times are integers.
     """
     rules = _label_rules(label, is_text=types[label.column] == "string")
     rules += [
@@ -115,7 +115,7 @@ def bad_key(column: str) -> RowCheck:
 
 
 def _label_rules(label: Label, is_text: bool) -> list[RowRule]:
-    """Returns the rule of the label and, with `label.weights`, that of the weight."""
+    """Returns the rule of the label and, with `label.weights`, the rule of the weight."""
     if label.positive is None:
         return [_label(label, is_text)]
     by_event = [_label_of_event(label, is_text)]
@@ -123,7 +123,7 @@ def _label_rules(label: Label, is_text: bool) -> list[RowRule]:
 
 
 def _label_of_event(label: Label, is_text: bool) -> RowRule:
-    """Returns the rule of a label that is computed from the event of a row: whether it is in `positive`."""
+    """Returns the rule of a label that is 1 if the event of the row is in `positive`."""
     clicks = _events(label.positive or (), is_text)
     named = _events(label.event_weights, is_text)
     checks = [RowCheck(f"label:{label.column}", lambda values: values.is_null())]
@@ -145,7 +145,7 @@ def _label_of_event(label: Label, is_text: bool) -> RowRule:
 
 
 def _weight_of_event(label: Label, is_text: bool) -> RowRule:
-    """Returns the rule of the weight of a row: that of its event. It rejects no row."""
+    """Returns the rule of the weight of a row, which is the weight of its event. It rejects no row."""
     named = _events(label.event_weights, is_text)
     weights = [*label.event_weights.values()]
 
@@ -161,7 +161,7 @@ def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
 
 
 def _label(label: Label, is_text: bool) -> RowRule:
-    """Returns the rule of the label: 0 or 1, or whether a number reaches `positive_at_least`."""
+    """Returns the rule of the label: a column of 0 and 1, or whether a number reaches `positive_at_least`."""
     threshold = label.positive_at_least
 
     def array(values: pa.Array) -> pa.Array:
@@ -174,7 +174,7 @@ def _label(label: Label, is_text: bool) -> RowRule:
             (
                 RowCheck(
                     f"label:{label.column}",
-                    # Not is_in, for which -0.0 is not 0.0.
+                    # Do not use is_in, which treats -0.0 and 0.0 as different.
                     lambda values: pc.invert(pc.fill_null(_is_zero_or_one(array(values)), False)),
                 ),
             ),
@@ -198,19 +198,19 @@ def _is_zero_or_one(values: pa.Array) -> pa.Array:
 
 
 def _key(output: str, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of an id (an integer or a text): its text, which must obey etl/raw/row_rules.py."""
+    """Returns the rule of an id (an integer or a text): its text, which must obey `RULE`."""
     missing = RowCheck(f"missing_key:{column}", lambda values: values.is_null())
     checks = (missing, bad_key(column)) if is_text else (missing,)
     return RowRule(output, column, checks, text_array)
 
 
 def time_rule(event_time: EventTime, kind: ColumnType = "int", time_zone: str = UTC) -> RowRule:
-    """Returns the rule of the event time: µs since 1970-01-01 UTC in 64 bits.
+    """Returns the rule of the event time, which is converted to µs since 1970-01-01 UTC in 64 bits.
 
     Args:
         event_time: column of the time, and unit of integers. Nanoseconds are rounded down.
-        kind: the declared type of the column: int, timestamp (already µs), or date (days since 1970-01-01,
-            each of which stands for its first instant).
+        kind: the declared type of the column: int, timestamp (already µs), or date (days since 1970-01-01;
+            the time is the first instant of the day).
         time_zone: the IANA name of the zone in which dates begin.
     """
     if kind == "date":
@@ -275,7 +275,7 @@ def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:
     return pc.subtract(quotients, pc.less(values, pc.multiply(quotients, divisor)).cast(pa.int64()))
 
 
-# Counts the rows of a day's log whose event_time is outside of this day, in `log.time_zone` (default: UTC).
+# Counts the rows of a day's log whose event_time is outside this day, in `log.time_zone` (default: UTC).
 #
 # A log may have some such rows: late events, or days of another time zone. If nearly all rows have such
 # times, the unit of the time is wrong, or the file of another day was delivered.
@@ -286,7 +286,7 @@ MISDATED = "misdated"
 
 @dataclass(frozen=True)
 class Misdated:
-    """The rows of a day whose event_time is outside of the day.
+    """The rows of a day whose event_time is outside the day.
 
     Attributes:
         rows: number of these rows.
@@ -299,7 +299,7 @@ class Misdated:
     latest: int | None = None
 
     def __add__(self, other: Misdated) -> Misdated:
-        """Returns the counts of the rows of both."""
+        """Returns the counts of the rows of both operands."""
         earliest = [time for time in (self.earliest, other.earliest) if time is not None]
         latest = [time for time in (self.latest, other.latest) if time is not None]
         return Misdated(self.rows + other.rows, min(earliest, default=None), max(latest, default=None))
@@ -332,7 +332,7 @@ def bounds_of_day(config: Config, dt: str) -> tuple[int, int] | None:
 
 
 def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdated:
-    """Counts the times outside of a day.
+    """Counts the times outside a day.
 
     Args:
         times: (n,) µs since 1970-01-01 UTC.
@@ -343,12 +343,12 @@ def count_misdated(times: NDArray[np.int64], bounds: tuple[int, int]) -> Misdate
 
 
 def describe(event_time: EventTime, time: int, log: RawTable) -> str:
-    """Returns a text with a raw value, and the day as which it was read.
+    """Returns a text with a raw value, and the day that results from it.
 
     Args:
         event_time: column and unit of the time.
         time: µs since 1970-01-01 UTC.
-        log: the table with the column. A time that is no integer is shown in UTC.
+        log: the table with the column. A time that is not an integer is shown in UTC.
     """
     if log.type_of(event_time.column) != "int":
         return f"{event_time.column}={np.datetime_as_string(np.datetime64(time, 'us'))}Z"

@@ -1,7 +1,7 @@
-"""Converts columns of files with types of their own, such as Parquet, to the declared types of raw columns.
+"""Converts columns of typed files, such as Parquet, to the declared types of raw columns.
 
-This module has the rules of bool, date, timestamp, decimal and lists. etl/raw/parquet_columns.py refuses
-texts in such columns of Parquet files. Texts of other files are read as in text files.
+This module has the rules for bool, date, timestamp, decimal and lists. If a Parquet file has texts in such a
+column, etl/raw/parquet_columns.py refuses them. Texts in other files are read as in text files.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def can_hold(column: Column, kind: pa.DataType) -> bool:
 def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tuple[pa.Array, pa.Array | None]:
     """Converts n stored values to the type that operators see. Returns the values and reasons or None.
 
-    Like `etl.raw.text_values.typed_column`: a value that does not fit is null, and its reason says why.
-    Timestamps are rounded down to µs. One without a time zone is in `time_zone`. A timestamp beyond 64 bits
-    in µs, NaN, and null or empty elements of lists are left out.
+    As in `etl.raw.text_values.typed_column`, a value that does not fit is null, and has a reason. Timestamps
+    are rounded down to µs. Timestamps without a time zone are in `time_zone`. A timestamp beyond 64 bits in
+    µs and NaN become null. Null or empty elements of lists are left out.
 
     Args:
         values: n values of an Arrow type for which `can_hold` is true.
@@ -104,7 +104,7 @@ _FITS: Mapping[ColumnType, Callable[[pa.DataType], bool]] = {
 
 
 def _doubles(values: pa.Array) -> pa.Array:
-    """Returns numbers or booleans as doubles, decimals as the nearest; null for NaN."""
+    """Returns numbers or booleans as doubles, and decimals as the nearest double; null for NaN."""
     if pa.types.is_decimal(values.type):
         return values.cast(pa.string()).cast(pa.float64())  # Arrow's own cast of decimals is not exact
     if pa.types.is_boolean(values.type):
@@ -138,7 +138,7 @@ def _reasons(values: pa.Array, good: pa.Array, reason: str) -> pa.Array | None:
 def utc_micros(values: pa.Array, time_zone: str) -> pa.Array:
     """Returns n timestamps as int64 µs since 1970-01-01 UTC, rounded down.
 
-    Those without a time zone are in `time_zone`.
+    Timestamps without a time zone are in `time_zone`.
     """
     unit, is_local = values.type.unit, values.type.tz is None
     numbers = values.cast(pa.int64())

@@ -1,7 +1,7 @@
-"""Where the lake has the copied rows of a table of Spark's catalogue, which tasks read as Parquet files.
+"""Finds the copies of tables of Spark's catalogue in the lake, which tasks read as Parquet files.
 
-Spark writes the copies (etl/spark/copy_tables.py). A copy has the columns that the configuration lists, under
-their names in the table.
+Spark writes the copies (etl/spark/copy_tables.py). A copy has the columns that the configuration lists, with
+the same names as in the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from storage.paths import LakePaths, Partition, Table
 
 COPIES = "copies"
 ALL_DAYS = "all"  # the "date" of a table that is not read by day
-# The fact in the manifest of a copy with the column that has the ids of users; missing if there is none.
+# The fact in a copy's manifest with the name of the column of user ids; missing if there is no such column.
 USER_COLUMN = "user"
 # The fact with the digest of the rows. erase_user removes it, because it removes rows.
 CONTENT = "content"
@@ -30,7 +30,7 @@ def is_by_day(table: RawTable) -> bool:
 
 
 def source_columns(table: RawTable) -> list[str]:
-    """Returns the names that the columns of a raw table have in the files, each once."""
+    """Returns the names of a raw table's columns in its files, each name once."""
     names = {column.name: column.source_name for column in table.columns}
     if isinstance(table, TableOfRoles):
         names = {name: names.get(name, name) for name in table.roles}
@@ -38,7 +38,7 @@ def source_columns(table: RawTable) -> list[str]:
 
 
 def time_column(table: RawTable) -> str | None:
-    """Returns the name in the table of the column with the event time; None if there is none."""
+    """Returns the name of the event time's column in the table; None if there is none."""
     if not isinstance(table, Log) or table.event_time is None:
         return None
     name = table.event_time.column
@@ -46,12 +46,12 @@ def time_column(table: RawTable) -> str | None:
 
 
 def copies_of(config: Config, table: RawTable, recorder: LineageRecorder = NOT_RECORDED) -> Table:
-    """Returns the table of the lake with the copies. Other columns or another path make another table."""
+    """Returns the table of the lake with the copies. It depends on the columns and the path of `table`."""
     rules = [table.path, table.time_zone, sorted(source_columns(table)), time_column(table)]
     name = _UNFIT.sub("_", table.path.split("/")[0])[:_NAME_CHARACTERS].lstrip("._-")
     return LakePaths(config.lake, recorder).copies(config.name, f"{name or 'table'}-{digest_of(rules)}")
 
 
 def copy_of(config: Config, table: RawTable, dt: str, recorder: LineageRecorder = NOT_RECORDED) -> Partition:
-    """Returns the partition with the copied rows of a day, or of all rows of a table that has no days."""
+    """Returns the partition with the copied rows of a day, or with all rows if the table has no days."""
     return copies_of(config, table, recorder).partition(dt if is_by_day(table) else ALL_DAYS)

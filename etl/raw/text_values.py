@@ -23,21 +23,20 @@ if TYPE_CHECKING:
 # Converts texts to numbers by one rule, in Arrow arrays and with Spark expressions.
 #
 # An integer has at most 64 bits. Its fraction, if it has one, consists of zeros: "17.0" is 17. A number is a
-# decimal number within the range of float32; a cast alone would also accept "1d", "1f", "NaN" and surrounding
-# blanks. All other texts become null. A decimal has no exponent and at most 38 digits, leading and final
-# zeros included; it is rounded to the nearest double, and to the one with an even last bit if two are as
-# near. A boolean is 1 or 0.
+# decimal number within the range of float32. A cast alone would also accept "1d", "1f", "NaN" and surrounding
+# blanks. A decimal has no exponent and at most 38 digits, including leading and trailing zeros. It is rounded
+# to the nearest double, with ties to even. A boolean is 1 or 0. All other texts become null.
 
 _INTEGER = r"^[+-]?[0-9]{1,19}([.]0*)?$"
 _ZEROS = r"[.]0*$"
 
 # [.] instead of \., because the accelerator does not support a repeated escaped character.
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
-_MOST_DIGITS = 38  # of a decimal: those of Spark, Arrow and Parquet
+_MOST_DIGITS = 38  # of a decimal, in Spark, Arrow and Parquet
 _DECIMAL = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)$"
 _BOOLEANS = {1: ("true", "t", "yes", "y", "1"), 0: ("false", "f", "no", "n", "0")}
 
-# Integers of up to 18 digits fit into 64 bits. Arrow converts longer ones one by one, because they are rare.
+# Integers of up to 18 digits fit into 64 bits. Longer integers are rare, and are converted one by one.
 _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
 
 
@@ -138,7 +137,7 @@ def _lists(lengths: np.ndarray, like: pa.Array, elements: pa.Array) -> pa.Array:
 
 # Splits lines into fields, and converts fields to typed values.
 #
-# A malformed field only rejects its row and does not stop the job.
+# A malformed field causes the rejection of its row, but does not stop the job.
 
 # The types of the arrays that `typed_column` returns.
 ARROW_TYPES: Mapping[OperatorType, pa.DataType] = {
@@ -164,8 +163,8 @@ _CONVERT: Mapping[ColumnType, tuple[str, Callable[[pa.Array, Column, str], pa.Ar
 def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tuple[list[pa.Array], pa.Array]:
     """Splits n lines. Returns `width` arrays with n fields each, and an array with n reasons.
 
-    The reason of a line with exactly `width` fields is null. Any other line is rejected: its fields are null,
-    and its reason says why.
+    The reason of a line with exactly `width` fields is null. Any other line is rejected: it has null fields
+    and a reason.
     """
     lists = pc.split_pattern(text, separator)
     if quoted and pc.any(pc.match_substring(text, '"')).as_py():
@@ -187,7 +186,7 @@ def split_fields(text: pa.Array, separator: str, width: int, quoted: bool) -> tu
 def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
     """Returns the list of fields of each line, as an array of lists.
 
-    The list is null for a line that violates the rule for double quotes (etl/raw/text_values.py).
+    The list is null for a line that violates the rule for double quotes (see below).
     """
     return pa.array([split_line(line, separator) for line in text.to_pylist()], pa.list_(pa.string()))
 
@@ -197,22 +196,21 @@ def typed_column(
 ) -> tuple[pa.Array, pa.Array | None]:
     """Converts n fields to typed values. Returns an array of n values, and an array of n reasons or None.
 
-    A field that is one of `null_values` becomes null. A malformed field also becomes null, and its reason
-    says what is wrong. The reasons of all other fields are null. If no field is malformed, the result is None
-    instead of the reasons.
+    A field that is one of `null_values` becomes null. A malformed field also becomes null, and has a reason.
+    The reasons of all other fields are null. If no field is malformed, the second result is None.
 
     Args:
         raw: (n,) texts.
         column: name, type, time format and separator of elements.
-        null_values: texts that stand for null.
+        null_values: texts that mean null.
         time_zone: the IANA name of the zone of times without an offset.
 
     Returns:
-        The values have the Arrow type that `ARROW_TYPES` has for the operator type of the column. A bool is 1
-        or 0, a date is a number of days since 1970-01-01, and a timestamp is a number of µs since then.
+        The values have the Arrow type in `ARROW_TYPES` for the operator type of the column. A bool is 1 or 0,
+        a date is a number of days since 1970-01-01, and a timestamp is a number of µs since 1970-01-01 UTC.
     """
     null = pa.scalar(None, pa.string())
-    if raw.offset:  # pyarrow 14's if_else returns other texts for a slice of an array
+    if raw.offset:  # pyarrow 14's if_else returns wrong texts for a slice of an array
         raw = raw.take(pa.array(np.arange(len(raw))))
     text = pc.if_else(pc.is_in(raw, value_set=pa.array(null_values, pa.string())), null, raw)
     if column.type == "string":
@@ -263,8 +261,8 @@ def split_line(line: str, separator: str) -> list[str] | None:
 #
 # Both engines, `sql` and `arrow`, convert a value to the same bytes.
 
-# Floats below these bounds hold each integer. From there on, an integer may have been rounded. The keys are
-# the names of the types in Spark and, with halffloat, in Arrow.
+# Below its bound, a float represents every integer exactly. From the bound on, an integer may have been
+# rounded. The keys are the names of the types in Arrow. Spark has the same names, except halffloat.
 EXACT_BELOW = {"halffloat": 2.0**11, "float": 2.0**24, "double": 2.0**53}
 WHOLE_RULE = (
     "only a whole number becomes a text, and a float only below 2⁵³ (2²⁴ for 32 bits), because larger floats "
@@ -302,9 +300,10 @@ def nan_to_null(values: pa.Array) -> pa.Array:
 
 
 def not_exact(values: pa.Array) -> pa.Array:
-    """Returns which floats or decimals are not certainly the integer that was meant: n booleans.
+    """Returns n booleans that are true for floats or decimals that are not certainly an exact integer.
 
-    These are fractions, infinity, and floats that may have been rounded. Nulls and NaN are not.
+    They are true for fractions, infinity, and floats that may have been rounded. They are false for null and
+    NaN.
     """
     kind = values.type
     if pa.types.is_decimal(kind):
@@ -316,7 +315,7 @@ def not_exact(values: pa.Array) -> pa.Array:
 
 
 def whole_number_texts(values: pa.Array) -> pa.Array:
-    """Returns the texts of whole numbers: integers, and floats or decimals of which `not_exact` is false.
+    """Returns the texts of whole numbers: integers, and floats or decimals for which `not_exact` is false.
 
     NaN becomes null.
     """
@@ -344,7 +343,7 @@ def joined_column(values: Sequence[SparkColumn]) -> SparkColumn:
 
 
 def joined_array(values: Sequence[pa.Array]) -> pa.Array:
-    """Joins arrays of n values to one array of n texts, which equal those of `joined_column`."""
+    """Joins arrays of n values to one array of n texts, the same texts as `joined_column` returns."""
     if len(values) == 1:
         return text_array(values[0])
     parts = [pc.fill_null(text_array(array), MISSING) for array in values]

@@ -1,12 +1,12 @@
 """Converts texts to times and dates, and local times to instants. All functions work on whole arrays.
 
-Times are µs since 1970-01-01 00:00 UTC, dates are days since 1970-01-01, both in the proleptic Gregorian
-calendar and from year 1 to year 9999. There are no leap seconds: the second 60 is no time, and neither is the
-hour 24.
+Times are µs since 1970-01-01 00:00 UTC, and dates are days since 1970-01-01. Both are in the proleptic
+Gregorian calendar, from year 1 to year 9999. There are no leap seconds: the second 60 is not valid, and
+neither is the hour 24.
 
-A text without an offset is a local time. Two rules make it an instant: a local time that occurs twice because
-clocks are set back is the first of the two instants, and a local time that clocks skip is moved forward by
-the length of the gap. Both are the rules of Python's zoneinfo with fold=0 (PEP 495).
+A text without an offset is a local time, which two rules convert to an instant. If clocks are set back and a
+local time occurs twice, it is the first of the two instants. If clocks skip a local time, it is moved forward
+by the length of the gap. Both rules are those of Python's zoneinfo with fold=0 (PEP 495).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
         time_zone: the IANA name of the zone of times without an offset.
 
     Returns:
-        n values; null for a text that is no time by this pattern.
+        n values; null for a text that does not match the pattern.
     """
     plain = _plain_iso(text, time_zone) if pattern == ISO else None
     if plain is not None:
@@ -75,10 +75,10 @@ def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
 
 
 def _plain_iso(text: pa.Array, time_zone: str) -> pa.Array | None:
-    """Converts texts with Arrow, whose parser is faster, if all of them are times that it reads as we do.
+    """Converts texts with Arrow's faster parser; None if Arrow may read one of them by other rules.
 
-    Arrow reads times of the same form, but also hours without minutes, and the year 0. It reads no fractions
-    of more than six digits. It has other rules for offsets, so it gets only texts without one, or with Z.
+    Arrow also accepts hours without minutes, and the year 0. It refuses fractions of more than six digits.
+    Its rules for offsets differ, so it gets only texts without an offset, or with Z.
     """
     lengths = pc.binary_length(text)
     fits = pc.or_(pc.equal(lengths, _DATE_BYTES), pc.greater_equal(lengths, _MINUTE_BYTES))
@@ -102,7 +102,7 @@ def _plain_iso(text: pa.Array, time_zone: str) -> pa.Array | None:
 
 
 def dates(text: pa.Array, pattern: str) -> pa.Array:
-    """Converts n texts to int64 days since 1970-01-01; null for a text that is no date by this pattern."""
+    """Converts n texts to int64 days since 1970-01-01; null for a text that does not match the pattern."""
     read = _read_iso_date if pattern == ISO else _reader(pattern)
 
     def convert(cursor: _Cursor) -> Ints:
@@ -147,8 +147,8 @@ def starts_of_days(days: Ints, time_zone: str) -> Ints:
 def _offsets_of_day(time_zone: str, day: int) -> tuple[tuple[int, int], ...]:
     """Returns (local µs, offset in µs) for each part of a local day in which the zone's offset is constant.
 
-    The local µs are those at which the part begins. The parts are found to the minute by comparison, and then
-    to the second: offsets change at whole seconds. A zone is compared at each hour of the day.
+    The local µs are the beginning of the part. Offsets at full hours of the day are compared. If two differ,
+    a binary search finds the second of the change, because offsets change at whole seconds.
     """
     zone = zone_of(time_zone)
     midnight = _EPOCH + timedelta(days=day)
@@ -183,13 +183,13 @@ def days_before(year: Ints, month: Ints, day: Ints) -> Ints:
 
 
 class _Cursor:
-    """The characters of n texts, how far each text is read, and the parts of the times that were read.
+    """The characters of n texts, the reading position in each text, and the parts that were read so far.
 
     Attributes:
         chars: (n, width) uint8, filled with zeros after the end of a text.
         ends: (n,) the number of bytes of each text.
         at: (n,) the position of the next byte of each text.
-        ok: (n,) whether the text is a time as far as it is read.
+        ok: (n,) whether the text is valid up to its position.
         year, month, day, second: (n,) the parts of the date, and the seconds since midnight.
         fraction: (n,) µs of the second.
         offset: (n,) µs by which the local time is ahead of UTC.
@@ -207,7 +207,7 @@ class _Cursor:
         self._rows = np.arange(n)
 
     def peek(self, ahead: int = 0) -> NDArray[np.uint8]:
-        """Returns the byte at the position of each text, or some bytes further; 0 after the end."""
+        """Returns the byte `ahead` bytes after the position of each text; 0 after the end."""
         return self.chars[self._rows, np.minimum(self.at + ahead, self.chars.shape[1] - 1)]
 
     def skip(self, char: str, when: Bools | None = None) -> None:
@@ -217,9 +217,9 @@ class _Cursor:
         self.at += where
 
     def digits(self, least: int, most: int, when: Bools | None = None) -> tuple[Ints, Ints]:
-        """Reads at most `most` digits. Returns the number that they mean, and how many they are.
+        """Reads at most `most` digits. Returns the number, and the number of digits.
 
-        A text (or one in `when`) with fewer than `least` digits is no time.
+        A text (or a text in `when`) with fewer than `least` digits is not valid.
         """
         value = np.zeros(len(self.at), np.int64)
         count = np.zeros(len(self.at), np.int64)
@@ -241,14 +241,14 @@ class _Cursor:
         return value
 
     def read_fraction(self, when: Bools | None = None) -> None:
-        """Reads 1 to 9 digits after the point of a second, which are rounded down to µs."""
+        """Reads 1 to 9 digits after the decimal point of a second. They are rounded down to µs."""
         value, count = self.digits(1, 9, when)
         power = 10 ** np.abs(6 - count)
         micros = np.where(count <= 6, value * power, value // power)
         self.fraction = micros if when is None else np.where(when, micros, self.fraction)
 
     def read_offset(self, when: Bools | None = None) -> None:
-        """Reads an offset from UTC: Z, or a sign with hours and perhaps minutes, with or without a colon."""
+        """Reads an offset from UTC: Z, or a sign, hours and optional minutes, with or without a colon."""
         here = np.ones(len(self.at), bool) if when is None else when
         char = self.peek()
         is_z = here & (char == ord("Z"))
@@ -295,7 +295,7 @@ class _Cursor:
 
 
 def _read_iso(cursor: _Cursor) -> None:
-    """Reads `YYYY-MM-DD`, and perhaps `T` or a blank, `HH:MM`, `:SS`, a fraction, and an offset."""
+    """Reads `YYYY-MM-DD`, optionally followed by `T` or a blank, `HH:MM`, `:SS`, a fraction and an offset."""
     _iso_date(cursor)
     timed = cursor.at < cursor.ends
     letter = cursor.peek()
@@ -332,8 +332,8 @@ def _iso_date(cursor: _Cursor) -> None:
 def _reader(pattern: str) -> Callable[[_Cursor], None]:
     """Returns the function that reads texts by a pattern of directives.
 
-    Numbers have one or two digits where Python's strptime reads so, `%Y` has four, and `%f` one to nine.
-    Other characters of the pattern, blanks too, must be equal in the text.
+    Numbers have one or two digits where Python's strptime accepts both. `%Y` has four digits, and `%f` has
+    one to nine. Other characters of the pattern, including blanks, must be the same in the text.
     """
     tokens = tokens_of(pattern)
 

@@ -1,1 +1,1 @@
-"""Readers of raw tables: one file per format. A reader gives typed blocks of rows, and the rejected rows."""
+"""Readers of raw tables, one file per format. A reader returns typed blocks of rows and rejected rows."""

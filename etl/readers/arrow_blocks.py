@@ -1,4 +1,4 @@
-"""Makes a block of typed rows from an Arrow table of stored rows, for readers of binary formats."""
+"""Converts an Arrow table of stored rows to a block of typed rows, for readers of binary formats."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from etl.readers.row_json import row_texts
 
 
 def check_schema(path: str, schema: pa.Schema, table: RawTable, event_time: EventTime | None) -> list[str]:
-    """Checks that a file has the listed columns, with types that their declared types can hold.
+    """Checks that a file has the listed columns, and that the declared types can hold their values.
 
     Args:
         path: the file, for error messages.
-        schema: its columns. A name that occurs twice is no column.
+        schema: the columns of the file. A name that occurs twice counts as missing.
         table: names and types of the columns.
         event_time: the section `log.event_time`; None for a table without times.
 
     Returns:
-        The names in the file of the columns of the table that the file has.
+        For each column of the table that is in the file, its name in the file.
 
     Raises:
         DataError: the file lacks a column, or has a column of a type that cannot be read.
@@ -66,15 +66,16 @@ def typed_block(
     """Returns the block of n stored rows, whose values are converted to the declared types.
 
     Args:
-        rows: the columns of the table that the file has, by their names in the file. All others are null.
+        rows: the columns of the table that are in the file, by their names in the file. Other columns of the
+            table are null.
         table: names and types of the columns.
         event_time: the section `log.event_time`; None for a table without times.
-        wanted: the columns to return. The values of others are only checked.
+        wanted: the columns to return. The values of other columns are only checked.
         path: the file, for error messages.
-        rows_before: returns the number of rows of the file before these. Only an error needs it.
+        rows_before: returns the number of rows of the file before `rows`, for error messages.
 
     Raises:
-        DataError: a value has no text that is certainly right.
+        DataError: a value has no certain text.
     """
     is_time = event_time.column if event_time else None
     columns: dict[str, pa.Array] = {}

@@ -84,10 +84,10 @@ class Converted:
 
 
 class NoTextError(Exception):
-    """A value of a column of texts, such as 1.5, or bytes that are not UTF-8, has no text that is certain.
+    """A value in a column of texts cannot be converted to a certain text: 1.5, or bytes that are not UTF-8.
 
-    Such a row is not quarantined: a rounded id is a valid id of somebody else, so the whole column is in
-    doubt.
+    Such a row is not quarantined: a rounded id is a valid id of somebody else, so the whole column may be
+    wrong.
 
     Attributes:
         column: the column.
@@ -101,12 +101,12 @@ class NoTextError(Exception):
         self.column, self.row, self.value, self.count = column, row, value, count
 
     def error(self, path: str, first_row: int) -> DataError:
-        """Returns the error for the user, if `first_row` is the index in the file `path` of the first row."""
+        """Returns the error for the user. `first_row` is the index of the first row in the file `path`."""
         return no_text(path, self.column, first_row + self.row + 1, self.value, self.count)
 
 
 class _InexactError(Exception):
-    """Which of some distinct values have no text: (n,) bool."""
+    """Some of n distinct values have no certain text. The argument is (n,) bool: which of them."""
 
     def __init__(self, wrong: np.ndarray) -> None:
         super().__init__()
@@ -122,11 +122,11 @@ def convert(
         values: the values. Dictionary arrays of texts are fastest.
         column: name and declared type.
         unit: for the column of the event time, the unit of its integers: s, ms, us or ns. Timestamps are
-            converted to it and rounded down. A time beyond 64 bits is null.
+            converted to this unit and rounded down. A time beyond 64 bits is null.
         time_zone: the time zone of timestamps without a zone, for the types `date` and `timestamp`.
 
     Raises:
-        NoTextError: a value of a column of texts has no text that is certainly right.
+        NoTextError: a value in a column of texts cannot be converted to a certain text.
     """
     array = one_array(values)
     if column.type in _ELEMENTS and is_list(array.type):
@@ -144,7 +144,7 @@ def convert(
     indices = encoded.indices if encoded.indices.type == pa.int32() else encoded.indices.cast(pa.int32())
     if typed.null_count:
         return Converted(without_null_values(indices, typed), malformed, reason_of(column))
-    # The indices are those of `encoded`, so they need no check.
+    # The indices come from `encoded`, so they need no check.
     return Converted(pa.DictionaryArray.from_arrays(indices, typed, safe=False), malformed, reason_of(column))
 
 
@@ -171,7 +171,7 @@ def reason_of(column: Column) -> str:
 
 
 def time_zone_of(table: RawTable) -> str:
-    """Returns the time zone of timestamps without a zone in a table."""
+    """Returns the time zone that a table sets for its timestamps without a zone."""
     return table.time_zone
 
 
@@ -186,7 +186,7 @@ def null_values(column: Column, rows: int) -> pa.Array:
 def instants(values: pa.Array | pa.ChunkedArray, unit: str, time_zone: str = UTC) -> pa.Array:
     """Converts n timestamps to int64 of a unit, rounded down. A value beyond 64 bits is null.
 
-    Timestamps without a time zone are in `time_zone`. If this is not UTC, they are rounded down to µs.
+    Timestamps without a time zone are in `time_zone`. If `time_zone` is not UTC, they are rounded down to µs.
     """
     array = one_array(values)
     if array.type.tz is None and time_zone != UTC:
@@ -212,7 +212,7 @@ def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
             values = chunks[0]
         elif pa.types.is_dictionary(values.type):
             indices = pa.concat_arrays([chunk.indices for chunk in chunks])
-            # The indices are those of the chunks, so they need no check.
+            # The indices come from the chunks, so they need no check.
             values = pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary, safe=False)
         else:
             values = pa.concat_arrays(chunks)
@@ -220,7 +220,7 @@ def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Returns whether a type has texts, or bytes that may be texts."""
+    """Returns whether values of a type are texts, or bytes that may be texts."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
@@ -230,7 +230,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Returns whether a type has lists."""
+    """Returns whether values of a type are lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -241,11 +241,11 @@ def require_type(path: str, column: Column, kind: pa.DataType, is_time: bool) ->
         path: the file, for the error message.
         column: name and declared type.
         kind: the type in the file.
-        is_time: whether it is the column of the event time, which may store timestamps.
+        is_time: whether the column is the event time, which may be stored as timestamps.
 
     Raises:
-        ConfigError: another declared type can hold the values.
-        DataError: no declared type can hold them.
+        ConfigError: only another declared type can hold the values.
+        DataError: no declared type can hold the values.
     """
     if pa.types.is_dictionary(kind):
         return require_type(path, column, kind.value_type, is_time)
@@ -316,7 +316,7 @@ _DECLARE: Mapping[Callable[[pa.DataType], bool], str] = {
 def _typed(
     values: pa.Array, column: Column, unit: str | None, time_zone: str
 ) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns n values in the declared type, and which of them do not fit: (n,) bool, or None if all fit."""
+    """Returns n values in the declared type, and (n,) bool that is true if a value does not fit, or None."""
     kind, declared = values.type, column.type
     if pa.types.is_null(kind):
         return values.cast(VALUE_TYPES[declared]), None
@@ -336,7 +336,7 @@ def _typed(
 
 
 def _with_mask(typed: pa.Array, reasons: pa.Array | None) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns n values, and for which of them there is a reason: (n,) bool, or None."""
+    """Returns n values, and (n,) bool that is true if there is a reason, or None without reasons."""
     return typed, None if reasons is None else reasons.is_valid().to_numpy(zero_copy_only=False)
 
 
@@ -428,7 +428,7 @@ _TIMESTAMP = Column(name="timestamp", type="timestamp")
 
 
 def _converted_lists(values: pa.Array, column: Column) -> Converted:
-    """Converts n lists, without null and empty elements. A list with one that does not fit is malformed."""
+    """Converts n lists, without null and empty elements. A list with a wrong element is malformed."""
     lists = values.cast(pa.list_(values.type.value_type))
     elements = lists.flatten()
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
@@ -459,7 +459,7 @@ def _converted_lists(values: pa.Array, column: Column) -> Converted:
 
 
 def _shown(values: pa.Array, row: int) -> Any:
-    """Returns a value as Python has it. Text that is not UTF-8 is returned as bytes."""
+    """Returns a value as a Python object. Text that is not UTF-8 is returned as bytes."""
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     value = values.slice(int(row), 1)
     value = value.dictionary_decode() if pa.types.is_dictionary(values.type) else value

@@ -35,7 +35,7 @@ _HEADER: Any = {
         {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": _MARKER_BYTES}},
     ],
 }
-# Rows are objects of Python for a moment, which need many times the bytes of the file.
+# While rows are decoded, they are Python objects, which need many times the bytes of the file.
 _SPLIT_BYTES = 16 * 2**20
 _BLOCK_ROWS = 1 << 16
 _SEARCH_BYTES = 1 << 20
@@ -53,7 +53,7 @@ _PRIMITIVES: Mapping[str, pa.DataType] = {
     "enum": pa.string(),
 }
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
-_NESTED = pa.struct([])  # stands for records, maps and unions of several types, which no column can hold
+_NESTED = pa.struct([])  # represents records, maps and unions of several types, which no column can hold
 _WIDER = ({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64())
 
 
@@ -66,8 +66,8 @@ class _File:
         size: its number of bytes.
         first_block: the position of the first block, after the header.
         marker: the 16 bytes after each block.
-        header: a header with a schema of the same bytes, whose values Arrow can convert.
-        types: maps the listed columns that the file has to their Arrow types.
+        header: a header with a schema for the same bytes, whose values Arrow can convert.
+        types: maps each listed column of the file to its Arrow type.
     """
 
     path: str
@@ -118,7 +118,7 @@ class AvroReader(TableReader):
         """Yields the rows of the file's blocks that begin in the range of bytes.
 
         Raises:
-            DataError: the file is damaged, or a value has no text that is certainly right.
+            DataError: the file is damaged, or a value has no certain text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         end = file.size if file_split.end is None else file_split.end
@@ -142,7 +142,7 @@ def _damage(path: str) -> Iterator[None]:
 
 def _read_header(path: str, table: RawTable, event_time: EventTime | None) -> _File | None:
     """Returns the header of a file, after its listed columns have been checked; None if the file is empty."""
-    import fastavro  # takes 0.1 s: only if it is needed
+    import fastavro  # takes 0.1 s, so it is imported only if it is needed
 
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
@@ -225,7 +225,7 @@ def _arrow_type(schema: Any, names: Mapping[str, Any]) -> pa.DataType:
 
 
 def _union_type(kinds: list[Any], names: Mapping[str, Any]) -> pa.DataType:
-    """Returns the type of a union, from which null was removed."""
+    """Returns the Arrow type of a union. Null was already removed from `kinds`."""
     if not kinds:
         return pa.null()
     if len(kinds) == 1:
@@ -245,7 +245,7 @@ def _time_type(logical: str) -> pa.DataType | None:
 
 
 def _plain(schema: Any) -> Any:
-    """Returns a schema of the same bytes, whose values are not yet objects such as dates.
+    """Returns a schema for the same bytes that does not convert values to objects such as dates.
 
     Texts are bytes, because an invalid text must be shown. Logical types except decimals are left out.
     """
@@ -303,7 +303,7 @@ def _array(records: list[Any], name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _texts(values: list[Any]) -> pa.Array:
-    """Returns texts, which are bytes except those of enums; as bytes if some are not UTF-8."""
+    """Returns texts (bytes, or str for an enum) as an array of strings; of bytes if some are not UTF-8."""
     if any(isinstance(value, str) for value in values):
         return pa.array(values, pa.string())
     octets = pa.array(values, pa.binary())
@@ -314,7 +314,7 @@ def _texts(values: list[Any]) -> pa.Array:
 
 
 def _block_at(source: pa.NativeFile, file: _File, position: int) -> int:
-    """Returns where the first block at or after a position begins; the end of the file if there is none."""
+    """Returns the start of the first block at or after a position; the end of the file if there is none."""
     start = max(position, file.first_block) - _MARKER_BYTES
     while start < file.size:
         offset = source.read_at(min(_SEARCH_BYTES, file.size - start), start).find(file.marker)
@@ -325,5 +325,5 @@ def _block_at(source: pa.NativeFile, file: _File, position: int) -> int:
 
 
 def _rows_before(file: _File, start: int, first: int) -> int:
-    """Returns the number of rows before row `first` of a range of bytes. Only an error needs it."""
+    """Returns the number of rows before row `first` of a range of bytes, for an error message."""
     return first + sum(len(rows) for rows in _rows(file, file.first_block, start))

@@ -1,4 +1,4 @@
-"""What all readers of raw tables share: the interface of a reader, and the blocks of rows that it gives."""
+"""The interface of all readers of raw tables, and the blocks of rows that readers return."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class RawBlock:
     """The rows of a part of one raw file, with typed columns, before the rules of the log are applied.
 
     Attributes:
-        bytes: size of the block in memory, about that of its text.
-        lines: number of lines (text) or rows (other formats) in the block, with those that are rejected.
+        bytes: size of the block in memory, about the size of its text.
+        lines: number of lines (text) or rows (other formats) in the block, including rejected ones.
         row_lines: (n,) int64, ascending: for each row, the index of its line in the block, from 0.
         columns: maps each column of the table to n values: a dictionary array of int64, double or string, or
             an array of lists of int64 or string. Dictionaries have no null; a null value has a null index.
         counts: maps columns to an int64 array. Entry i of the array is the number of rows with the value i of
             the column's dictionary. Columns whose values were not counted are missing.
-        broken: maps the index of each line that is no row to the reason, such as `field_count`.
+        broken: maps the index of each line that is not a row to the reason, such as `field_count`.
         malformed: maps the index of each row with a value that does not fit to the reason, such as
             `integer:age`. The value itself is null.
         texts: returns the texts of the lines with these indices, for the quarantine.
-        exact_time: (n,) int64 µs since 1970-01-01 UTC, if the column of the time is stored as a timestamp,
-            which may be more exact than the unit of the column; else None.
+        exact_time: (n,) int64 µs since 1970-01-01 UTC if the time is stored as a timestamp, otherwise None.
+            A timestamp may be more exact than the unit of the column.
     """
 
     bytes: int
@@ -56,9 +56,9 @@ def parse_in_threads(
     """Yields the parsed blocks of some texts, in order.
 
     Args:
-        texts: the texts of blocks. This thread reads them, which includes to decompress them.
-        parse: parses one text. Most of its time is spent in compiled code, which threads run in parallel.
-        threads: number of threads, with this one. It is also how many texts are in memory at a time.
+        texts: the texts of blocks. This thread reads and decompresses them.
+        parse: parses one text. It spends most of its time in compiled code, which threads run in parallel.
+        threads: number of threads, including this one. At most this number of texts is in memory at a time.
     """
     if threads <= 1:
         yield from map(parse, texts)
@@ -75,7 +75,7 @@ def parse_in_threads(
 
 @dataclass(frozen=True)
 class TableReader(ABC):
-    """Reads the files of one raw table. The driver opens it, and tasks read the blocks of file splits.
+    """Reads the files of one raw table. The driver opens the reader, and tasks read blocks of file splits.
 
     Attributes:
         table: names and types of the columns.
@@ -105,10 +105,10 @@ class TableReader(ABC):
     def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
         """Returns the parts of the files that tasks read, in the order of the rows.
 
-        What `start` and `end` of a split count is up to the reader: bytes of text, or row groups.
+        The reader decides what `start` and `end` of a split count, such as bytes of text or row groups.
 
         Args:
-            split_bytes: about how many bytes a split has; None for the reader's default.
+            split_bytes: approximate number of bytes of a split; None for the reader's default.
         """
 
     @abstractmethod
@@ -117,8 +117,8 @@ class TableReader(ABC):
 
         Args:
             file_split: one of the results of `splits`.
-            wanted: the columns to return. The values of other columns are checked all the same if their type
-                can be violated, and may be missing in the result.
+            wanted: the columns to return. Other columns may be missing in the result. Their values are still
+                checked if they may violate their type.
 
         Raises:
             DataError: the file is damaged.

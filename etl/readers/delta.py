@@ -1,7 +1,7 @@
 """Reads Delta tables: the Parquet files of the current version, with their partition columns.
 
-A column that the table got after a file was written is null in the rows of this file. Rows that a deletion
-vector deletes are left out; they count as lines, but are neither rows nor rejected.
+If a column was added to the table after a file was written, the column is null in the rows of this file. Rows
+that a deletion vector deletes are left out: they count as lines, but are neither rows nor rejected.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DeltaReader(TableReader):
         """Yields the rows of a file split, with the values of the file's partition.
 
         Raises:
-            DataError: the file is damaged, or a value has no text that is certainly right.
+            DataError: the file is damaged, or a value has no certain text.
         """
         in_files = [name for name in wanted if name not in self.values]
         first = self._rows_before(file_split)
@@ -102,7 +102,7 @@ class DeltaReader(TableReader):
         return sum(file.group_rows[: file_split.start])
 
     def _with_partitions(self, block: RawBlock, path: str) -> RawBlock:
-        """Returns a block with the values of the partition columns in a file, which are equal in all rows."""
+        """Adds the partition columns to a block. Their values are the same in all rows of a file."""
         if not self.values:
             return block
         at, rows = self.paths.index(path), len(block.row_lines)
@@ -161,7 +161,7 @@ def _without_deleted(block: RawBlock, kept: np.ndarray | None, first: int) -> Ra
 
     Args:
         block: the block.
-        kept: whether each of the first rows of the file is kept; None if all are.
+        kept: whether each of the first rows of the file is kept; None if all rows are kept.
         first: the index in the file of the first row of the block.
     """
     if kept is None:
@@ -184,7 +184,7 @@ def _without_deleted(block: RawBlock, kept: np.ndarray | None, first: int) -> Ra
 
 
 def _texts(block: RawBlock, partitions: Mapping[str, pa.Array], lines: Sequence[int]) -> list[str]:
-    """Returns rows as JSON, with the values of their partition at the end."""
+    """Returns rows as JSON. The values of the partition columns are at the end."""
     (of_partition,) = row_texts(partitions, 1)
     texts = block.texts(lines)
     if of_partition == "{}":

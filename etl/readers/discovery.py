@@ -11,13 +11,14 @@ def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | 
     """Opens the files of a table with the reader of its format.
 
     Raises:
-        DataError, ConfigError: see TableReader.open. The module of a package's reader may be wrong.
+        DataError, ConfigError: see TableReader.open.
+        ConfigError: the module of a package does not contain a reader (`reader_of`).
     """
     return reader_of(table.format).open(table, paths, event_time)
 
 
 def reader_of(name: str) -> type[TableReader]:
-    """Returns the class that reads a format, which exists.
+    """Returns the class that reads a format. The format must exist.
 
     Raises:
         ConfigError: the module of a package has no class `Reader` and no function `reader`.

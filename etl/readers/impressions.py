@@ -1,6 +1,6 @@
-"""Reads the log of what was shown to users on one day (`serving.impressions`).
+"""Reads the log of the items that were shown to users on one day (`serving.impressions`).
 
-Two jobs need it: measure_recommendations compares it with the published lists, and build_features adds
+Two jobs need this log. measure_recommendations compares it with the published lists. build_features adds its
 positions to the rows of the click log (etl/prepare/positions.py).
 """
 
@@ -51,9 +51,9 @@ LOGGED = pa.schema(
 def read_impressions(workers: Workers, config: Config, raw: RawFiles) -> Rows:
     """Returns the rows of a day's log with the columns of LOGGED, one row for each row of the files.
 
-    An empty field is null, and so is a value that does not have the type of its column, or a position below
-    1. `event_time` is in µs; it is null if the log has no times, or if the field has no time. A part of a
-    file that cannot be read has one row, in which `error` says why; `error` is null elsewhere.
+    An empty field is null. A value that does not have the type of its column, or a position below 1, is null
+    too. `event_time` is in µs, and null if the log has no times or the field has no time. A part of a file
+    that cannot be read has one row, whose column `error` has the reason. In all other rows, `error` is null.
 
     Args:
         workers: run a task for each file split.
@@ -70,7 +70,7 @@ def read_impressions(workers: Workers, config: Config, raw: RawFiles) -> Rows:
 
 
 def unreadable(error: str) -> DataError:
-    """Returns the error of a part of a file that could not be read.
+    """Returns the error for a part of a file that could not be read.
 
     Args:
         error: the value of the column `error`.
@@ -80,13 +80,13 @@ def unreadable(error: str) -> DataError:
 
 
 def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
-    """Logs how many impressions of a day are invalid, and a warning if they are too many.
+    """Logs the number of invalid impressions of a day, as a warning if it is too large.
 
     Args:
         settings: the section `serving.impressions`.
         dt: the date of the day.
         rows: number of impressions. Nothing is logged if it is 0.
-        invalid: how many of them have no user, item, position or time.
+        invalid: number of impressions without user, item, position or time.
     """
     if not rows:
         return
@@ -104,7 +104,7 @@ def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How tasks read a log of impressions.
+    """The settings by which tasks read a log of impressions.
 
     Attributes:
         reader: reads the files.
@@ -143,7 +143,7 @@ def _layout(config: Config, paths: tuple[str, ...]) -> _Layout:
 
 
 def _with_times_of_log(table: RawTable, settings: Impressions, config: Config) -> RawTable:
-    """The table with type, format and time zone of the log's times, unless the section has its own."""
+    """Returns the table with time type, format and zone of the click log, unless the section sets its own."""
     log_time = config.log.event_time
     if settings.time is None or log_time is None:
         return table
@@ -178,7 +178,7 @@ def _read_split(layout: _Layout, splits: Sequence[FileSplit], index: int) -> Ite
 def _broken(
     layout: _Layout, splits: Sequence[FileSplit], index: int, lines: int, block: RawBlock
 ) -> DataError:
-    """Returns the error of the first line of a block that is no row.
+    """Returns the error for the first line of a block that is not a row.
 
     Args:
         layout, splits, index: as for `_read_split`.
@@ -217,7 +217,7 @@ def _logged(block: RawBlock, layout: _Layout) -> pa.RecordBatch:
 
 
 def _times(block: RawBlock, layout: _Layout) -> pa.Array:
-    """Returns times in µs (int64). A time that does not fit 64 bits is null."""
+    """Returns times in µs (int64). A time that does not fit into 64 bits is null."""
     if layout.time is None:
         return pa.nulls(len(block.row_lines), pa.int64())
     table = layout.reader.table

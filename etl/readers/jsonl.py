@@ -1,17 +1,18 @@
 """Reads JSON lines (`jsonl`): each line is a JSON object.
 
-The compiled scanner (etl/native/json.cpp) finds the values of plain lines. DuckDB reads the others, such as
-lines with escapes, and all lines if the library is missing. Each distinct value is converted once:
+The compiled scanner (etl/native/json.cpp) finds the values of plain lines. DuckDB reads all other lines, such
+as lines with escapes. If the library is missing, DuckDB reads all lines. Each distinct value is converted
+once:
 
 * `source` of a column is a path: `a.b` is the field `b` of the object in the field `a`.
 * A field that a line lacks is null, and so is a JSON null. `optional` has no effect on a single line.
-* A string is converted as a field of a text file, with `null_values`. A number is converted like its text, so
-  the string "5" and the number 5 are equal. The text of a number is the shortest with its value: 1.50 is 1.5.
+* A string is converted like a field of a text file, with `null_values`. A number is converted like its text,
+  so the string "5" and the number 5 are equal. The text of a number is its shortest notation: 1.50 is 1.5.
 * true and false are 1 and 0 in columns of numbers, and their names in columns of texts.
-* An array fits only the types list<int> and list<string>; its null elements are dropped. An object, or an
-  array in another column, rejects the row with the reason `json:<column>`.
-* A line that is no JSON object, such as an empty line, is rejected with the reason `json`. DuckDB's parser
-  accepts a comma after the last field. Of several fields of one name, the first counts.
+* An array fits only the types list<int> and list<string>; its null elements are dropped. A row with an
+  object, or with an array in another column, is rejected with the reason `json:<column>`.
+* A line that is not a JSON object, such as an empty line, is rejected with the reason `json`. DuckDB's parser
+  accepts a comma after the last field. If several fields have the same name, the first is used.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     import duckdb
 
 BROKEN, NOT_UTF8 = "json", "not_utf8"
-_HEAD_BYTES = 2**20  # of a file, in which its columns are looked for
+_HEAD_BYTES = 2**20  # of a file, in which the reader looks for the columns
 _NUMBER_TYPES = ("int", "float", "decimal")
 _QUOTE, _OBJECT, _ARRAY = ord('"'), ord("{"), ord("[")
 _MOST_SHOWN = 20  # fields of a line in an error message
@@ -118,7 +119,7 @@ class JsonLinesReader(TableReader):
                 encoded = pa.DictionaryArray.from_arrays(
                     encoded.indices.take(pa.array(rows)), encoded.dictionary
                 )
-            if column.type == "string" and column.name not in wanted:  # only objects and arrays do not fit
+            if column.type == "string" and column.name not in wanted:  # check only for objects and arrays
                 _reject(malformed, encoded, column)
                 continue
             values, reasons = typed_tokens(encoded.dictionary, column, self.table)
@@ -150,7 +151,7 @@ def _scan(block: bytes | memoryview, names: Sequence[str]) -> ScannedJson:
         is_object, tokens = _tokens(lines, names)
         if broken:
             is_object[list(broken)] = False
-        if not is_object.all():  # DuckDB finds values in some texts that are no objects
+        if not is_object.all():  # DuckDB finds values in some texts that are not objects
             kept, null = pa.array(is_object), pa.scalar(None, pa.string())
             tokens = [pc.if_else(kept, of_column, null) for of_column in tokens]
         return is_object, tokens, broken
@@ -185,13 +186,14 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
     """Converts n texts of JSON values to the type of a column.
 
     Args:
-        tokens: (n,) strings: texts of JSON values, or null. A string may have no quotes around it, if
-            its text is not that of another JSON value.
+        tokens: (n,) strings: texts of JSON values, or null. A JSON string may have no quotes around it if its
+            text is not the text of another JSON value.
         column: the column.
-        table: its texts for null, and its time zone.
+        table: the table, with its texts for null and its time zone.
 
     Returns:
-        n values, and n reasons of values that do not fit. Such a value is null, and other reasons are null.
+        n values, and n reasons. A value that does not fit is null and has a reason. All other reasons are
+        null.
     """
     first = _first_bytes(tokens)
     is_list = (first == _ARRAY) if column.type in LIST_TYPES else np.zeros(len(tokens), bool)
@@ -222,7 +224,7 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
 
 
 def _unquoted(tokens: pa.Array, is_string: np.ndarray) -> pa.Array:
-    """Returns n texts, in which the texts of JSON strings are replaced by their values."""
+    """Returns n texts in which each JSON string is replaced by its value."""
     texts = pc.if_else(pa.array(is_string), pc.utf8_slice_codeunits(tokens, 1, -1), tokens)
     escaped = pc.fill_null(pc.match_substring(tokens, "\\"), False).to_numpy(zero_copy_only=False) & is_string
     if not escaped.any():
@@ -262,7 +264,7 @@ def _reject(malformed: dict[int, str], encoded: pa.DictionaryArray, column: Colu
 def _lines_of(block: bytes | memoryview) -> tuple[pa.Array, dict[int, str]]:
     """Returns the lines of a block with their line ends, and the reason of each line that is not UTF-8.
 
-    Such a line has replacement characters.
+    In a line that is not UTF-8, replacement characters replace the invalid bytes.
     """
     lines = _split(block)
     try:
@@ -276,7 +278,7 @@ def _lines_of(block: bytes | memoryview) -> tuple[pa.Array, dict[int, str]]:
 
 
 def _split(block: bytes | memoryview) -> pa.Array:
-    """Returns the lines of a block, which may not be UTF-8, without copying them."""
+    """Returns the lines of a block without copying them. They may contain invalid UTF-8."""
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + 1
     if len(block) and block[-1] != ord("\n"):
         ends = np.append(ends, len(block))
@@ -360,7 +362,7 @@ def _run(query: str, texts: pa.Array) -> pa.Table:
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
     """Returns the database of this process. It has one thread, because workers share the cores."""
-    import duckdb  # takes 0.06 s: only if it is needed
+    import duckdb  # takes 0.06 s, so it is imported only if it is needed
 
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": 1,

@@ -28,7 +28,7 @@ class _File:
         path: the path of the file.
         bytes: size of the content.
         stripes: number of stripes.
-        names: the columns of the table that the file has, by their names in the file.
+        names: the names in the file of the table's columns that the file has.
     """
 
     path: str
@@ -78,7 +78,7 @@ class OrcReader(TableReader):
         """Yields the rows of the stripes as one block.
 
         Raises:
-            DataError: the file is damaged, or a value has no text that is certainly right.
+            DataError: the file is damaged, or a value has no certain text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         rows = _read(file, range(file_split.start, file_split.end or 0), self.table.columns)
@@ -119,7 +119,7 @@ def _read(file: _File, stripes: Sequence[int], columns: Sequence[Column]) -> pa.
     """Returns the rows of some stripes, with the stored columns among `columns`, in this order."""
     names = [column.source_name for column in columns if column.source_name in file.names]
     with _opened(file.path) as source:
-        # ORC takes a dot in a name as access to a field of a struct. Then all columns are read.
+        # ORC reads a dot in a name as access to a field of a struct. If a name has a dot, read all columns.
         plain = None if any("." in name for name in names) else names
         parts = [source.read_stripe(stripe, columns=plain) for stripe in stripes]
         if not parts:
@@ -128,6 +128,6 @@ def _read(file: _File, stripes: Sequence[int], columns: Sequence[Column]) -> pa.
 
 
 def _rows_before(file: _File, stripe: int) -> int:
-    """Returns the number of rows of the stripes before this one. Only an error needs it."""
+    """Returns the number of rows in the stripes before this one, for an error message."""
     with _opened(file.path) as source:
         return sum(len(source.read_stripe(index)) for index in range(stripe))

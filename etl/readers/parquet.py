@@ -43,9 +43,9 @@ from etl.readers.parquet_pages import read_paged
 from etl.readers.row_json import row_texts
 from storage import file_io
 
-# The types whose rules etl.raw.parquet_columns has.
+# The types for which etl.raw.parquet_columns has rules.
 _PLAIN_TYPES = ("int", "float", "string")
-# A code of a dictionary, or a number, needs this number of bytes in memory, also if the file stores fewer.
+# Bytes in memory of a dictionary code or a number, even if the file stores fewer.
 _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
 _BLOCK_SPLITS = 4
@@ -58,12 +58,12 @@ _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True)
 class _StoredColumn:
-    """How a file stores a column of the table.
+    """The form in which a file stores a column of the table.
 
     Attributes:
         is_stored: whether the file has the column. If not, its values are null.
-        is_checked: whether a value may not fit the declared type.
-        is_int96: whether it has timestamps of 96 bits.
+        is_checked: whether values must be checked, because some may not fit the declared type.
+        is_int96: whether the column has timestamps of 96 bits.
     """
 
     is_stored: bool
@@ -77,9 +77,9 @@ class _File:
 
     Attributes:
         path: the path of the file.
-        columns: how the file stores each column of the table.
+        columns: the stored form of each column of the table.
         group_rows: number of rows of each row group.
-        group_bytes: about how many bytes the listed columns of each row group need in memory.
+        group_bytes: approximate number of bytes in memory of the listed columns, for each row group.
     """
 
     path: str
@@ -148,10 +148,10 @@ class ParquetReader(TableReader):
         return FileSplit(file.path, start, None if is_large else end, size)
 
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
-        """Yields the rows of some row groups as one block, or those of a large row group as several blocks.
+        """Yields the rows of some row groups as one block, or the rows of a large one as several blocks.
 
         Raises:
-            DataError: the file is damaged, or a value has no text that is certainly right.
+            DataError: the file is damaged, or a value has no certain text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         first_row = sum(file.group_rows[: file_split.start])
@@ -182,10 +182,10 @@ class ParquetReader(TableReader):
 
         Args:
             file, file_split: the file, and the split of the rows.
-            rows: the values of the columns `needed` that the file stores, except those of `paged`.
-            paged: the values of columns, and how often each occurs, by the names of the columns in the file.
-            needed: the columns that are returned or checked, and how the file stores each.
-            returned: the names of the columns that the block has.
+            rows: the values of those columns in `needed` that the file stores and that are not in `paged`.
+            paged: maps the name of a column in the file to its values and the number of rows with each value.
+            needed: the columns that are returned or checked, with their stored form.
+            returned: the names of the columns of the block.
             first_row: the index in the file of the first row of the split.
             offset: the index of the first row of the block in the split.
         """
@@ -232,7 +232,7 @@ class ParquetReader(TableReader):
         )
 
     def _unit(self, column: Column) -> str | None:
-        """Returns the unit of the event time if this is its column, and the column has integers."""
+        """Returns the unit of the event time if `column` is the event time and has integers."""
         event_time = self.event_time
         is_time = event_time is not None and column.name == event_time.column and column.type == "int"
         return event_time.unit if event_time is not None and is_time else None
@@ -264,7 +264,7 @@ class ParquetReader(TableReader):
         return row_texts(self._shown_columns(file, taken), len(taken))
 
     def _shown_columns(self, file: _File, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-        """Returns the columns that the text of a row has. Spark formats timestamps of 96 bits."""
+        """Returns the columns in the text of a row, with timestamps of 96 bits in Spark's format."""
         shown = {}
         for column, stored in zip(self.table.columns, file.columns, strict=True):
             if not stored.is_stored:
@@ -282,8 +282,8 @@ def _read(
 ) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
     """Yields the rows of a file split, with the columns of these names in the file.
 
-    With `counted`, columns that can be read by their pages are not in the rows: they are returned with the
-    number of rows with each value. Without names, the rows have one column of nulls.
+    With `counted`, columns that can be read by their pages are not in the table. They are returned
+    separately, with the number of rows with each value. Without names, the table has one column of nulls.
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
@@ -306,7 +306,7 @@ def _read(
             parquet = pq.ParquetFile(
                 source,
                 metadata=footer,
-                read_dictionary=[name for name in names if name in paths],  # texts; others are not affected
+                read_dictionary=[name for name in names if name in paths],  # affects only columns of texts
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
             )
@@ -338,8 +338,8 @@ def _rows_at(parts: Iterator[pa.Table], wanted: np.ndarray) -> pa.Table:
 def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.ChunkedArray:
     """Returns the values of a column as they are stored.
 
-    Some writers store a time of 96 bits before 1970 as a day and a negative number of nanoseconds of the day,
-    which Arrow reads as a number without a sign. Then the time is 2⁶⁴ ns too late, in the years 2262 to 2554.
+    Some writers store a time before 1970 in 96 bits as a day and a negative number of nanoseconds of the day.
+    Arrow reads this number as unsigned. Then the time is 2⁶⁴ ns too late, in the years 2262 to 2554.
     """
     values = rows.column(column.source_name)
     if not stored.is_int96:
@@ -351,7 +351,7 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
 
 
 def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.ndarray | None]:
-    """Merges the dictionaries of texts of several row groups, and counts the texts. Others are unchanged."""
+    """Merges the dictionaries of several row groups, and counts texts. Other columns are unchanged."""
     if values.num_chunks < 2 or values.type != _TEXTS or not is_built():
         return values, None
     return merge_dictionaries(values.chunks)
@@ -360,7 +360,7 @@ def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.nd
 def _columns_of(
     path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
 ) -> tuple[_StoredColumn, ...]:
-    """Returns how a file stores each column of a table. Raises an error if a column cannot be read."""
+    """Returns the stored form of each column of a table. Raises an error if a column cannot be read."""
     require_columns(path, footer, table)
     plain = [column for column in table.columns if column.type in _PLAIN_TYPES]
     stored = stored_columns(path, footer, table.model_copy(update={"columns": plain}), event_time)
@@ -383,7 +383,7 @@ def _columns_of(
 
 
 def _is_checked(column: Column, stored: str | None) -> bool:
-    """Returns whether a value of a column that Spark reads with the type `stored` may not fit."""
+    """Returns whether some values of a column may not fit, if Spark reads the column as `stored`."""
     if stored is None:
         return False
     if column.type == "string":
@@ -392,7 +392,7 @@ def _is_checked(column: Column, stored: str | None) -> bool:
 
 
 def _group_bytes(footer: pq.FileMetaData, table: RawTable) -> tuple[int, ...]:
-    """Returns about how many bytes the listed columns of each row group need in memory."""
+    """Returns the approximate bytes in memory of the listed columns, for each row group."""
     indices = [index for column in table.columns for index, _ in leaves_of(footer, column)]
     sizes = []
     for number in range(footer.num_row_groups):

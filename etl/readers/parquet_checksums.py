@@ -1,7 +1,7 @@
-"""Compares the pages of Parquet files with the checksums that some writers store, such as Spark.
+"""Compares the pages of Parquet files with the checksums that some writers, such as Spark, store.
 
-Without this, a damaged page may be decoded to other values. Arrow 14 cannot do it from Python. A header
-precedes each page: the struct PageHeader of parquet.thrift, in Thrift's compact protocol
+Without this check, a damaged page may be decoded to wrong values. Arrow 14 has no such check in Python. A
+header precedes each page: the struct PageHeader of parquet.thrift, in Thrift's compact protocol
 (https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift).
 """
 
@@ -19,8 +19,8 @@ COMPRESSED_BYTES, _CHECKSUM = (3,), (4,)
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
 
 
-# The integers of the header of a page, and of the structs in it, by the identifiers of their fields: (5, 1)
-# is the field 1 of the struct in the field 5. True and false are 1 and 0.
+# The integers in the header of a page and in its structs, by the identifiers of their fields: (5, 1) is the
+# field 1 of the struct in the field 5. True and false are 1 and 0.
 Header = dict[tuple[int, ...], int]
 
 
@@ -37,7 +37,7 @@ def verify_pages(
         source: the open file.
         footer: its footer.
         groups: indices of row groups.
-        names: names of columns. Those of nested columns stand for all their leaves.
+        names: names of columns. The name of a nested column includes all its leaves.
 
     Raises:
         WrongPageError: a page is damaged.
@@ -61,7 +61,7 @@ def chunk_bytes(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> bytes:
 
 
 def _verify_chunk(chunk: memoryview, path: str) -> None:
-    """Verifies the pages of a column chunk. Returns at the first page if it has no checksum."""
+    """Verifies the pages of a column chunk, unless its first page has no checksum."""
     for header, _ in pages_of(chunk, path):
         if _CHECKSUM not in header:
             return

@@ -1,9 +1,9 @@
 """Reads columns of Parquet files whose pages are all dictionary-encoded, without Arrow.
 
 Such a column chunk has one page with its distinct values, and pages with the index of each row's value. Arrow
-makes an array of each chunk, whose dictionaries have to be merged, and its rows counted. The compiled library
-does it all in one pass over the pages (etl/native/pages.cpp). Most columns of a log are stored in this way.
-Columns with other pages, and nested ones, are left to Arrow.
+creates an array for each chunk. Then the dictionaries must still be merged, and the rows counted. The
+compiled library does all this in one pass over the pages (etl/native/pages.cpp). Most columns of a log are
+stored in this way. Arrow reads nested columns, and columns with other pages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAST_BYTES = 4  # of a number, or of the length of a text
 
 @dataclass(frozen=True)
 class _Page:
-    """A page after decompression: number of values or rows, levels if rows may be null, and the rest."""
+    """A page after decompression: number of values or rows, levels if rows may be null, and the data."""
 
     count: int
     levels: pa.Buffer | None
@@ -45,7 +45,7 @@ class _Page:
 def read_paged(
     source: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]
 ) -> dict[str, tuple[pa.DictionaryArray, np.ndarray]]:
-    """Reads those of some columns that have only dictionary-encoded pages, and verifies their checksums.
+    """Reads the columns that have only dictionary-encoded pages, and verifies the checksums of the pages.
 
     Args:
         source: the open file.
@@ -55,7 +55,7 @@ def read_paged(
 
     Returns:
         For each column that was read: its n values, and the number of rows with each value of its dictionary,
-        int64. An empty text is null. It is empty without the compiled library.
+        int64. An empty text is null. Without the compiled library, no column is read.
 
     Raises:
         WrongPageError: a page is damaged.
@@ -90,7 +90,7 @@ def _kinds(footer: pq.FileMetaData, names: Sequence[str]) -> dict[int, pa.DataTy
 def _read_column(
     source: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], index: int, kind: pa.DataType
 ) -> PagedColumn | None:
-    """Returns a column of some row groups; None if a page has an encoding that is not read here."""
+    """Returns a column of some row groups; None if a page has another encoding."""
     nullable = footer.schema.column(index).max_definition_level == 1
     chunks: list[list[_Page]] = []
     rows = 0
@@ -116,7 +116,7 @@ def _read_column(
 
 
 def _pages(data: memoryview, chunk: pq.ColumnChunkMetaData, nullable: bool) -> list[_Page] | None:
-    """Returns the pages of a column chunk, that of its values first; None if one has another encoding."""
+    """Returns the pages of a column chunk, first the page of values; None if one has another encoding."""
     stored = [page for page in pages_of(data, chunk.path_in_schema) if page[0].get(_TYPE) in _COUNT]
     if not all(_is_read(header, index == 0, nullable) for index, (header, _) in enumerate(stored)):
         return None
@@ -129,7 +129,7 @@ def _pages(data: memoryview, chunk: pq.ColumnChunkMetaData, nullable: bool) -> l
 
 
 def _is_read(header: Header, is_first: bool, nullable: bool) -> bool:
-    """Returns whether a page is that of the values, if it is the first, or else one of indices."""
+    """Returns whether this module can read a page: the first must have values, the others indices."""
     kind = header[_TYPE]
     encodings = (_PLAIN, _OLD_DICTIONARY) if is_first else (_OLD_DICTIONARY, _DICTIONARY)
     has_runs = kind != _DATA or not nullable or header.get(_LEVEL_ENCODING) == _RUNS

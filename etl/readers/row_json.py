@@ -1,4 +1,4 @@
-"""The texts of rows of binary formats in the quarantine: JSON, as Spark's `to_json` writes it."""
+"""Writes rows of binary formats as text for the quarantine: JSON in the form of Spark's `to_json`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SMALLEST, _LARGEST = 1e-3, 1e7
 def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> list[str]:
     """Returns the JSON of n rows. Nulls are left out.
 
-    Timestamps are integers of their unit, and those of 96 bits must be converted before. Floats have the
+    Timestamps are integers of their unit. Timestamps of 96 bits must be converted first. Floats have the
     fewest digits that identify them, as in Java since version 19.
 
     Args:
@@ -42,23 +42,23 @@ def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> l
         key = _text(name)
         members = [f"{key}:{_value(value)}" for value in _python_values(encoded.dictionary)]
         parts.append(pa.array(members, pa.string()).take(encoded.indices))
-    # Arrow returns no text at all for a row in which each part is null. So the first part is an empty text.
+    # For a row in which each part is null, Arrow returns null. So the first part is an empty text.
     empty = pa.array([""]).take(pa.array(np.zeros(rows, np.int32)))
     joined = pc.binary_join_element_wise(empty, *parts, ",", null_handling="skip")
     return [f"{{{text[1:]}}}" for text in joined.to_pylist()]
 
 
 def _encoded(array: pa.Array) -> pa.DictionaryArray:
-    if pa.types.is_dictionary(array.type):  # only the values of these rows
+    if pa.types.is_dictionary(array.type):  # keep only the values of these rows
         array = array.dictionary_decode()
-    if pa.types.is_nested(array.type):  # Arrow finds no distinct lists
+    if pa.types.is_nested(array.type):  # Arrow cannot find distinct lists
         indices = pa.array(np.arange(len(array), dtype=np.int32), mask=np.asarray(array.is_null()))
         return pa.DictionaryArray.from_arrays(indices, array)
     return array.dictionary_encode()
 
 
 def _python_values(values: pa.Array) -> list[Any]:
-    """Returns the values of an array; floats of 32 bits as NumPy's, and other types as Python's."""
+    """Returns the values of an array as Python objects, but floats of 32 bits as NumPy objects."""
     if pa.types.is_float32(values.type):
         return list(values.to_numpy(zero_copy_only=False))
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):

@@ -28,17 +28,17 @@ _GROUP_BYTES = 64 << 20  # larger row groups and stripes are not read
 def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: str | None) -> None:
     """Checks the header or schema, and the values of the first rows, of every file of a table.
 
-    Reads at most the first block of a text file, and the first row group or stripe of other files. A table
-    that Spark will read may still be refused later, because Spark can read fewer types of columns.
+    Reads at most the first block of a text file, and the first row group or stripe of other files. If Spark
+    will read the table, a later check may still refuse it, because Spark can read fewer types of columns.
 
     Args:
-        table: the table, which is not the log: all its rows must parse.
+        table: a table other than the log. All its rows must parse.
         paths: the files of the table.
         section: the section of the configuration, for error messages.
         id_column: the column with ids of users or items; None if there is none.
 
     Raises:
-        DataError: a file is damaged or lacks a column, or a row cannot be parsed. The message names file,
+        DataError: a file is damaged or lacks a column, or a row cannot be parsed. The message contains file,
             line and value.
         ConfigError: a column is stored with a type that its declared type cannot hold.
     """
@@ -62,7 +62,7 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
 
 
 def unusable(table: RawTable, section: str, first: RejectedLine, count: int | None = None) -> DataError:
-    """Returns the error of a table with rows that cannot be parsed.
+    """Returns the error for a table with rows that cannot be parsed.
 
     Args:
         table, section: as for `check_heads`.
@@ -106,14 +106,14 @@ def _first_bad_line(
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    """Yields the lines of a text file, of which it reads a block at a time."""
+    """Yields the lines of a text file, which is read block by block."""
     end = None if compression(path) else _BYTES
     for block in read_blocks(FileSplit(path, 0, end), _BYTES):
         yield from bytes(block).removesuffix(b"\n").split(b"\n")
 
 
 def _first_bad_row(reader: TableReader, file_split: FileSplit, id_column: str | None) -> RejectedLine | None:
-    """Returns the first row with a bad value among the first rows of a file in any other format than text.
+    """Returns the first row with a bad value among the first rows of a file that is not text.
 
     Args:
         reader: reads the file.

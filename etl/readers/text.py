@@ -67,7 +67,7 @@ class TextReader(TableReader):
         """Yields the rows of the lines that begin in the range of bytes."""
         positions, width = self.of_files.get(file_split.path, (self.positions, self.width))
         reader = replace(self, positions=positions, width=width)
-        has_header = file_split.start == 0 and self.table.format == "csv"  # its first line
+        has_header = file_split.start == 0 and self.table.format == "csv"  # as its first line
 
         def parse(numbered: tuple[int, bytes | memoryview]) -> RawBlock:
             index, block = numbered
@@ -80,10 +80,10 @@ class TextReader(TableReader):
 
         Args:
             block: lines that end with LF. The last line may lack the LF.
-            wanted: the columns of texts and of lists of texts to return. Other columns are always parsed, to
-                check their values.
-            header: whether the first line is a header and not a row. It counts as a line, but is neither a
-                row nor rejected.
+            wanted: the columns of texts and of lists of texts to return. Columns of other types are always
+                parsed, to check their values.
+            header: whether the first line is a header. A header counts as a line, but is neither a row nor
+                rejected.
         """
         table = self.table
         quoted, separator = table.format == "csv", table.field_separator
@@ -108,7 +108,7 @@ class TextReader(TableReader):
         for column in parsed:
             encoded = scanned.columns[position[column.name]]
             of_values = scanned.counts[position[column.name]]
-            if column.type == "string" and len(table.null_values) == 1:  # the scanner knows empty fields
+            if column.type == "string" and len(table.null_values) == 1:  # the scanner finds empty fields
                 columns[column.name], counts[column.name] = encoded, of_values
                 continue
             distinct, reasons = typed_column(encoded.dictionary, column, table.null_values, table.time_zone)
@@ -140,7 +140,7 @@ class TextReader(TableReader):
 
 
 def without_first_line(block: RawBlock) -> RawBlock:
-    """Returns the block without the row, or the rejection, of its first line. The line still counts."""
+    """Returns the block without the row or the rejection of its first line. The line is still counted."""
     rows = np.flatnonzero(block.row_lines >= 1)
     first = len(block.row_lines) - len(rows)
     return RawBlock(
@@ -188,7 +188,7 @@ def _nulls_of(column: Column, rows: int) -> pa.Array:
 def without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
     """Returns a dictionary array of these values, without nulls in the dictionary.
 
-    Rows whose value is null become null themselves, because Arrow cannot unify dictionaries with nulls.
+    A row whose value is null gets a null index, because Arrow cannot unify dictionaries with nulls.
     """
     if not values.null_count:
         return pa.DictionaryArray.from_arrays(indices, values, safe=False)  # the indices need no check

@@ -18,7 +18,7 @@ from etl.readers.table_heads import first_reasons, unusable
 
 @dataclass(frozen=True)
 class ReadBlock:
-    """The rows of a block without rejected rows, and where they are.
+    """The rows of a block that has no rejected rows, and their position in the file.
 
     Attributes:
         path: the file.
@@ -34,19 +34,19 @@ class ReadBlock:
 def read_whole_table(
     table: RawTable, paths: tuple[str, ...], section: str, text_id: str | None = None
 ) -> tuple[pa.Table, list[ReadBlock]]:
-    """Reads all rows of a table, all of which must parse.
+    """Reads all rows of a table. Each row must parse.
 
     Args:
         table: names and types of the columns.
         paths: the files.
         section: the section of the configuration, for error messages.
-        text_id: the column of strings with ids of users or items, which must obey etl/raw/row_rules.py; None
-            if there is none.
+        text_id: the column of strings with ids of users or items, which must obey the rule for ids in
+            etl/raw/row_rules.py; None if there is none.
 
     Returns:
-        A table with the columns of `table`, in the order of the files and lines. Each column is one chunk: a
-        dictionary array of int64, double or string, or an array of lists. Dictionaries have no null, but may
-        have a value twice, such as the integer of the texts `7` and `07`. And the blocks that it is made of.
+        A table with the columns of `table`, in the order of the files and lines, and the blocks of the table.
+        Each column is one chunk: a dictionary array of int64, double or string, or an array of lists.
+        Dictionaries have no null, but may have a value twice, such as the integer of the texts `7` and `07`.
 
     Raises:
         DataError: a file is damaged or lacks a column, or rows cannot be parsed.
@@ -57,7 +57,7 @@ def read_whole_table(
     bad = 0
     for path, first_line, block in _blocks(table, paths):
         reasons = first_reasons(block, text_id)
-        if reasons:  # the first rejected row is shown, so only the smallest of each file is kept
+        if reasons:  # only the first rejected row of each file is kept, because the message shows the first
             bad += len(reasons)
             line = min(reasons)
             if not any(known.file == path for known in rejected):
@@ -83,7 +83,7 @@ def _blocks(table: RawTable, paths: tuple[str, ...]) -> Iterator[tuple[str, int,
 
 
 def _joined(table: RawTable, read: Sequence[ReadBlock]) -> pa.Table:
-    """Returns the rows of all blocks. Without any block, the columns have the types of the declared ones."""
+    """Returns the rows of all blocks. Without blocks, the types follow from the declared types."""
     columns = {}
     for column in table.columns:
         chunks = [block.columns[column.name] for block in read] or [null_values(column, 0)]

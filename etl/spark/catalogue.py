@@ -29,13 +29,13 @@ _DATE = "{date}"
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _MOST_FIELDS = 2**31 - 1  # of a plan's text
-_FUNCTION_OF_USER = "UDF"  # in a plan; its code may change without the plan
+_FUNCTION_OF_USER = "UDF"  # in a plan; the code of the function may change while the plan stays the same
 _DELETION_VECTORS = "delta.enableDeletionVectors"
-# What Spark says if the class path lacks the jar of a format or of a catalogue.
+# Spark's messages if the class path lacks the jar of a format or of a catalogue.
 _JAR_MISSING = re.compile(
     r"ClassNotFoundException|NoClassDefFoundError|DATA_SOURCE_NOT_FOUND|Cannot find catalog plugin class"
 )
-# What Spark says if the metastore cannot be reached, which a retry may repair.
+# Spark's messages if the metastore cannot be reached. Then a retry may help.
 _UNREACHABLE = re.compile(
     r"Connection refused|TTransportException|SocketException|UnknownHostException|[Tt]imed out|"
     r"SessionHiveMetaStoreClient"
@@ -48,7 +48,7 @@ _CATALOGUE = (
 
 
 def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFrame | None:
-    """Returns the rows of a day of a table, with the listed columns under their names in the table.
+    """Returns the rows of a day of a table. The listed columns have the same names as in the table.
 
     Args:
         spark: the session, whose catalogue has the table.
@@ -88,14 +88,14 @@ def identity(spark: SparkSession, table: RawTable, dt: str) -> str:
 def order_of(rows: DataFrame, table: RawTable) -> list[str]:
     """Returns the columns by which copied rows are sorted: the time of the event, and then all others.
 
-    Rows that are equal in all of them are interchangeable, so the order of a copy depends on its rows only.
+    Rows with equal values in all columns are interchangeable. So the order of a copy depends only on rows.
     """
     time = time_column(table)
     return [_quoted(name) for name in sorted(rows.columns, key=lambda name: (name != time, name))]
 
 
 def as_id(rows: DataFrame, column: str) -> Column:
-    """Returns the ids of users in a column as the readers write them: a whole number has no fraction."""
+    """Returns a column's user ids in the same form as readers do: a whole number has no fraction."""
     kind, value = rows.schema[column].dataType, F.col(_quoted(column))
     if isinstance(kind, T.FloatType | T.DoubleType | T.DecimalType):
         value = value.cast(T.DecimalType(38, 0))
@@ -103,15 +103,15 @@ def as_id(rows: DataFrame, column: str) -> Column:
 
 
 def with_plain_integers(rows: DataFrame, column: str) -> DataFrame:
-    """Returns the rows with texts of integers in a column as the readers write them: `007` is `7`.
+    """Converts texts of integers in a column to the same form as readers do: `007` becomes `7`.
 
-    Other texts stay, and are quarantined when the copy is read.
+    Other texts stay unchanged, and are quarantined when the copy is read.
     """
     if not isinstance(rows.schema[column].dataType, T.StringType):
         return rows
     text = F.col(_quoted(column))
     plain = F.regexp_replace(text, "[.]0*$", "").cast(T.DecimalType(38, 0)).cast("string")
-    is_integer = text.rlike("^[+-]?[0-9]{1,19}([.]0*)?$")  # as etl/raw/text_values.py
+    is_integer = text.rlike("^[+-]?[0-9]{1,19}([.]0*)?$")  # as in etl/raw/text_values.py
     return rows.withColumn(column, F.when(is_integer, plain).otherwise(text))
 
 
@@ -131,13 +131,15 @@ def content_of(rows: DataFrame) -> str:
 
 
 def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
-    """Returns a digest of what the rows are computed from, without reading them.
+    """Returns a digest of the sources of the rows, without reading the rows.
 
-    It consists of Spark's plan, and of the names, sizes and times of files, the snapshot of an Iceberg table,
-    or the version of a Delta table with deletion vectors. Rows with an equal state are equal.
+    The digest is computed from Spark's plan and, depending on the table, from the names, sizes and times of
+    files, the snapshot of an Iceberg table, or the version of a Delta table with deletion vectors. If the
+    digest has not changed, the rows have not changed.
 
     Returns:
-        The digest; None if only the rows themselves tell, as for JDBC, random values and rows in memory.
+        The digest. None if only the rows show whether they have changed, as for JDBC, random values and rows
+        in memory.
     """
     try:
         plan = rows._jdf.queryExecution().optimizedPlan()
@@ -151,12 +153,12 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
         if _FUNCTION_OF_USER in text:
             return None
         return digest_of([text, states, _stamps(spark, rows.inputFiles())])
-    except Py4JError:  # a plan of another release, or a folder that is gone: the rows tell
+    except Py4JError:  # a plan of another release, or a deleted folder: then the rows must be compared
         return None
 
 
 def _named(parts: Sequence[str], dt: str) -> list[str]:
-    """Returns the parts of a name with a date, which has only digits there: Spark's names have no hyphens."""
+    """Returns the parts of a name with a date in digits only, because Spark's names have no hyphens."""
     return [part.replace(_DATE, dt.replace("-", "")) for part in parts]
 
 
@@ -171,7 +173,7 @@ def _open(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> Dat
     try:
         if not spark.catalog.tableExists(quoted):
             return None
-        spark.catalog.refreshTable(quoted)  # otherwise, Spark may know the files of an earlier run
+        spark.catalog.refreshTable(quoted)  # otherwise, Spark may use the cached files of an earlier run
         rows = spark.table(quoted)
         rows.schema  # noqa: B018 - the analysis may fail here
     except (PySparkException, Py4JError) as error:
@@ -204,7 +206,7 @@ def _arrow_type(rows: DataFrame, column: str, table: str) -> pa.DataType:
     """Returns the Arrow type of the values of a column.
 
     Raises:
-        DataError: the column has a type that no reader of files can read.
+        DataError: no reader can read the type of the column.
     """
     kind = rows.schema[column].dataType
     try:
@@ -219,7 +221,7 @@ def _arrow_type(rows: DataFrame, column: str, table: str) -> pa.DataType:
 
 
 def _storable(rows: DataFrame, name: str) -> Column:
-    """Returns a column as Parquet files can store it: they have no columns without a type."""
+    """Converts a column without a type, which Parquet files cannot store."""
     value = F.col(_quoted(name))
     if isinstance(rows.schema[name].dataType, T.NullType):
         value = value.cast("string").alias(name)
@@ -227,7 +229,7 @@ def _storable(rows: DataFrame, name: str) -> Column:
 
 
 def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, key: str) -> Column:
-    """Returns the condition that a column has a value of a path, or that a time is in a day of this path."""
+    """Returns the condition that a column has the value in a path, or that a time is on the day in it."""
     if name not in rows.columns:
         raise ConfigError(
             f"{key} names the column {name!r}, but the table {table} has {rows.columns}",
@@ -258,7 +260,7 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
 
 
 def _state_of_leaf(leaf: Any) -> str | None:
-    """Returns what identifies the data of a leaf of a plan, apart from its files; None if it is not known."""
+    """Returns a text that identifies the data of a plan's leaf, apart from its files; None if unknown."""
     name = leaf.getClass().getSimpleName()
     if name == "OneRowRelation":
         return ""
@@ -275,7 +277,7 @@ def _state_of_leaf(leaf: Any) -> str | None:
 
 
 def _state_of_delta(location: Any) -> str | None:
-    """Returns the version of a Delta table with deletion vectors, which do not change its files."""
+    """Returns the version of a Delta table with deletion vectors. Such deletions do not change its files."""
     if not location.getClass().getName().startswith(("org.apache.spark.sql.delta", "io.delta")):
         return ""
     prepared = location.getClass().getSimpleName() == "PreparedDeltaFileIndex"

@@ -1,8 +1,8 @@
 """Copies rows of tables of Spark's catalogue into the lake, as Parquet files that tasks read like any others.
 
-A copy is written again only if the rows of its day have changed. A state that Spark knows without reading the
-rows tells that they have not; if it has changed, a digest of the rows decides. So a table that only gets new
-days, or whose files are only compacted, keeps the copies of its days.
+A copy is written again only if the rows of its day have changed. Spark can compute a state of the table
+without reading its rows. If this state is the same, the rows are the same. If the state differs, a digest of
+the rows decides. So the copies of old days stay if a table gets new days, or if its files are compacted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ log = logging.getLogger("nightrank.etl")
 
 _STATE = "state"  # the fact with the result of `state_of`
 _TABLE = "table"  # the input: the digest of the table's rows when they were copied
-# Otherwise Spark would write timestamps of 96 bits, which have lost whether they have a time zone, and would
-# refuse dates before 1900.
+# Otherwise Spark would write timestamps of 96 bits, which do not record whether they have a time zone. Spark
+# would also refuse dates before 1900.
 _EXACT = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -59,7 +59,7 @@ def copy_tables(
         plan: the plan of the configuration.
         run_date: the run date.
         recorder: records the tables as inputs of the run, and the copies that are published.
-        days: the days of the tables that are read by day; None for all that a run of `build_features` reads.
+        days: the days of tables that are read by day; None for all days that a run of `build_features` reads.
 
     Raises:
         ConfigError, DataError: see `etl.spark.catalogue.open_rows`.
@@ -73,13 +73,13 @@ def copy_tables(
 def _copy(
     spark: SparkSession, config: Config, table: CopiedTable, dt: str, recorder: LineageRecorder
 ) -> None:
-    """Copies the rows of a day, unless the lake has a copy of equal rows."""
+    """Copies the rows of a day, unless the lake has a copy of the same rows."""
     partition = copy_of(config, table.table, dt, recorder)
     published = read_manifest(partition) if is_published(partition) else None
     if published is not None and not is_whole(partition, published):
         published = None
     rows = open_rows(spark, table.table, dt, table.key)
-    if rows is None:  # a table for each day, and none for this day
+    if rows is None:  # there is one table for each day, but none for this day
         if published is None or published.files:
             publish_facts(partition, inputs={}, facts={})
         return
@@ -104,7 +104,7 @@ def _publish(
     partition: Partition,
     state: str | None,
 ) -> Manifest:
-    """Writes and publishes the rows. The digest is that of the written rows, as the table may change."""
+    """Writes and publishes the rows. Computes the digest from the written rows: the table may change."""
     order = order_of(rows, table.table)
     attempt = new_attempt(partition)
     with _exact_times(spark):
@@ -119,14 +119,14 @@ def _publish(
 
 
 def _content(spark: SparkSession, partition: Partition, published: Manifest) -> str | None:
-    """Returns the digest of the rows of a copy. After an erasure, the copy is read."""
+    """Returns the digest of the rows of a copy. Reads the copy if an erasure has changed it."""
     if CONTENT in published.facts or not published.files:
         return published.facts.get(CONTENT)
     return content_of(spark.read.parquet(*data_files(partition, published)))
 
 
 def _with_plain_ids(rows: DataFrame, table: CopiedTable) -> DataFrame:
-    """Writes ids of users as readers do, so that an erased user is found in the copy by its id."""
+    """Converts ids of users to texts as readers do, so that an erasure finds a user's id in the copy."""
     declared = {column.source_name: column.type for column in table.table.columns}
     if table.user is None or table.user not in rows.columns or declared.get(table.user) != "int":
         return rows
@@ -134,7 +134,7 @@ def _with_plain_ids(rows: DataFrame, table: CopiedTable) -> DataFrame:
 
 
 def _without_erased(rows: DataFrame, config: Config, table: CopiedTable, dt: str) -> DataFrame:
-    """Leaves out the rows of erased users, as the readers do, so that the lake has none of them."""
+    """Leaves out the rows of erased users, as readers do, so that the lake does not contain them."""
     if table.user is None or table.user not in rows.columns:
         return rows
     erased = erased_of_day(config, dt) if table.key == LOG else erased_of_table(config, table.table, dt)
@@ -143,7 +143,7 @@ def _without_erased(rows: DataFrame, config: Config, table: CopiedTable, dt: str
 
 @contextmanager
 def _exact_times(spark: SparkSession) -> Iterator[None]:
-    """Lets Spark write times as they are."""
+    """Makes Spark write times unchanged while the block runs."""
     before = {key: spark.conf.get(key, None) for key in _EXACT}
     for key, value in _EXACT.items():
         spark.conf.set(key, value)

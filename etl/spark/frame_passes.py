@@ -154,7 +154,7 @@ class FramePasses(PreparedPasses):
 
 # Prepares the good rows of a day as a Spark frame: splits, histories, negatives, positions, attributes.
 #
-# etl/prepare/task_passes.py does the same in tasks of one machine, with equal results. On a cluster, Spark
+# etl/prepare/task_passes.py does the same in tasks of one machine, with the same results. On a cluster, Spark
 # and its accelerator compute the joins and windows.
 
 
@@ -205,10 +205,10 @@ def prepare_frame(
 # Adds the position at which the item of a row was shown to its user (`serving.impressions.row_column`).
 #
 # The log of impressions of a day is joined with the rows of the same day by user and item. If the click log
-# has an event time, a row gets the position of the last impression at or before its own time; of several
-# impressions at this time, the smallest position counts. So no row uses an impression after it. Without an
-# event time, the day is the smallest unit, and a row gets the smallest position of the day. A row whose item
-# was not shown to its user gets null. Every row occurs once in the result.
+# has an event time, a row gets the position of the last impression at or before its own time. If several
+# impressions have this time, the row gets the smallest of their positions. So no row uses a later impression.
+# Without an event time, a row gets the smallest position of the day. A row whose item was not shown to its
+# user gets null. Every row occurs once in the result.
 
 _POSITION, _IS_ROW = "position", "_is_row"
 
@@ -216,7 +216,7 @@ _POSITION, _IS_ROW = "position", "_is_row"
 def add_positions(workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: RawFiles) -> DataFrame:
     """Adds the column `serving.impressions.row_column` (bigint), unless it is not configured.
 
-    Logs a warning if too many impressions are invalid. They give no position.
+    Logs a warning if too many impressions are invalid. Invalid impressions give no position.
 
     Args:
         workers, plan: the workers and the plan of the run.
@@ -234,14 +234,14 @@ def add_positions(workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: Raw
         return rows.withColumn(settings.row_column, F.lit(None).cast("bigint"))
     logged = frame_of(workers.spark, read_impressions(workers, plan.config, files))
     _check(logged, settings, raw.dt)
-    # Spark reads the files again for the join. If one cannot be read any more, the job must stop.
+    # Spark reads the files again for the join. If a file cannot be read then, the job must stop.
     readable = F.when(F.col(ERROR).isNotNull(), F.raise_error(F.col(ERROR)).cast("boolean"))
     valid = logged.where(readable.otherwise(_is_valid(settings)))
     return join_positions(rows, valid, settings.row_column)
 
 
 def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> DataFrame:
-    """Adds a column with the position of the impression of each row; null without one.
+    """Adds a column with the position of the impression of each row; null without an impression.
 
     Args:
         rows: rows with user_key, item_key and, if the log has it, event_time.
@@ -266,7 +266,7 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
 def _is_valid(settings: Impressions) -> Column:
     """Returns the condition that an impression has all fields that the join needs.
 
-    A row that says why a file could not be read is invalid, too.
+    A row with the error of an unreadable file is invalid too.
     """
     names = [USER_KEY, ITEM_KEY, _POSITION, *([EVENT_TIME] if settings.time else [])]
     return reduce(and_, (F.col(name).isNotNull() for name in names))

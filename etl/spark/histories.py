@@ -1,14 +1,14 @@
 """Computes the history of each row: the items that its user clicked last before the row.
 
-Rows of a user are ordered by event_time, then by row_id; without an event_time, by row_id. A history has only
-clicks of rows before its row in this order, so it uses nothing from the future, and not the row's own click.
-If the log is stored by day, the clicks of earlier days come before those of the row's day.
+Rows of a user are ordered by event_time, then by row_id; without an event_time, by row_id. The history of a
+row has only clicks of earlier rows in this order, so it contains neither the row's own click nor later
+clicks. If the log is stored by day, the clicks of earlier days precede the clicks of the row's day.
 
 In the functions below, a click is a struct `time`, `item`. `time` is the event_time, or null if the log has
 none. An array of clicks is ordered from the oldest to the most recent click.
 
-If the log has groups (keys.group), the rows of a group compete for one click, so a click of the group is not
-known when the group is shown. All rows of a group on a day have the history of the group's first row.
+If the log has groups (keys.group), the rows of a group compete for one click. This click is not known when
+the group is shown. So all rows of a group on a day have the history of the group's first row.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ARRAY = "array<struct<time:bigint,item:string>>"
 
 
 def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = None) -> DataFrame:
-    """Adds the column `history.column`: an array of item keys, the most recent one first.
+    """Adds the column `history.column`: an array of item keys, with the most recent key first.
 
-    The array is empty if the user has no click before the row. Memory and time per row do not depend on the
-    number of the user's rows, only on `history.length`.
+    The array is empty if the user has no click before the row. Memory and time per row depend only on
+    `history.length`, and not on the number of the user's rows.
 
     Args:
         rows: frame with user_key, item_key, label, row_id and, if the log has them, group_key and event_time.
@@ -82,7 +82,7 @@ def merge_days(days: list[DataFrame], length: int) -> DataFrame:
     """Merges the last clicks of several days, which are given oldest first.
 
     Each element of `days` and the result have the columns user_key and clicks. Clicks of a later day are more
-    recent than those of an earlier day. The result has one row per user with at most `length` clicks.
+    recent than clicks of an earlier day. The result has one row per user with at most `length` clicks.
     """
     numbered = [day.withColumn("day", F.lit(number)) for number, day in enumerate(days)]
     arrays = F.sort_array(F.collect_list(F.struct("day", CLICKS))).getField(CLICKS)
@@ -122,7 +122,7 @@ def _last(values: Column, length: int) -> Column:
 class LastClicks:
     """Reads the clicks before a day of a log that is stored by day, and publishes missing partitions.
 
-    A day counts if it has a raw log, or if its partition was published before its raw log was deleted.
+    A day is usable if it has a raw log, or if its partition was published before its raw log was deleted.
     """
 
     workers: Workers
@@ -133,7 +133,7 @@ class LastClicks:
     def before(self, day: str) -> DataFrame | None:
         """Returns the last clicks on the `history.days` days before `day`, with one row per user.
 
-        The columns are user_key and clicks (etl/spark/histories.py). Returns None if no day counts.
+        The columns are user_key and clicks (see `last_clicks`). Returns None if no day is usable.
         """
         table = self.lake.last_clicks
         days = [
@@ -164,14 +164,14 @@ class LastClicks:
 
 
 def clicks_before(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> LastClicks | None:
-    """Returns what reads the clicks of earlier days; None without histories, or if the log is one table."""
+    """Returns the reader of earlier days' clicks; None without histories, or if the log is one table."""
     if plan.config.history is None or plan.is_divided:
         return None
     return LastClicks(workers, plan, plan.config.history, lake)
 
 
 def _as_clicks(rows: DataFrame) -> DataFrame:
-    """Converts rows of the table to user_key and clicks (etl/spark/histories.py)."""
+    """Converts rows of the table `last_clicks` to the columns user_key and clicks."""
     times = F.col("times") if "times" in rows.columns else F.transform("items", lambda _: F.lit(None))
     click = F.arrays_zip(times.cast("array<bigint>").alias("time"), F.col("items").alias("item"))
     return rows.select(USER_KEY, click.cast(ARRAY).alias(CLICKS))

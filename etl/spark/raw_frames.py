@@ -26,7 +26,8 @@ from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT, raw_keys
 from storage.lineage import NOT_RECORDED, LineageRecorder
 
-# A file split has fewer lines. So row ids of a log are ordered as its lines, without counting them first.
+# Each file split has fewer lines than this. So row_ids can be in the order of the lines without counting
+# lines first.
 _LINES_OF_SPLIT = 2**40
 _FIXED = {
     **dict.fromkeys((USER_KEY, ITEM_KEY, GROUP_KEY), pa.string()),
@@ -42,11 +43,11 @@ def ordered_rows(
     """Returns the good rows of a day's log as a lazy frame.
 
     The columns are row_id, label, keys, event_time and weight if the configuration has them, and `columns`.
-    Here row_ids are only ordered as the lines of the log: they are not the indices of the lines.
+    Here row_ids are in the order of the lines of the log, but they are not the indices of the lines.
 
     Args:
         workers, plan, raw: the workers, the plan of the run, and the files of the day.
-        columns: raw columns to read as well.
+        columns: raw columns to read in addition.
 
     Raises:
         DataError, ConfigError: a file is damaged or lacks a column.
@@ -61,7 +62,7 @@ def ordered_rows(
 
 
 def column_types(plan: FeaturePlan, columns: Sequence[str]) -> Mapping[str, pa.DataType]:
-    """Returns the types of the columns of good rows: what the rules of the log compute, and raw columns."""
+    """Returns the types of the columns of good rows: computed columns (keys, label…) and raw columns."""
     times = [EVENT_TIME] if plan.config.log.event_time else []
     weights = [WEIGHT] if plan.config.log.label.weights is not None else []
     fixed = [*raw_keys(plan.config.keys), *times, LABEL, *weights]
@@ -123,7 +124,7 @@ def read_attributes(
     if checked is None:
         raise ValueError("internal error, please report: an aggregation has no row")
     if checked["rejected"] or checked["keys"] != checked["rows"]:
-        read_attribute_table(config, table, key, section, dt, id_column)  # its error names file and line
+        read_attribute_table(config, table, key, section, dt, id_column)  # its error contains file and line
         raise ValueError(f"internal error, please report: {section} has invalid rows in Spark only")
     return rows.drop(_REJECTED)
 
@@ -135,7 +136,7 @@ def _read_split(
     schema: pa.Schema,
     index: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Runs one task: reads one file split. Rejected rows are one row with their number."""
+    """Runs one task: reads one file split. One row of the result has the number of rejected rows."""
     names = schema.names[1:]
     for block in reader.blocks(splits[index], names):
         arrays = [decoded(block.columns[name]).cast(schema.field(name).type) for name in names]

@@ -16,7 +16,7 @@ from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Part of the digest of prepared rows. Change it when the code would draw other negatives for the same log.
+# Part of the digest of prepared rows. Change this text if the code draws other negatives for the same log.
 DRAW = "from the split of the row and before"
 _SINCE = "_since"
 
@@ -29,9 +29,10 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str, weighted
     negatives of a train row. If there is no column `split` (one day of a log that is stored by day),
     negatives are drawn from all rows of the day.
 
-    With `train: false`, no negatives are added for train rows. Those of the other splits stay the same.
+    With `train: false`, no negatives are added for train rows. The negatives of the other splits stay the
+    same.
 
-    Let m be the number of different items in the rows from which the negatives of a positive row are drawn.
+    Let m be the number of distinct items in the rows from which the negatives of a positive row are drawn.
     These items are ordered by the first split in which they occur, then by item key. Draw n, from 1 to
     `per_positive`, takes the item at index pmod(xxhash64(row_id, n, seed), m). If the user already has one of
     these rows with the drawn item, the draw adds no negative. The result depends only on the log and the
@@ -87,7 +88,7 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str, weighted
 
 
 def drawn_rows(config: Negatives) -> str:
-    """Returns a condition of SQL that is true for drawn negatives in a feature table, else false."""
+    """Returns an SQL condition that is true for drawn negatives in a feature table, else false."""
     return f"{ROW_ID} % {config.per_positive + 1} <> 0"
 
 

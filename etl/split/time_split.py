@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 SPLIT = "split"
 
-# The day a prepared row comes from: an ISO date, or the run date of a log that is one undated table.
+# The day of a prepared row: an ISO date, or the run date if the log is one undated table.
 DAY = "_day"
 
-# Part of the digest of prepared rows. Change it when the code would divide the same log differently.
+# Part of the digest of prepared rows. Change this text if the code divides the same log differently.
 CUT = "by rank of the kept rows"
 
-# Row ids are counted in blocks of 2**16: some thousand blocks for a log of hundreds of millions of rows.
+# Rows are counted in blocks of 2**16 row_ids: some thousand blocks for a log of hundreds of millions of rows.
 _BLOCK_BITS = 16
 
 
@@ -35,7 +35,7 @@ def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
 
     Raises:
         DataError: there are no rows.
-        ValueError: `config.by` is `day`, so that whole partitions are splits.
+        ValueError: `config.by` is `day`, so whole partitions are splits.
     """
     if config.by == "fraction":
         return _by_fraction(rows, config)
@@ -51,8 +51,7 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
 
     Let rank be the index of a row in the order of event_time or row_id, from 0, and n the number of rows. A
     row is in the train split if rank <= (n - 1) * `train`, as for a percentile. Rows with equal times are in
-    the same split. Rows that were dropped before, for example quarantined rows, have no rank and are not
-    counted in n.
+    the same split. Dropped rows, such as quarantined rows, have no rank and are not counted in n.
 
     Raises:
         DataError: there are no rows.
@@ -68,7 +67,7 @@ def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
 
 
 def no_row(dt: str, path: str) -> DataError:
-    """Returns the error of a day that a run needs, and whose raw log has no row. `path` is its first file."""
+    """Returns the error for a required day whose raw log has no row. `path` is the first file of the log."""
     return DataError(
         f"the raw log of {dt} holds no row: {path}",
         f"deliver the raw log of {dt} again",
@@ -76,7 +75,7 @@ def no_row(dt: str, path: str) -> DataError:
 
 
 def no_good_row() -> DataError:
-    """Returns the error of a log that cannot be divided, because it has no row that is used."""
+    """Returns the error for a log that cannot be divided because it has no good row."""
     return DataError(
         "the log has no good row",
         "correct the raw log; the quarantine has a reason for each rejected row",
@@ -84,7 +83,7 @@ def no_good_row() -> DataError:
 
 
 def no_training_row(days: Sequence[str], config: SplitConfig) -> DataError:
-    """Returns the error of a fit whose train split, on these days, has no row."""
+    """Returns the error for a fit whose train split has no row on these days."""
     remedy = {
         "day": "check which rows the operators of `prepare` leave out",
         "fraction": "raise split.train, or check which rows the operators of `prepare` leave out",
@@ -147,7 +146,7 @@ def last_ranks(total: int, config: SplitConfig) -> tuple[int, int]:
 
     Ranks count from 0. `total` is at least 1.
     """
-    # Exact decimals: in binary, 0.7 + 0.2 is less than 0.9, which would lose a row of ten.
+    # Use exact decimals. In binary, 0.7 + 0.2 is less than 0.9, so one of ten rows would be lost.
     train = Fraction(str(config.train))
     first, second = (
         math.floor((total - 1) * share) for share in (train, train + Fraction(str(config.validation)))
@@ -159,8 +158,8 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     """Uses the last two positive rows of each user for validation and test.
 
     The test split contains the user's last positive row and all later rows. The validation split contains the
-    second last positive row and all rows between these two. The train split contains all earlier rows. A user
-    with only one positive row has no validation rows, and a user without positive rows has only train rows.
+    second last positive row and all rows before the test split. The train split contains all earlier rows. A
+    user with only one positive row has no validation rows. A user without positive rows has only train rows.
     """
     order = [F.asc(EVENT_TIME), F.asc(ROW_ID)] if EVENT_TIME in rows.columns else [F.asc(ROW_ID)]
     by_user = Window.partitionBy(USER_KEY)
@@ -176,7 +175,7 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     return rows.withColumn(SPLIT, split)
 
 
-# The window of days that a run reads, which ends on the run date: its train, validation and test days.
+# The days that a run reads, which end on the run date: train, validation and test days.
 
 
 def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:

@@ -1,1 +1,1 @@
-"""Statistics of the training rows, computed by Spark: moments, quantiles, statistics by key, vocabularies."""
+"""Statistics of the training rows: moments, quantiles, mergeable statistics, and ids of vocabularies."""

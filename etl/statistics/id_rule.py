@@ -29,7 +29,7 @@ class IdRule:
     """The rule that decides which values of a vocabulary get an id.
 
     Attributes:
-        min_count: a value gets an id only if it occurs at least this often.
+        min_count: the number of occurrences that a value needs to get an id.
         first_id: the lowest id.
         max_size: maximum number of values with an id; None for no limit.
     """
@@ -58,7 +58,7 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
         F.col("id").isNull() & (F.col("count") >= _by_column(rules, lambda rule: rule.min_count)),
     )
     by_column = Window.partitionBy("column")
-    # Only values that may get a new id are ranked, so that no window partition has to hold all values.
+    # Only values that may get a new id are ranked, so no window partition contains all values.
     ranked = (
         marked.where("is_new")
         .withColumn("rank", F.row_number().over(by_column.orderBy(*_spark_order())))
@@ -84,8 +84,8 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
 def _by_column(rules: Mapping[str, IdRule], value: Any) -> Column:
     """Returns an expression for one parameter of a rule.
 
-    In each row, the rule is that of the column named in the row's field `column`. Columns with equal
-    parameters share a branch of the expression.
+    The field `column` of a row selects the rule. Columns with equal parameters share a branch of the
+    expression.
     """
     branches: dict[Any, list[str]] = {}
     for name, rule in rules.items():

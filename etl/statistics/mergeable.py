@@ -20,7 +20,7 @@ from etl.ops.training_statistics import MergeableStatistic
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# The types of the values that a statistic receives; of lists, the types of their elements.
+# The types of the values that a statistic receives. For lists, these are the types of their elements.
 VALUE_TYPES: Mapping[Type, pa.DataType] = {
     "int": pa.int64(),
     "float": pa.float64(),
@@ -61,7 +61,7 @@ class MeasuredStatistic:
         return self._checked(self.statistic.measure(values.cast(kind), counts))
 
     def merge(self, states: Iterable[bytes]) -> bytes:
-        """Returns the state of all values of some states. Without states, it is the state of no values.
+        """Merges states. Without states, returns the state of an empty set of values.
 
         Raises:
             DataError: a state is larger than the statistic allows.
@@ -74,7 +74,7 @@ class MeasuredStatistic:
         return self.measure(pa.array([], VALUE_TYPES[self.kind]), np.zeros(0, np.int64))
 
     def result(self, state: bytes) -> object:
-        """Returns the statistic as it is stored in JSON, so with lists instead of tuples."""
+        """Returns the statistic as it is stored in JSON, with lists instead of tuples."""
         return json.loads(json.dumps(self.statistic.result(state)))
 
     def _checked(self, state: bytes) -> bytes:

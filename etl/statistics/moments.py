@@ -1,14 +1,14 @@
 """Exact mean, variance and quantiles of many columns, independent of the order of rows and partitions.
 
 Floating-point sums depend on the order of addition. But statistics are part of digests, so they must be
-reproducible. So values are rounded to multiples of 2**-24 (6e-8) and summed exactly, as integers. At the end,
-mean and variance are computed from these sums as exact fractions.
+reproducible. Values are therefore rounded to multiples of 2**-24 (6e-8) and summed exactly, as integers. At
+the end, mean and variance are computed from these sums as exact fractions.
 
 Sums of squares need more digits than Spark's decimal type has. So a number x is divided into three parts of
 31 bits: in units of 2**-24, x is upper * 2**62 + high * 2**31 + low. The upper part of numbers below 2**38 is
 0. Each product of two parts is divided into two halves. The parts and these halves are summed separately.
-Within a Spark partition they are summed as 64-bit integers, which cannot overflow. The sums of all partitions
-are then added as decimals.
+Within a Spark partition, they are summed as 64-bit integers, which cannot overflow. Then the sums of all
+partitions are added as decimals.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _UNITS = 2**24
-_LIMIT = 2.0**69  # below it, the upper part fits in 31 bits; all 64-bit integers are below it
+_LIMIT = 2.0**69  # the upper part of smaller numbers, including all 64-bit integers, has at most 31 bits
 _UPPER = 2.0**38  # unit of the upper part: 2**62 units of 2**-24
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
@@ -52,7 +52,7 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
     """
     if not values:
         return {}
-    # Several selects, because in a single one Spark would repeat the expression of a value at each of its
+    # Use several selects: in a single select, Spark would repeat the expression of a value at each of its
     # dozens of uses.
     reals = rows.select(*(value.cast("double").alias(f"real_{i}") for i, value in enumerate(values.values())))
     # A cast rounds towards zero, so the remainder has the sign of the value, and no digit is lost.
@@ -123,12 +123,12 @@ class ExactSums:
 
 
 def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSums:
-    """Returns the exact sums of n different values, of which values[i] occurs counts[i] times.
+    """Returns the exact sums of n distinct values, of which values[i] occurs counts[i] times.
 
     Args:
-        name: what the values are, for the error message.
-        values: (n,) float64, the different values.
-        counts: (n,) int64, how often each value occurs.
+        name: a name of the values for the error message.
+        values: (n,) float64, the distinct values.
+        counts: (n,) int64, the number of occurrences of each value.
 
     Raises:
         DataError: a value is NaN or infinite, or its absolute value is 2**69 or more.
@@ -145,8 +145,8 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     def total(numbers: np.ndarray) -> int:
         """Returns the exact sum of numbers[i] * counts[i].
 
-        Each half of a number has at most 31 bits, so its product with a count fits into 64 bits. The sum of
-        the products of fewer than 2**31 rows fits, too. Otherwise they are added as Python integers.
+        Each half of a number has at most 31 bits, so its product with a count fits into 64 bits. For fewer
+        than 2**31 rows, the sum of the products fits too. Otherwise, Python integers are added.
         """
         most, least = (numbers >> _HALF_BITS) * counts, (numbers & (_HALF - 1)) * counts
         if few_rows:
@@ -206,7 +206,8 @@ def _moments(rows: int, total: int, squares: int) -> Moments:
 _Target = tuple[int, int, int]
 _HELD_VALUES = 4_000_000
 
-# Bits of a range of doubles: sign, exponent and 8 bits of the significand. A range has 0.4% of its numbers.
+# Bits that identify a range of doubles: sign, exponent and 8 bits of the significand. The width of a range is
+# at most 0.4% of its numbers.
 _RANGE_BITS = 20
 _RANGES = 1 << _RANGE_BITS
 
@@ -226,9 +227,9 @@ def quantiles_of_counts(
 ) -> list[float]:
     """Returns the quantiles of the (values, counts) of several parts; an empty list if there are no values.
 
-    The quantile of the probability p is the smallest value v such that at least p of the values are <= v. If
-    there are more than _HELD_VALUES values, they are not held in memory, but read twice. The first pass
-    counts the values of each range. The second pass collects only the ranges that contain a quantile.
+    The quantile of the probability p is the smallest value v such that at least the share p of the values is
+    <= v. If there are more than _HELD_VALUES values, they are not kept in memory, but read twice. The first
+    pass counts the values of each range. The second pass collects only the ranges that contain a quantile.
 
     Args:
         parts: returns the parts each time it is called.
@@ -258,7 +259,7 @@ def quantiles_of_counts(
         chosen = is_wanted[_ranges(values)]
         held.append((values[chosen], counts[chosen]))
     values, weights = _merged(held)
-    # Number of values before each collected value: those of other ranges, and those collected before it.
+    # Number of values before each collected value: in ranges that were left out, and among collected values.
     left_out = np.cumsum(np.where(is_wanted, 0, in_range))[_ranges(values)]
     reached = left_out + np.cumsum(weights)
     return [float(values[np.searchsorted(reached, position)]) for position in positions]
@@ -273,7 +274,7 @@ def _numbers(
 
 
 def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the different values of some parts in ascending order, and the sum of the counts of each."""
+    """Returns the distinct values of some parts in ascending order, and the sum of the counts of each."""
     if not parts:
         return np.zeros(0), np.zeros(0, np.int64)
     values, position = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
@@ -300,9 +301,9 @@ def measure_quantiles(
 ) -> dict[str, dict[float, float]]:
     """Returns the quantiles of each expression, as a dictionary from probabilities to values.
 
-    The quantile of the probability p is the smallest value v such that at least p of the values are <= v.
-    Nulls are ignored. The dictionary is empty if all values are null. The driver collects one number per task
-    and column.
+    The quantile of the probability p is the smallest value v such that at least the share p of the values is
+    <= v. Nulls are ignored. The dictionary is empty if all values are null. The driver collects one number
+    per task and column.
 
     Args:
         wanted: maps names to (expression over `rows`, probabilities). The result has the same names.

@@ -1,9 +1,9 @@
 """Generates click logs with users, items, impressions and clicks. The best possible AUC of a log is known.
 
 The content of a day depends only on the seed, the configured sizes and the date. So a day has the same bytes
-whenever it is generated, and whichever worker generates it. Read the modules in this order: `columns`,
-`click` (the click probability), `world` (users and items), `impressions` (which user sees which item),
-`layout` and `damage` (conversion of rows to lines), `summary` (counts), `files`, `generate`.
+at any time and on any worker. Read the modules of `clicks` in this order: `columns`, `click` (the click
+probability), `world` (users and items), `impressions` (which user sees which item), `layout` (conversion of
+rows to lines), `blocks` (lines and counts of a file). Then read `generate`, which writes the files.
 
 In the layout `criteo`, a row consists of the label (1 for a click) and the columns in the order below,
 separated by tabs. Rows are in the order of time. In the layout `named`, a row consists of `clicked` (the

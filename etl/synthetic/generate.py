@@ -32,7 +32,7 @@ from storage.paths import LakePaths, Partition
 log = logging.getLogger("nightrank.generate")
 _NOT_OF_ROWS = ("days", "first_date", "compression")  # keys on which the rows of a day do not depend
 
-# Tasks of a worker between two log messages.
+# Number of tasks of each worker between two log messages.
 _ROUNDS = 4
 
 
@@ -118,7 +118,7 @@ def _publish(partition: Partition, config: Generate, files: list[RawFile]) -> Ma
 
 
 def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
-    """Deletes generated files that the manifest does not name, since other tools may read all files."""
+    """Deletes generated files that the manifest does not list, because other tools may read all files."""
     current = {file.path for file in manifest.files}
     for info in file_io.list_files(partition.path):
         if info.is_file and info.base_name.startswith(PREFIX) and info.base_name not in current:
@@ -170,7 +170,7 @@ def write_file(config: Generate, partition: Partition, file: int) -> RawFile:
     files, inner = file_io.filesystem(partition.file(name))
     try:
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-        # compression=None, because the default would compress a .gz file again.
+        # Pass compression=None, because the default would compress a .gz file again.
         with files.open_output_stream(inner, compression=None) as stream:
             for data, summary in kind.blocks(config, date.fromisoformat(partition.dt), file):
                 written = compress(data)

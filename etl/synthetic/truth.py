@@ -1,14 +1,14 @@
 """The true probabilities of users and items on one day, from which the best possible lists follow.
 
-An impression of a day is one of a certain user with the probability a. It then shows a certain item with the
-probability e (`clicks/expected_clicks.py`). A shown item is clicked with the probability p
-(`clicks/expected_clicks.py`). The impressions of a day are independent. If a list contains the items L, no
-click of the user hits the list with the probability (1 - a · Σ e·p)^rows, where the sum is over L. So lists
-of the items with the largest e·p have the highest expected hit rate.
+Let a be the probability that an impression of a day is an impression of a certain user. Let e be the
+probability that an impression of this user shows a certain item, and p the probability that the user clicks
+the shown item (`clicks/expected_clicks.py` computes both). The impressions of a day are independent. If a
+list contains the items L, the probability that no click of the user hits the list is (1 - a · Σ e·p)^rows,
+where the sum is over L. So lists of the items with the largest e·p have the highest expected hit rate.
 
-The hour of an impression depends on its place in the log, but the average over the day does not. The formula
-above replaces the probability of each row by this average. This changes the probability of a hit by less than
-its own square per row, because one row hits a list only rarely.
+The hour of an impression depends on its place in the log. The formula above replaces the probability of each
+row by the average over the day. For each row, this changes the probability of a hit by less than its square,
+because one row hits a list only rarely.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class GeneratedDays:
 def generated_days(lake: LakePaths, keys: Keys | None, days: Sequence[str]) -> GeneratedDays | None:
     """Returns the settings with which days of the log were generated.
 
-    Returns None if the true probabilities are unknown. This is so if there are no days, if generate_clicks
-    did not write them into the lake with equal settings, if they have the layout `outbrain`, or if `keys` are
-    not the user and the item of the generator.
+    Returns None if the true probabilities are unknown. This is the case if there are no days, if
+    generate_clicks did not write all days into the lake with equal settings, if the days have the layout
+    `outbrain`, or if `keys` are not the user and the item of the generator.
     """
     settings = [published_settings(lake.raw.partition(day)) for day in days]
     first = settings[0] if settings else None
@@ -68,7 +68,7 @@ def published_settings(partition: Partition) -> Generate | None:
     """Returns the settings with which a day of the raw log was generated.
 
     The keys on which the rows of a day do not depend have their defaults. Returns None if the day was not
-    generated, or by a release that did not record the settings.
+    generated, or if a release generated it that did not record the settings.
     """
     if not is_published(partition):
         return None
@@ -81,7 +81,7 @@ class TrueProbabilities:
     """The true probabilities of one user with each item of a day.
 
     Attributes:
-        user_share: probability that an impression of the day is one of this user.
+        user_share: probability that an impression of the day is an impression of this user.
         clicked: (items,) probability of a click if the item is shown to the user, averaged over the context
             and over empty fields.
         shown: (items,) probability that an impression of the user shows the item.
@@ -119,7 +119,7 @@ class DayTruth:
         """Draws the world of the ISO date `day`.
 
         Raises:
-            ValueError: the layout is not one of impressions.
+            ValueError: the layout is not a layout of impressions.
         """
         layout = kind_of(config).layout
         if not isinstance(layout, ImpressionLayout):
@@ -142,7 +142,8 @@ class DayTruth:
     def of_users(self, users: NDArray[np.int64]) -> TrueProbabilitiesOfUsers:
         """Returns the true probabilities of the users at several positions.
 
-        Those of a user do not depend on the other users. They cost less if many users are computed at once.
+        The probabilities of a user do not depend on the other users. Computing many users at once takes less
+        time.
         """
         return TrueProbabilitiesOfUsers(
             self._exposure.shares_of_users(users),

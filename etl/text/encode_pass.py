@@ -31,9 +31,9 @@ from storage.feature_spec import (
 )
 from storage.publish import null_column, own_path
 
-# Largest size of the model inputs of a row group, as a rank of a training has them in memory: 4 bytes for
-# each number, and lists as long as the longest one. A rank has at least one row group of each of its shards
-# in memory, so this size decides how much memory a training on many rows needs.
+# Largest size of the model inputs of a row group in the memory of a training rank: 4 bytes for each number,
+# and lists padded to the longest one. A rank has at least one row group of each of its shards in memory. So
+# this size determines the memory that a training on many rows needs.
 ROW_GROUP_BYTES = 32 * 2**20
 _RAW_KEYS = (USER_KEY, ITEM_KEY, GROUP_KEY)
 _KEY_TYPES = {ROW_ID: pa.int64(), **dict.fromkeys(_RAW_KEYS, pa.string()), EVENT_TIME: pa.int64()}
@@ -50,7 +50,7 @@ class EncodeTask:
             name (storage.publish.own_path).
         dt: the day of the rows, as an ISO date.
         split: the split of the rows, if one partition of the log contains several splits; otherwise None.
-        saved: the blocks that have these rows, in order, as the scan pass saved them; empty if it did not.
+        saved: the blocks with these rows that the scan pass saved, in order; empty if it did not save them.
         saved_line: index in the file split of the first line of the first saved block.
         lines: first line, and the line after the last one, of the rows to encode; None for all rows.
     """
@@ -67,7 +67,7 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Data that all tasks need: source of rows, fitted chains and their tables, and the columns to write."""
+    """The data that all tasks need: source of rows, fitted chains with their tables, columns to write."""
 
     source: RowSource
     chains: tuple[FittedChain, ...]
@@ -123,8 +123,8 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             sink,
             encoding.schema,
             compression="zstd",
-            # Every row_id is different, so a dictionary of them costs time; their differences are small.
-            # Lists without a dictionary take less time and space, because rows often repeat the same list.
+            # Row_ids are distinct, so a dictionary would only cost time. Their differences are small. Lists
+            # without a dictionary take less time and space, because rows often repeat the same list.
             use_dictionary=[
                 field.name
                 for field in encoding.schema
@@ -212,10 +212,10 @@ def _rows_of_group(table: pa.Table) -> int:
 
 
 def _dealt(table: pa.Table, groups: int) -> pa.Table:
-    """Deals the n rows to groups in turn. Returns the rows 0, groups, 2 * groups, …, 1, 1 + groups, … .
+    """Distributes n rows to groups in turn. Returns the rows 0, groups, 2 * groups, …, 1, 1 + groups, … .
 
-    The columns of `table` have one chunk. Columns are dealt one after the other: while all groups take their
-    values of a column, the column is in a cache of the core.
+    The columns of `table` have one chunk. Columns are processed one after the other, so that a column stays
+    in the core's cache while the values of all groups are copied.
     """
     order = pa.array(_dealt_values(np.arange(len(table)), groups))
     columns = [_dealt_column(column.chunk(0), groups, order) for column in table.columns]
@@ -223,7 +223,7 @@ def _dealt(table: pa.Table, groups: int) -> pa.Table:
 
 
 def _dealt_column(values: pa.Array, groups: int, order: pa.Array) -> pa.Array:
-    """Returns the values in this `order` (n,), which is that of `_dealt`.
+    """Returns the values in the order of `_dealt`, of which `order` (n,) has the indices.
 
     For numbers without nulls, NumPy is faster than Arrow.
     """
@@ -262,11 +262,11 @@ def _columns(
 
 
 def _joined(parts: Sequence[pa.Array]) -> pa.Array:
-    """Concatenates arrays of a raw column. Dictionaries, also those of elements of lists, become one."""
+    """Concatenates arrays of a raw column. Dictionaries, also of list elements, become one dictionary."""
     return unify(parts) if isinstance(parts[0], pa.DictionaryArray) else pa.concat_arrays(parts)
 
 
-# Gives the training rows to a fit as blocks, which tasks read from the raw log or from prepared files.
+# Provides the training rows for a fit as blocks, which tasks read from the raw log or from prepared files.
 
 
 @dataclass(frozen=True)

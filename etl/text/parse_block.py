@@ -1,4 +1,4 @@
-"""Applies the rules of a log to the typed blocks that a reader gives. Rejected lines get a reason.
+"""Applies the rules of a log to the typed blocks that a reader returns. Rejected lines get a reason.
 
 With `workflow.engine: sql`, Spark parses the log instead, and returns the same rows and reasons.
 """
@@ -45,8 +45,8 @@ class ParsedBlock:
             array of n lists. It also has `label` (float) and, if the log has them, `weight` (float),
             `user_key`, `item_key`, `group_key` (dictionaries of strings) and `event_time` (int64 µs).
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
-            of the column's dictionary. The mapping is empty if rows or a header line were removed after the
-            scan, because the scanner counted them.
+            of the column's dictionary. If rows or a header line were removed after the scan, the mapping is
+            empty, because the scanner's counts include them.
         rejected: for every line that is not a valid row: (index of the line in the block, reason), ascending.
             This includes lines that the operators `filter` and `dropna` drop.
         texts: returns the texts of the lines with these indices.
@@ -117,13 +117,13 @@ def parse_block(block: RawBlock, layout: FileLayout, erased: ErasedUsers | None 
 
 
 def _leave_out_erased(users: pa.DictionaryArray, erased: ErasedUsers, reasons: _RowReasons) -> None:
-    """Gives the reason ERASED to the rows of erased users, whatever other reason they have."""
+    """Sets the reason ERASED for the rows of erased users, even if they have another reason."""
     rows = rows_with(users, np.flatnonzero(erased.are_in(users.dictionary)))
     reasons.by_row |= dict.fromkeys(rows.tolist(), ERASED)
 
 
 def _hide_erased(block: RawBlock, separator: str, erased: ErasedUsers, by_line: dict[int, str]) -> None:
-    """Gives the reason ERASED to rejected lines with a field that is the id of an erased user."""
+    """Sets the reason ERASED for rejected lines with a field that is the id of an erased user."""
     lines = sorted(line for line, reason in by_line.items() if reason != ERASED)
     for line, text in zip(lines, block.texts(lines), strict=True):
         if has_erased_field(text, separator, erased):
@@ -138,7 +138,7 @@ def unify(parts: Sequence[pa.Array]) -> pa.Array:
         return pa.concat_arrays(parts)
     chunks = pa.chunked_array(parts).unify_dictionaries().chunks
     indices = pa.concat_arrays([chunk.indices for chunk in chunks])
-    # The indices are those of the chunks, so they need no check.
+    # The indices come from the chunks, so they need no check.
     return pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary, safe=False)
 
 
@@ -148,7 +148,7 @@ def _derived_columns(
     """Computes label, weight, keys and event_time (etl/raw/row_rules.py).
 
     A row that a check rejects gets a reason. Rules are applied to distinct values. Keys remain dictionary
-    arrays, the others are plain arrays.
+    arrays; all other columns are plain arrays.
     """
     derived = {}
     for rule in row_rules(layout.types, layout.label, layout.keys, layout.event_time, layout.table):
@@ -251,18 +251,18 @@ def file_layout(plan: FeaturePlan, paths: tuple[str, ...]) -> FileLayout:
     return FileLayout(reader, log.label, plan.config.keys, log.event_time, filters)
 
 
-# Where the passes get blocks of rows from: the files of a raw log, or prepared files.
+# The sources of the blocks of rows for the passes: the files of a raw log, or prepared files.
 
 
 class RowSource(Protocol):
-    """Gives the blocks of a file split. Tasks get it pickled."""
+    """Reads the blocks of file splits. Objects are pickled for tasks."""
 
     def blocks(self, file_split: FileSplit, features: Sequence[str]) -> Iterator[ParsedBlock]:
         """Yields the rows of a file split, block by block, in order.
 
         Args:
             file_split: the part of a file to read.
-            features: raw columns that features read. Columns of label, keys and time are read in any case.
+            features: raw columns that features read. Columns of label, keys and time are always read.
         """
 
 
@@ -293,11 +293,12 @@ def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, 
 #
 # A block has no file on a worker if another machine parsed the split, if the disk was nearly full, or if the
 # file was lost. Then the split is parsed again. The files are in Spark's local directories, which Spark
-# deletes when the application ends. `load` deletes a file after reading it, unless it is read once more.
+# deletes when the application ends. `load` deletes a file after reading it, unless other tasks also read it.
 
 _ROW_LINES, _LINES, _BYTES = "nightrank.places", b"nightrank.lines", b"nightrank.bytes"
 
-# A disk is nearly full if both a smaller share and fewer bytes are free. Spark needs this space for shuffles.
+# A disk is nearly full if the free share and the free bytes are both below these limits. Spark needs this
+# space for shuffles.
 _MIN_FREE_SHARE = 0.2
 _MIN_FREE_BYTES = 20 * 2**30
 
@@ -308,7 +309,7 @@ class SavedBlock:
 
     Attributes:
         name: the name of the block.
-        shared: whether several tasks read it, so that its file is not deleted when it is read.
+        shared: whether several tasks read the block. If so, its file is not deleted after reading.
     """
 
     name: str
@@ -316,10 +317,7 @@ class SavedBlock:
 
 
 def save(name: str, block: ParsedBlock) -> bool:
-    """Writes a parsed block under a name, and returns whether it did.
-
-    It does not if the disk is nearly full or the write fails.
-    """
+    """Writes a parsed block under a name. Returns False if the disk is nearly full or the write fails."""
     path = _path(name)
     if path is None:
         return False
@@ -343,7 +341,7 @@ def save(name: str, block: ParsedBlock) -> bool:
 
 
 def load_all(saved: Sequence[SavedBlock], columns: set[str]) -> list[ParsedBlock] | None:
-    """Reads several blocks (see `load`); None if one of them cannot be loaded, or if there is none."""
+    """Reads several blocks (see `load`). Returns None if `saved` is empty or a block cannot be loaded."""
     blocks = [load(one, columns) for one in saved]
     loaded = [block for block in blocks if block is not None]
     return loaded if loaded and len(loaded) == len(blocks) else None

@@ -1,4 +1,4 @@
-"""Publishes what the passes computed of a day: quarantine, value counts and features."""
+"""Publishes the results of the passes for a day: quarantine, value counts and features."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class ScannedDay:
     def first_lines(self) -> list[tuple[int, str, int, int]]:
         """Returns (task, path, row_id, line) for each file split of the day.
 
-        Here `task` is the index of the split's task, `path` is the raw file, `row_id` is that of the split's
-        first line, and `line` is the index of this line in the file.
+        Here `task` is the index of the split's task, and `path` is the raw file. `row_id` is the row_id of
+        the split's first line, and `line` is the index of this line in the file.
         """
         starts: list[tuple[int, str, int, int]] = []
         row_id, line_in_file, path = 0, 0, ""
@@ -150,7 +150,7 @@ def _numbered(day: ScannedDay, scanned: pa.Table, filtered: Sequence[str]) -> pa
 
 
 def _numbered_frame(day: ScannedDay, scanned: DataFrame, filtered: Sequence[str]) -> DataFrame:
-    """Returns the quarantined rows of a day. Only this function of the module needs pyspark."""
+    """Returns the quarantined rows of a day. No other function of this module needs pyspark."""
     from pyspark.sql import functions as F
 
     first_lines = scanned.sparkSession.createDataFrame(
@@ -166,7 +166,7 @@ def _numbered_frame(day: ScannedDay, scanned: DataFrame, filtered: Sequence[str]
     )
 
 
-# Publishes the value counts of a day of text, whose files the tasks of the scan pass wrote.
+# Publishes the value counts of a day of text. The tasks of the scan pass wrote the files.
 
 
 def publish_counts(
@@ -230,7 +230,7 @@ def publish_counts(
 
 
 def _lines_of_splits(parts: Sequence[CountedRows]) -> list[tuple[str, int, int]]:
-    """Returns each split that has rows of a file split, with their first line and the line after the last."""
+    """Returns (split, first line, line after the last one) for each split with rows of a file split."""
     lines: dict[str, tuple[int, int]] = {}
     for part in parts:
         first, _ = lines.get(part.split, (part.first_line, 0))
@@ -268,10 +268,10 @@ class EncodeDay:
     """A day to encode.
 
     Attributes:
-        parts: its rows, in the order of the row_ids.
-        rows: the number of its rows.
-        counts: the row counts of its raw log.
-        inputs: the inputs for the manifest of its features.
+        parts: the rows of the day, in the order of the row_ids.
+        rows: number of rows of the day.
+        counts: the row counts of the day's raw log.
+        inputs: the inputs for the manifest of the day's features.
     """
 
     parts: Sequence[EncodePart]
@@ -292,7 +292,8 @@ def encode_days(
     """Writes the feature partitions of days in one pass, and publishes them.
 
     Args:
-        workers, plan: run the tasks; the plan of the run.
+        workers: run the tasks.
+        plan: the plan of the run.
         table: the table of features of the workflow.
         workflow: computes the features.
         source: reads the file splits of the parts.

@@ -33,7 +33,7 @@ from storage.feature_spec import EVENT_TIME, LABEL
 if TYPE_CHECKING:  # workers do not import pyspark
     from pyspark.sql import DataFrame
 
-# Number of blocks whose counts a task holds before it merges them. It limits the memory of a task.
+# Number of blocks whose counts a task keeps before it merges them. This limits the memory of a task.
 _MERGE_EVERY = 8
 
 
@@ -43,14 +43,14 @@ class ScanTask:
 
     Attributes:
         file_split: the file split to read.
-        counts_file: path of the files to write, with the value counts of a block each. Each file gets
-            different digits in its name.
+        counts_file: path of the files to write. Each has the value counts of one block, and gets different
+            digits in its name.
         buckets: number of hash buckets into which the value counts are divided.
-        scratch: name under which to save the parsed blocks of the split, each with its index after a dot;
-            None to save nothing.
-        day: the bounds of the day of the split (etl.raw.row_rules); None if times are not compared with it.
-        spill: how to store the good rows for their preparation, in place of counting their values; None to
-            count the values.
+        scratch: the name for saved blocks of the split. The name of a block has its index after a dot. None
+            to save nothing.
+        day: the bounds of the day of the split (etl.raw.row_rules); None if times are not compared with them.
+        spill: the settings to store the good rows for their preparation, instead of counting their values;
+            None to count the values.
     """
 
     file_split: FileSplit
@@ -90,10 +90,11 @@ class SplitSummary:
         lines: number of lines.
         good: number of lines that are valid rows.
         dropped: maps each reason to the number of lines that are not valid rows for this reason.
-        blocks: the blocks of the split, in order, of which there is at least one. Empty if the rows were
-            stored in place of counting their values.
-        stored: path of the file with the stored rows; empty if it has none, or if they are on the local disk.
-        misdated: number of good lines whose event_time is outside of the day, and their first and last time.
+        blocks: the blocks of the split, in order; at least one. Empty if the rows were stored instead of
+            counting their values.
+        stored: path of the file with the stored rows; empty if there are none, or if they are on the local
+            disk.
+        misdated: number of good lines whose event_time is outside the day, with their first and last time.
     """
 
     lines: int
@@ -120,10 +121,10 @@ def scan_splits(
 ) -> pa.Table | DataFrame:
     """Returns the results of all tasks: a persisted frame, or a table in the order of the tasks.
 
-    It has one row (task, summary) per task, and one row (task, line, reason, text) per quarantined line.
-    Here `line` is the index of the line in its split. If Spark evaluates the frame again, it writes the files
-    of value counts again, under new names. So publish the files that the summaries refer to, and release the
-    frame after that.
+    The result has one row (task, summary) per task, and one row (task, line, reason, text) per quarantined
+    line. Here `line` is the index of the line in its split. If Spark evaluates the frame again, it writes the
+    files of value counts again, under new names. So first publish the files that the summaries refer to, and
+    then release the frame.
 
     Args:
         workers: run the tasks.
@@ -204,7 +205,7 @@ def _writer(spill: Spill | RowsFile, index: int) -> SpillWriter | RowsFileWriter
 
 
 def _counted(task: ScanTask, index: int, parsed: ParsedBlock, counted: Sequence[str]) -> CountedBlock:
-    """Counts the values of a block, and saves the block if the task says so. Returns what it wrote."""
+    """Counts the values of a block, and saves the block if the task has a `scratch` name."""
     name = f"{task.scratch}.{index}" if task.scratch else ""
     saved = name if name and parse_block.save(name, parsed) else ""
     value_counts = {}
@@ -222,7 +223,7 @@ def _counted(task: ScanTask, index: int, parsed: ParsedBlock, counted: Sequence[
 def _rejected_lines(
     index: int, lines_before: int, parsed: ParsedBlock, left_out: frozenset[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the lines for the quarantine, which has no line with one of the reasons `left_out`."""
+    """Yields the lines for the quarantine. Lines with one of the reasons `left_out` are omitted."""
     rejected = [(line, reason) for line, reason in parsed.rejected if reason not in left_out]
     if rejected:
         lines, reasons = zip(*rejected, strict=True)
@@ -262,8 +263,8 @@ class ValueCounter:
             null = len(encoded.dictionary)
             codes = codes.fill_null(null) if codes.null_count else codes
             counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=null + 1)[:null]
-        # Only distinct values are held, one code each, so that `unify` can merge the dictionaries of several
-        # blocks.
+        # Keep only distinct values, with one code for each. Then `unify` can merge the dictionaries of
+        # several blocks.
         all_codes = pa.array(np.arange(len(encoded.dictionary), dtype=np.int32))
         self._parts.append(pa.DictionaryArray.from_arrays(all_codes, encoded.dictionary))
         self._counts.append(counts)
@@ -280,7 +281,7 @@ class ValueCounter:
         self._counts = [counts]
 
     def result(self) -> tuple[pa.Array, np.ndarray]:
-        """Returns (values, counts): n distinct values as texts, and how often each occurs, shape (n,).
+        """Returns (values, counts): n distinct values as texts, and their numbers of rows, shape (n,).
 
         If null occurs, it is the last value.
         """

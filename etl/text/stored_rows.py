@@ -1,6 +1,6 @@
-"""Stores the good rows of a log until they are prepared: on the local disk for tasks, in the lake for Spark.
+"""Stores the good rows of a log until they are prepared: in the lake for Spark, on the local disk for tasks.
 
-The scan pass writes one file per file split. Any worker of a cluster can read it.
+In the lake, the scan pass writes one file per file split. Any worker of a cluster can read this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TASK, LINE = "_task", "_line"
 
 @dataclass(frozen=True)
 class RowsFile:
-    """What the scan pass stores of a file split.
+    """The settings by which the scan pass stores a file split in the lake.
 
     Attributes:
         path: path of the file to write. Each attempt at the task adds different digits to the file name.
@@ -77,7 +77,7 @@ class RowsFileWriter:
             schema,
             compression="snappy",
             write_statistics=False,
-            store_schema=False,  # the columns are texts for Spark
+            store_schema=False,  # so that Spark reads the columns as texts
         )
         return self._open.enter_context(writer)
 
@@ -94,12 +94,12 @@ _FILES = "nightrank-rows"
 
 @dataclass(frozen=True)
 class Spill:
-    """What the scan pass stores of a file split.
+    """The settings by which the scan pass stores a file split on the local disk.
 
     Attributes:
         name: name of the files, unique for each file split of a run.
         columns: the columns to store.
-        by: the column of strings whose hash decides the bucket of a row; None if there is one bucket.
+        by: the column of strings whose hash determines the bucket of a row; None if there is one bucket.
         buckets: number of buckets, a power of two.
     """
 
@@ -144,13 +144,13 @@ class SpillWriter:
     def _write(self, bucket: int, batch: pa.RecordBatch) -> None:
         if bucket not in self._writers:
             sink = self._open.enter_context(pa.OSFile(str(_path(self._spill.name, bucket)), "wb"))
-            # A stream, because each batch has dictionaries of its own.
+            # Use a stream, because each batch has different dictionaries.
             self._writers[bucket] = self._open.enter_context(pa.ipc.new_stream(sink, batch.schema))
         self._writers[bucket].write_batch(batch)
 
 
 def read_spilled(names: Sequence[str], bucket: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields the rows of a bucket: pairs of the index in `names` and a batch, in the order of the log."""
+    """Yields (index in `names`, batch) for the rows of a bucket, in the order of the log."""
     for index, name in enumerate(names):
         path = _path(name, bucket)
         if path.exists():
@@ -166,7 +166,7 @@ def delete_spilled(names: Sequence[str], bucket: int) -> None:
 
 
 def delete_spilled_of(folder: Path, prefix: str) -> None:
-    """Deletes the files that are left of the rows whose names begin with a prefix.
+    """Deletes the remaining files of stored rows whose names begin with a prefix.
 
     Args:
         folder: the folder of temporary files of the workers.
@@ -177,7 +177,7 @@ def delete_spilled_of(folder: Path, prefix: str) -> None:
 
 
 def spilled_lines(folder: Path, name: str, buckets: int) -> np.ndarray:
-    """Returns the lines of the stored rows of a file split, over all buckets, in any order: (n,) int64.
+    """Returns the line of each stored row of a file split in all buckets, in any order: (n,) int64.
 
     Args:
         folder: the folder of temporary files of the workers.
@@ -194,7 +194,7 @@ def spilled_lines(folder: Path, name: str, buckets: int) -> np.ndarray:
 
 
 def used_values(values: pa.Array) -> pa.Array:
-    """Returns a dictionary array with a dictionary of the values that occur. Other arrays are unchanged."""
+    """Removes values that do not occur from the dictionary of an array. Other arrays are unchanged."""
     if not isinstance(values, pa.DictionaryArray):
         return values
     codes = values.indices

@@ -71,8 +71,8 @@ class _ScannedSplit:
     """A file split, and the number of its lines.
 
     Attributes:
-        parts: split, first line, and the line after the last one, of its rows in each split. None if all rows
-            of the day are in one split.
+        parts: (split, first line, line after the last one) for its rows in each split. None if all rows of
+            the day are in one split.
     """
 
     file_split: FileSplit
@@ -154,7 +154,7 @@ class TextPasses:
         )
 
     def table_inputs(self, raw: RawFiles) -> dict[str, str]:
-        """Returns no digest: the rows of a log without a preparation have no attributes of tables."""
+        """Returns an empty mapping: without a preparation, rows are not joined with tables."""
         return {}
 
     def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
@@ -207,7 +207,8 @@ class TextPasses:
     def _encode_parts(self, dt: str) -> list[EncodePart]:
         """Returns the parts of a scanned day, in the order of its lines.
 
-        A file split whose blocks this machine has saved is several parts, so that several tasks encode it.
+        A file split whose blocks this machine has saved consists of several parts, so that several tasks
+        encode it.
         """
         parts, first_row = [], 0
         divided = isinstance(self._workers, LocalWorkers)
@@ -228,7 +229,7 @@ class TextPasses:
         return layout_of_days(self._plan, days)
 
     def _inputs(self, raw: RawFiles) -> tuple[dict[str, str], dict[str, str]]:
-        """Returns the inputs for two manifests of a day: of its quarantine, and of its value counts."""
+        """Returns the inputs for the manifests of a day's quarantine and of its value counts."""
         shared = {"raw": raw.digest, "layout": self._plan.layout}
         counted = {**shared, "columns": digest_of([_COUNTS_FORMAT, *self._plan.counted_columns])}
         if self._plan.is_divided:
@@ -336,7 +337,7 @@ class SavedRun:
 
     Attributes:
         first, end: the first line, and the line after the last one.
-        names: the names of the saved blocks with these lines; none if a block was not saved.
+        names: the names of the saved blocks with these lines; empty if a block was not saved.
     """
 
     first: int
@@ -344,7 +345,7 @@ class SavedRun:
     names: tuple[str, ...] = ()
 
     def within(self, parts: Sequence[tuple[Split, int, int]]) -> Iterator[tuple[Split, int, int]]:
-        """Yields the lines of each part that are in this run, if there are any: split, first line and end."""
+        """Yields (split, first line, end) for the lines of each part in this run. Skips empty parts."""
         for split, first, end in parts:
             if max(first, self.first) < min(end, self.end):
                 yield split, max(first, self.first), min(end, self.end)
@@ -354,13 +355,13 @@ def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> lis
     """Returns the runs of a file split of some lines, in order.
 
     Args:
-        blocks: the blocks of the split; none if this process has not scanned the split.
+        blocks: the blocks of the split; empty if this process has not scanned the split.
         lines: number of lines of the split.
         divided: whether every worker can read every saved block. If not, or if a block was not saved, the
             split is one run.
 
-    A run has as many rows as the encode pass writes at once, so its row groups are the same for one run and
-    for several.
+    A run has the number of rows that the encode pass writes at once. So the row groups do not depend on the
+    number of runs.
     """
     if not blocks or not all(block.saved for block in blocks):
         return [SavedRun(0, lines)]
@@ -373,7 +374,7 @@ def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> lis
         end += block.lines
         size += block.bytes
         names.append(block.saved)
-        # A block of a compressed file is smaller than FILE_SPLIT_BYTES by a part of a line.
+        # A block of a compressed file is smaller than FILE_SPLIT_BYTES by at most one line.
         if size + block.bytes // 2 >= FILE_SPLIT_BYTES or index == len(blocks) - 1:
             runs.append(SavedRun(first, end, tuple(names)))
             first, size, names = end, 0, []
@@ -384,12 +385,12 @@ def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> lis
 
 
 def frame_of_blocks(workers: Workers, blocks: TrainingBlocks, plan: FeaturePlan) -> DataFrame:
-    """Returns the training rows as a lazy frame: row_id, label, the day `_day`, and what the plan reads.
+    """Returns the training rows as a lazy frame: row_id, label, the day `_day`, and the chains' inputs.
 
     Args:
         workers: Spark's workers, which read the blocks.
         blocks: the training rows.
-        plan: the chains of operators, whose inputs are the columns.
+        plan: has the chains of operators.
     """
     read = {name for chain in plan.chains for name in chain.inputs}
     read |= {name for chain in plan.chains for step in chain.steps for name in step.operator.reads()}

@@ -1,9 +1,8 @@
-"""Files of value counts: how often each value of each column occurs in one file split of a day.
+"""Files of value counts: the number of rows with each value of each column in one file split of a day.
 
 A file split is a byte range of a raw file. A file of value counts has one row group per column or, if the day
-is large, one row group per hash bucket of a column.
-The footer maps (column, bucket) to row groups, so a task that merges one bucket reads only the row groups of
-this bucket.
+is large, one row group per hash bucket of a column. The footer maps (column, bucket) to row groups. So a task
+that merges one bucket reads only the row groups of this bucket.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("co
 # Key in the footer. Its value is a JSON list with (column, bucket, number of buckets) of each row group.
 _GROUPS = b"nightrank.groups"
 
-# Lengths and counts are stored as differences, which is smaller and faster to read than plain encoding.
+# Lengths and counts are stored as differences. They are smaller and faster to read than in plain encoding.
 DELTAS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
 
 # Maximum number of bytes of a day's raw text per hash bucket.
@@ -58,7 +57,7 @@ ALL = Bucket()
 
 
 def buckets_for(size: int, most: int) -> int:
-    """Returns the number of hash buckets for `size` values or bytes, of which a bucket may contain `most`.
+    """Returns the number of hash buckets for `size` values or bytes, with at most `most` in each bucket.
 
     The result is the smallest power of two with size / result <= most, but at most MAX_BUCKETS.
     """
@@ -74,8 +73,8 @@ def write_counts(
     Args:
         path: path of the file. Each attempt of a task adds different digits to the file name
             (storage.publish.own_path).
-        counts: maps each column to (values, counts): n different values, and the number of rows with each of
-            them, shape (n,). If null occurs, it is the last value.
+        counts: maps each column to (values, counts): n distinct values, and the number of rows with each
+            value, shape (n,). If null occurs, it is the last value.
         buckets: the number of hash buckets of each column.
     """
     groups: list[tuple[str, Bucket, pa.StringArray, np.ndarray]] = []
@@ -95,7 +94,7 @@ def write_counts(
             compression="zstd",
             use_dictionary=["column"],
             column_encoding=DELTAS,
-            write_statistics=["column"],  # nobody searches for a value or a count
+            write_statistics=["column"],  # no reader searches for a value or a count
         ) as writer,
     ):
         for name, _, values, value_counts in groups:
@@ -115,7 +114,7 @@ def _by_bucket(
         return []
     if buckets == 1:
         return [(ALL, (values, counts))]
-    # If null occurs, it is the last value. Its hash is that of the empty text, so its bucket is set here.
+    # If null occurs, it is the last value. It has the hash of the empty text, so its bucket is set here.
     of_value = buckets_of(values, buckets)
     if values.null_count:
         of_value[-1] = 0
@@ -132,7 +131,7 @@ def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.String
     """Reads the value counts of a column, or of one hash bucket of the column, from a file.
 
     Returns:
-        (values, counts, nulls): n different values without null, the number of rows with each value, shape
+        (values, counts, nulls): n distinct values without null, the number of rows with each value, shape
             (n,), and the number of nulls. Nulls belong to the first bucket.
     """
     files, inner = file_io.filesystem(path)
@@ -160,7 +159,7 @@ def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.String
 
 # Assigns columns, or hash buckets of columns, to the tasks that merge their value counts.
 
-# Maximum number of different values that one task merges. A value needs about 100 bytes of memory.
+# Maximum number of distinct values that one task merges. A value needs about 100 bytes of memory.
 MERGE_VALUES = 8_000_000
 _TASKS_PER_SLOT = 3
 K = TypeVar("K")
@@ -173,7 +172,7 @@ def assign_to_tasks(values: Mapping[K, int], slots: int) -> list[list[tuple[K, B
     starts with its largest bucket, so that no large bucket is begun near the end of the job.
 
     Args:
-        values: maps each column to an upper bound for the number of its different values. The keys may be
+        values: maps each column to an upper bound for the number of its distinct values. The keys may be
             names of columns or any other keys.
         slots: number of tasks that run at the same time.
     """

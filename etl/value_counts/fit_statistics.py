@@ -1,4 +1,4 @@
-"""Computes the statistics for fitting a workflow from value counts of the training days, and reads no rows.
+"""Computes the statistics for fitting a workflow from value counts of the training days, without rows.
 
 Normally, one task merges the counts of a column. If a vocabulary has very many values, they are divided into
 hash buckets, and one task per bucket merges the counts. Such a task writes the rare values of its bucket
@@ -356,6 +356,6 @@ def _write(
             row_group_size=folders.row_group_rows,
             use_dictionary=["column", "last_seen"],
             column_encoding=DELTAS,
-            write_statistics=["column"],  # `_parent_entries` looks for it
+            write_statistics=["column"],  # `_parent_entries` uses them to find row groups
         )
     return path.rsplit("/", 1)[1]

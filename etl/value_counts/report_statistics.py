@@ -46,12 +46,12 @@ def summarise_and_compare(
         days: the value counts of the days to summarise; may be empty.
         train: the value counts of the training days.
         day: the value counts of the day that is compared with the training days.
-        columns: the columns to summarise. Those that are not numeric are compared.
+        columns: the columns to summarise. Columns that are not numeric are also compared.
 
     Returns:
-        For each of `days`, a dictionary that maps each column and the label to its summary; and the
-        comparison of each categorical column, by column name. A column that has no value on any compared day
-        has no comparison.
+        For each of `days`, a dictionary that maps each column and the label to its summary; and a mapping
+        from the name of each categorical column to its comparison. A column without a value on all compared
+        days has no comparison.
     """
     by_name = {column.name: column for column in [CountedColumn(LABEL_CELLS, "float"), *columns]}
     compared = {name: not column.numeric for name, column in by_name.items() if name != LABEL_CELLS}
@@ -86,20 +86,20 @@ def _figures(
     name: str,
     bucket: Bucket,
 ) -> list[str]:
-    """Returns the figures of one column and bucket, as JSON: a summary of each of `days`, and the comparison.
+    """Returns the figures of one column and bucket as JSON: a summary for each of `days`, and a comparison.
 
-    A column that is not compared has no comparison.
+    If the column is not compared, the comparison is missing.
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    # Counts are the same if they have the same files: all splits of a log without days have the same day.
+    # Counts with the same files are the same: all splits of a log without days have the same day.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
     # One sum for each summarised day, one for the other training days, and one for the compared day.
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}
-    sides = max(side_of.values()) + 1  # unused ones would take memory, which is most of the work
+    sides = max(side_of.values()) + 1  # unused sides would take memory, which is most of the work
     sums, nulls = Sums(sides), dict.fromkeys(summarised, 0)
     for counts in {counts.files: counts for counts in (*days, *others)}.values():
         for path, _ in counts.files:
@@ -122,7 +122,7 @@ def _figures(
 
 
 def _max_values(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
-    """Returns, for each column, an upper bound for the number of its different values on all days."""
+    """Returns, for each column, an upper bound for the number of its distinct values on all days."""
     return {name: sum(counts.values[name] for counts in days) for name in names}
 
 
@@ -132,7 +132,7 @@ def _run_by_bucket(
     """Calls `function` in the workers for each column and hash bucket. Returns the results by column.
 
     The results of a column are in the order of its buckets. `values` maps each column to an upper bound for
-    the number of its different values.
+    the number of its distinct values.
     """
     if not values:
         return {}

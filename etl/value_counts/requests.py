@@ -49,7 +49,7 @@ class CountRequest:
     Attributes:
         key: the name of the vocabulary, or another unique name of the request.
         probabilities: the probabilities of the requested quantiles.
-        mergeable: the requested statistic, if an operator defines it itself.
+        mergeable: the requested statistic if an operator defines it, otherwise None.
         rule: the rule that decides which values of a vocabulary get an id.
         fixed_values: all values of the vocabulary, if the configuration lists them; None if they are counted.
         parent: if an earlier workflow version is extended, its files: (files of vocabularies, files of rare
@@ -74,8 +74,8 @@ class Counts:
         files: (path, day) of each file of value counts. The day is a number of days since 1970-01-01.
         latest: the last of these days, or a later day that the extended workflow already includes, in days
             since 1970-01-01.
-        values: maps each column to the number of different values in each file, added over all files. This is
-            an upper bound for the number of different values on all days.
+        values: maps each column to the sum, over all files, of the number of distinct values in a file. This
+            is an upper bound for the number of distinct values on all days.
     """
 
     files: tuple[tuple[str, int], ...]

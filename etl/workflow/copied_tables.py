@@ -1,4 +1,4 @@
-"""Lists the tables of Spark's catalogue that a configuration names, and the days that runs read."""
+"""Lists the tables of Spark's catalogue in a configuration, and the days that runs read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class CopiedTable:
     """A raw table whose rows Spark copies into the lake.
 
     Attributes:
-        key: the key of the configuration with its path.
-        table: its settings.
-        user: the column with the ids of users, under its name in the table; None if there is none.
+        key: the key of the configuration with the table's path.
+        table: the settings of the table.
+        user: the name in the table of the column with the ids of users; None if there is none.
     """
 
     key: str
@@ -38,7 +38,7 @@ def copied_tables(plan: FeaturePlan) -> list[CopiedTable]:
 def copied_days(config: Config, table: CopiedTable, run_date: str) -> list[str]:
     """Returns the days of a table that a run of `build_features` may read, oldest first.
 
-    For a table that is not read by day, this is ALL_DAYS alone.
+    If the table is not read by day, the list contains only ALL_DAYS.
     """
     if not is_by_day(table.table):
         return [ALL_DAYS]

@@ -1,4 +1,4 @@
-"""The plan of a configuration: what build_features does to raw rows, resolved and checked at its start."""
+"""The plan of a run: the configuration, resolved and checked at the start of build_features."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 from storage.manifest import digest_of
 
-# How a day is divided into train, validation and test rows: not at all, by the position of a row in the log,
-# by its time, or by the order of the rows of its user.
+# The rule that divides a day into train, validation and test rows. `day` does not divide it. The other rules
+# use the position of a row in the log, its time, or the order of the rows of its user.
 Division = Literal["day", "position", "time", "user"]
 _COUNTED = ("int", "float", "string")
 
@@ -46,8 +46,8 @@ class FeaturePlan:
         columns: maps each column that exists after the changers to its type.
         chains: the chains that compute the features.
         features: names of the features, in the order of the FeatureSpec. A fit may remove some features.
-        engine: what computes features: tasks (`arrow`) or frames of Spark (`sql`).
-        division: how a day is divided into splits.
+        engine: whether tasks (`arrow`) or Spark frames (`sql`) compute the features.
+        division: the rule that divides a day into splits.
         layout: digest of the rules by which the log and the tables of users and items are parsed.
         methods: versions of the methods that prepare rows (etl.workflow.feature_plan.preparation).
     """
@@ -75,7 +75,7 @@ class FeaturePlan:
 
     @cached_property
     def fixed_columns(self) -> tuple[str, ...]:
-        """Returns the columns of all rows that the rules of the log compute: keys, time, label, weight."""
+        """Returns the columns that the rules of the log compute for all rows: keys, time, label, weight."""
         log = self.config.log
         times = [EVENT_TIME] if log.event_time else []
         weights = [WEIGHT] if log.label.weights is not None else []
@@ -83,17 +83,17 @@ class FeaturePlan:
 
     @cached_property
     def counted_columns(self) -> tuple[str, ...]:
-        """Returns the columns whose values are counted: inputs of features that are no lists."""
+        """Returns the columns whose values are counted: inputs of features, except lists."""
         inputs = {name for chain in self.chains for name in chain.inputs}
         return tuple(name for name, kind in self.columns.items() if name in inputs and kind in _COUNTED)
 
     @cached_property
     def preparations(self) -> tuple[str, ...]:
-        """Returns what rows get, or how they change, before values are counted and features computed.
+        """Returns the steps that prepare rows before values are counted and features are computed.
 
         Attributes, negatives, histories and positions are added to rows, and operators may change rows. A
-        split by the times of rows, or by the rows of each user, also needs all rows of a day, or of a user.
-        The result is empty if the rows of the log need no preparation.
+        split by time needs all rows of a day together. A split by the rows of each user needs all rows of a
+        user. The result is empty if the rows of the log need no preparation.
         """
         config = self.config
         applies = {
@@ -110,9 +110,9 @@ class FeaturePlan:
 
     @cached_property
     def reasons_left_out(self) -> tuple[str, ...]:
-        """Returns the reasons of rows that are not used, but are not quarantined either.
+        """Returns the reasons of rows that are neither used nor quarantined.
 
-        These are rows of events that `log.label` does not name, rows that operators of `prepare` drop, and
+        These are rows of events that `log.label` does not list, rows that operators of `prepare` drop, and
         rows of erased users.
         """
         label = self.config.log.label
@@ -121,7 +121,7 @@ class FeaturePlan:
 
     @cached_property
     def external_tables(self) -> dict[str, JoinedTable]:
-        """Returns the tables that the operator `join_external` reads, by the text that names each of them."""
+        """Returns the tables that the operator `join_external` reads, by a text that identifies each."""
         operators = [(step, step.operator) for chain in self.chains for step in chain.steps]
         return {
             f"join_external.path={operator.path}": operator.source(step)[0]
@@ -130,7 +130,7 @@ class FeaturePlan:
         }
 
     def raw_columns(self, wanted: Collection[str], *, everything: bool = False) -> tuple[str, ...]:
-        """Returns the fixed columns, and then the columns of the log that are in `wanted`, or all of them."""
+        """Returns the fixed columns, then the log's columns in `wanted`, or all if `everything` is true."""
         fixed = self.fixed_columns
         names = [name for name in self.config.log.names if everything or name in wanted]
         return (*fixed, *(name for name in names if name not in fixed))
@@ -255,7 +255,7 @@ def _require_names(columns: Mapping[str, Type], chains: Chains) -> None:
 
 
 def require_free_weight(config: Config, columns: Mapping[str, Type], chains: Chains) -> None:
-    """Raises ConfigError if rows have weights, and an operator adds another column with their name."""
+    """Raises ConfigError if rows have weights and an operator adds a column with the same name."""
     steps = {name for chain in chains for step in chain.steps for name in step.outputs}
     if config.log.label.weights is not None and WEIGHT in {*columns, *steps}:
         raise ConfigError(
@@ -282,7 +282,7 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
     If the section `users` is set, features in the scope `user` must be computed from columns of this table.
     The same holds for the section `items` and the scope `item`. If the section `negatives` is set, features
     in the scope `item` must not read columns of the log. Features of users and items must not read the
-    position of an impression, which belongs to a row.
+    position of an impression, because a position belongs to a row.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
@@ -426,8 +426,8 @@ def _require_reads(chains: Chains, columns: Mapping[str, Type]) -> None:
 def features_with_oov_id(feature_plan: FeaturePlan) -> list[str]:
     """Returns the features, in order, whose values get OOV_ID if they are not in the vocabulary.
 
-    Their ids come from `categorify`. With `oov_buckets` above 1, unknown values have several ids, so such a
-    feature is not returned.
+    The ids come from `categorify`. With `oov_buckets` above 1, unknown values have several ids, so such a
+    feature is not in the result.
     """
     chosen = {name for chain in feature_plan.chains if _has_oov_id(chain) for name in chain.outputs}
     return [name for name in feature_plan.features if name in chosen]
@@ -454,7 +454,7 @@ def _has_oov_id(chain: Chain) -> bool:
 
 # The versions of the methods that prepare rows. They are inputs of everything that is computed from rows.
 
-# Part of the digest of prepared rows. Change it when the code would compute other positions for the same log.
+# Part of the digest of prepared rows. Change this text if the code computes other positions for the same log.
 _POSITIONS = "last impression before the row, or smallest position of the day"
 
 
@@ -464,10 +464,9 @@ def preparation(config: Config) -> dict[str, str]:
     The added columns are histories and positions of impressions. The result also contains the digest of the
     operators of `prepare` that other packages add.
 
-    The result is part of the inputs of workflows, profiles and feature partitions. So jobs compute these
-    again if a method has changed since they were written. The result contains only methods that differ from
-    those of an earlier release. If there are none, the result is empty, and partitions of the earlier release
-    remain valid.
+    The result is part of the inputs of workflows, profiles and feature partitions. So if a method changes,
+    jobs compute these again. The result contains only methods that differ from those of an earlier release.
+    If there are none, the result is empty, and partitions of the earlier release remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
     operators = operator_digests(
@@ -487,7 +486,7 @@ def preparation(config: Config) -> dict[str, str]:
 def _positions_method(config: Config) -> str | None:
     """Returns the version of the method and a digest of its settings; None without the column.
 
-    The unit of the times is a setting of the click log.
+    The unit of the impressions' times is a setting of the click log.
     """
     settings = config.serving.row_positions
     if settings is None:

@@ -36,7 +36,7 @@ FEATURE_ARROW_TYPES = {"float32": pa.float32(), "int32": pa.int32(), "list<int32
 
 @dataclass(frozen=True)
 class RowPlace:
-    """The place of n rows in the log. It decides whether they are training rows of a step.
+    """The place of n rows in the log, which decides whether the rows are training rows of a step.
 
     Attributes:
         row_ids: (n,) int64, the ids of the rows: the position of a row in the log of its day, or in the frame
@@ -119,7 +119,7 @@ class FittedChain:
             tables: the tables that steps look up.
             dtypes: maps each feature to return to its dtype. If it is None, all outputs are returned with the
                 types that the steps return.
-            place: the place of the rows in the log; None for rows that are no training rows.
+            place: the place of the rows in the log; None for rows that are not training rows.
         """
         values = self.values(arrays, tables, place)
         if dtypes is None:
@@ -178,16 +178,17 @@ class FittedChain:
         return cls(tuple(stored["inputs"]), tuple(stored["types"]), steps, tuple(stored["outputs"]))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """Pickles a chain with operators of other packages as JSON values.
+        """Pickles a chain as JSON values if it has operators of other packages.
 
-        So a worker that lacks the package raises the ConfigError of `from_json`, not a ModuleNotFoundError.
+        So a worker that lacks such a package raises the ConfigError of `from_json`, and not a
+        ModuleNotFoundError.
         """
         if any(self._extensions()):
             return FittedChain.from_json, (self.to_json(),)
         return super().__reduce_ex__(protocol)
 
     def _extensions(self) -> list[Plugin | None]:
-        """Returns, for each step, the extension that adds its operator; None for operators of etl/ops."""
+        """Returns the extension that adds the operator of each step; None for an operator of the checkout."""
         return [operator_extension(step.name) for step in self.steps]
 
 
@@ -203,9 +204,9 @@ def apply_chains(
 
     Args:
         features: the features to compute, in the order and with the dtypes of the result.
-        arrow: whether to use Python workers. If so, these workers compute all chains that are not
-            `out_of_fold` in one pass. Spark expressions and joins compute all other chains, because a batch
-            of a frame may have rows of several days and splits.
+        arrow: whether to use Python workers. If true, these workers compute all chains that are not
+            `out_of_fold` in one pass. Spark expressions and joins always compute the `out_of_fold` chains,
+            because a batch of a frame may have rows of several days and splits.
     """
     in_workers = [chain for chain in chains if arrow and not chain.out_of_fold]
     values: dict[str, Column] = {}
@@ -295,7 +296,7 @@ def compute_features(
 
     Args:
         place: the place of the n rows in the log, which decides whether they are training rows of a step.
-            None for rows that are no training rows.
+            None for rows that are not training rows.
     """
     features: dict[str, pa.Array] = {}
     for chain in chains:
@@ -306,7 +307,7 @@ def compute_features(
 def _outputs(
     step: Fitted, inputs: Sequence[RowValues], tables: LocalTables, place: RowPlace | None
 ) -> list[RowValues]:
-    """Runs one step, over distinct values if all inputs are values of the same raw column."""
+    """Runs one step; over distinct values only, if all inputs are values of the same raw column."""
     trains = place is not None and place.is_training_row_of(step)
     codes = None if trains else common_codes(inputs)
     if codes is not None:
@@ -329,10 +330,11 @@ def _cast(value: RowValues, kind: pa.DataType) -> pa.Array:
     return RowValues(value.distinct.cast(kind, safe=False), value.codes).plain
 
 
-# Values of rows on their way through a chain: plain, or distinct values with the index of each row's value.
+# The values of rows between the steps of a chain: plain, or distinct values with an index for each row.
 #
-# Most raw columns repeat few values, so steps process distinct values, and features are taken by index at the
-# end. Lists may have dictionary-encoded elements. They are decoded only for steps that need this.
+# Most raw columns have few distinct values. So steps process distinct values, and the features of all rows
+# are gathered by index at the end. Lists may have dictionary-encoded elements. These are decoded only for
+# steps that need it.
 
 
 @dataclass(frozen=True)
@@ -366,10 +368,10 @@ class RowValues:
         return pa.DictionaryArray.from_arrays(self.codes, self.distinct)
 
     def counts(self) -> tuple[pa.Array, np.ndarray]:
-        """Returns k values and how many rows have each of them, shape (k,), int64, at least 1.
+        """Returns k values, and the number of rows with each value, shape (k,), int64, at least 1.
 
-        Values may occur more than once; nulls are included. Elements are counted if the values are lists;
-        they are not decoded if they are dictionary-encoded.
+        A value may occur more than once. Nulls are included. If the values are lists, their elements are
+        counted. Dictionary-encoded elements are not decoded.
         """
         values, codes = self.distinct, self.codes
         if is_list(values.type):
@@ -403,7 +405,7 @@ def dictionary_with_null(array: pa.DictionaryArray) -> tuple[pa.Array, pa.Array]
 
 
 def _codes_with_null(indices: pa.Array, null: int) -> pa.Array:
-    """Returns n indices below `null`, with `null` in place of nulls. NumPy needs a third of Arrow's time."""
+    """Replaces nulls in n indices by `null`, which is above them. NumPy needs a third of Arrow's time."""
     if not indices.null_count or indices.type != pa.int32():
         return indices.fill_null(null)
     start, end = indices.offset, indices.offset + len(indices)
@@ -415,12 +417,12 @@ def _codes_with_null(indices: pa.Array, null: int) -> pa.Array:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Returns whether a type is that of lists."""
+    """Returns whether a type is a list type."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def decoded(array: pa.Array) -> pa.Array:
-    """Returns an array without dictionaries: dictionary arrays and elements of lists become plain."""
+    """Returns an array without dictionaries. Dictionary arrays and list elements become plain values."""
     if isinstance(array, pa.DictionaryArray):
         return array.dictionary.take(array.indices)
     if is_list(array.type) and pa.types.is_dictionary(array.type.value_type):
@@ -429,12 +431,12 @@ def decoded(array: pa.Array) -> pa.Array:
 
 
 def common_codes(values: Sequence[RowValues]) -> pa.Array | None:
-    """Returns the codes that all values share; None if they have other codes, or none."""
+    """Returns the codes that all values share; None if the codes differ, or if there are none."""
     codes = values[0].codes
     return codes if all(value.codes is codes for value in values) else None
 
 
-# Checks what the fitted steps of operators compute, because operators may be those of other packages.
+# Checks the results of fitted steps, because operators may come from other packages.
 
 
 def require_arrays(step: Fitted, outputs: Any, num_rows: int) -> None:

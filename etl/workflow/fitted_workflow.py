@@ -49,7 +49,7 @@ class FittedWorkflow(LocalWorkflow):
         """Returns a frame with the columns `spec.table_columns` and `keep`, one row per prepared row.
 
         `rows` are prepared rows: they have the keys, the label, the weight if the spec has one, and the raw
-        columns (etl.spark.prepared_rows).
+        columns (etl.spark.frame_passes.prepare_frame).
         """
         label = F.col(self.spec.label).cast("float")
         keys = self.spec.row_columns
@@ -88,12 +88,11 @@ def load_workflow(
     """Loads a stored workflow version that can be applied to frames with Spark.
 
     Args:
-        lake: the lake that has the version.
+        lake: the lake with the version.
         version: the workflow version.
         broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
         engine: `workflow.engine` of the configuration.
-        workers: their Spark session opens tables as frames, when frames need them. None for the session that
-            is running.
+        workers: provide the Spark session that opens tables as frames. None for the running session.
 
     Raises:
         DataError: the version does not exist, or its files are damaged.

@@ -1,4 +1,4 @@
-"""A fitted workflow in one process: its stored form, and features of Arrow arrays without Spark.
+"""Stores a fitted workflow, and computes features of Arrow arrays in one process without Spark.
 
 The versions of a workflow are stored as JSON and Parquet, not as pickles.
 """
@@ -40,8 +40,9 @@ class LocalWorkflow:
         counted: maps each training day of this version, and of the versions that it extends, to the digest of
             the day's raw log.
         vocabularies: maps each vocabulary to five integers. `entries` is the number of values with an id, and
-            `occurrences` is how often these values occur. `rare_values` is the number of values without an
-            id, and `rare_occurrences` is how often these occur. `highest` is the largest id.
+            `occurrences` is the number of rows with these values. `rare_values` is the number of values
+            without an id, and `rare_occurrences` is the number of rows with these. `highest` is the largest
+            id.
         local: opens the tables of this version.
     """
 
@@ -77,8 +78,8 @@ class LocalWorkflow:
         As in `encode_values`, the rows are treated as rows outside the training days.
 
         Args:
-            rows: a table with all raw columns that the features depend on; other columns are ignored.
-                etl/workflow/raw_values.py says how values are converted.
+            rows: a table with all raw columns that the features depend on; other columns are ignored. Values
+                are converted as etl/workflow/raw_values.py describes.
             features: the names of the features; None for all features, in the order of the spec.
 
         Raises:
@@ -90,7 +91,7 @@ class LocalWorkflow:
     def encode_training(self, rows: pa.Table) -> pa.Table:
         """Does the same as `encode_table`, for all rows that the workflow was fitted on, in their order.
 
-        So target encodings are out of fold.
+        Unlike in `encode_table`, target encodings are out of fold.
         """
         return self._encoded(rows, None, RowPlace(np.arange(len(rows))))
 
@@ -127,7 +128,7 @@ class LocalWorkflow:
     def decode_ids(self, ids: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
         """Returns, for each feature, a mapping from each id to the raw value with this id.
 
-        The vocabularies are read only once. Reserved ids, and ids that no value has, are not in the result.
+        The vocabularies are read only once. Reserved ids and unassigned ids are not in the result.
 
         Raises:
             ConfigError: a feature has no vocabulary.
@@ -231,8 +232,8 @@ def read_version(lake: LakePaths, version: str) -> dict[str, Any]:
 def table_names(stored: Mapping[str, Any]) -> list[str]:
     """Returns the names of the tables that are needed to compute features.
 
-    The table `rare`, which has the values without an id, is left out. It is needed only to extend the
-    workflow.
+    The table `rare` with the values without an id is left out, because only an extension of the workflow
+    needs it.
     """
     return [name for name in stored["tables"] if name != RARE]
 

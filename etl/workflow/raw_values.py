@@ -1,10 +1,10 @@
-"""Converts columns of a caller's table to the types that chains read, as the parser of a log would do.
+"""Converts columns of a caller's table to the types that chains read, with the results of a log's parser.
 
-The parser makes int64, float64 and strings of the fields of a line, and null of an empty field. A table may
-have other types for the same values: nullable integers of pandas are floats with NaN, texts may be
-dictionary-encoded. The rule is that of Parquet logs (etl/raw/parquet_columns.py): a whole number that was
-certainly not rounded is an integer, or the integer's text. Any other value whose meaning is not clear is an
-error, because the model would get another value than in training.
+The parser converts the fields of a line to int64, float64 and strings, and empty fields to null. A table may
+have other types for the same values: nullable integers of pandas are floats with NaN, and texts may be
+dictionary-encoded. The rule is the same as for Parquet logs (etl/raw/parquet_columns.py): a whole number that
+was certainly not rounded becomes an integer, or the integer's text. Any other value whose meaning is not
+clear is an error, because the model would get another value than in training.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ def raw_types(chains: Sequence[FittedChain]) -> dict[str, Type]:
 
 
 def raw_values(rows: pa.Table, types: Mapping[str, Type]) -> dict[str, pa.Array]:
-    """Returns one array for each column in `types`, converted to int64, float64, string, or lists of those.
+    """Returns an array for each column in `types`, as int64, float64, string, or lists of int64 or string.
 
-    NaN is null, and so is an empty text. Other columns of the table are ignored.
+    NaN and empty texts become null. Other columns of the table are ignored.
 
     Args:
         rows: a table of n rows.
         types: maps the name of each raw column to its type.
 
     Raises:
-        DataError: columns are missing, or a value has another type or is out of range. The message names the
-            column, the row (from 0) and the value.
+        DataError: columns are missing, or a value has another type or is out of range. The message contains
+            the column, the row (from 0) and the value.
     """
     require_columns(rows, types)
     return {name: _converted(name, rows.column(name), kind) for name, kind in types.items()}
 
 
 def column_types(rows: pa.Table, names: Sequence[str], declared: Mapping[str, Type]) -> dict[str, Type]:
-    """Returns the type of some columns of a caller's table: the declared type, or that of its values.
+    """Returns the type of some columns of a caller's table: the declared type, or the type of the values.
 
-    Integers, booleans, dates and timestamps are int, other numbers float, texts and categories of texts
-    string, lists ints or strings.
+    The type of integers, booleans, dates and timestamps is int, and the type of other numbers is float. The
+    type of texts and categories of texts is string. The type of lists is ints or strings.
 
     Raises:
-        DataError: columns are missing, or a column has no declared type and its values have none of these.
+        DataError: columns are missing, or a column without a declared type has values of another type.
     """
     require_columns(rows, names)
     return {
@@ -99,7 +99,7 @@ def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
 def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, pa.Array]:
     """Converts one raw row to arrays of one value, one array for each column that the chains read.
 
-    A column that is not in `raw` becomes null, and so does NaN.
+    NaN becomes null. A column that is not in `raw` is null too.
 
     Raises:
         ValueError: a value does not fit its column's type.
@@ -129,7 +129,7 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
 
 
 def _whole(name: str, value: float, kind: Type) -> int:
-    """Returns a float as an integer. Raises ValueError if it is not certainly the integer that was meant."""
+    """Converts a float to an integer. Raises ValueError unless the float is certainly an exact integer."""
     if not value.is_integer() or abs(value) >= EXACT_BELOW["double"]:
         raise ValueError(f"{name}={value!r} is not of type {kind}")
     return int(value)
@@ -143,7 +143,7 @@ def as_number(values: pa.Array) -> float | int | list[int] | None:
 
 def _converted(name: str, column: pa.ChunkedArray, kind: Type) -> pa.Array:
     values = column.combine_chunks()
-    if isinstance(values, pa.ChunkedArray):  # a column of no chunks, or too large for one
+    if isinstance(values, pa.ChunkedArray):  # a column without chunks, or too large for one chunk
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
     if isinstance(values, pa.DictionaryArray):
         values = values.dictionary_decode()
@@ -190,7 +190,7 @@ def _integers(name: str, values: pa.Array, kind: str) -> pa.Array:
     """Returns floats or decimals as integers (int64), with null for NaN.
 
     Raises:
-        DataError: a value is not certainly the integer that was meant.
+        DataError: a value is not certainly an exact integer.
     """
     is_decimal = pa.types.is_decimal(values.type)
     numbers = values if is_decimal else nan_to_null(values.cast(pa.float64()))
@@ -248,7 +248,7 @@ def _to_texts(name: str, values: pa.Array) -> pa.Array:
 
 
 def _require(name: str, values: pa.Array, wrong: pa.Array, problem: str, remedy: str) -> None:
-    """Raises DataError if an element of `wrong` is true. The message names the first such value."""
+    """Raises DataError if an element of `wrong` is true. The message contains the first such value."""
     count = pc.sum(wrong).as_py()
     if count:
         row = pc.index(wrong, True).as_py()

@@ -102,10 +102,7 @@ def chains_of(group: FeatureGroup, columns: Mapping[str, Type]) -> list[Chain]:
 def _sources(
     group: FeatureGroup, steps: Sequence[Step]
 ) -> tuple[dict[str, frozenset[str]], list[frozenset[str]]]:
-    """Returns two things: the raw columns of each value, and the raw columns of each step.
-
-    These are the raw columns on which the value or the inputs of the step depend.
-    """
+    """Returns the raw columns of each value, and the raw columns of each step's inputs."""
     sources = {name: frozenset([name]) for name in group.columns}
     step_sources: list[frozenset[str]] = []
     for step in steps:
@@ -116,7 +113,7 @@ def _sources(
 
 
 def _connected(group: FeatureGroup, step_sources: Sequence[frozenset[str]]) -> list[frozenset[str]]:
-    """Divides the group's columns into sets, so that every step reads columns of one set only."""
+    """Divides the group's columns into sets such that every step reads columns of only one set."""
     parts = [frozenset([name]) for name in group.columns]
     for source in step_sources:
         joined = frozenset().union(*(part for part in parts if part & source))
@@ -139,7 +136,7 @@ def _require_values(group: FeatureGroup, operator: Operator, ids: Mapping[str, b
 
 
 def _require_outputs(operator: Operator, steps: Sequence[Step]) -> None:
-    """Raises ConfigError if a step replaces a value that a later step reads, or two outputs have one name."""
+    """Raises ConfigError if a step replaces a value that a later step reads, or outputs share a name."""
     for position, step in enumerate(steps):
         read_later = {name for later in steps[position + 1 :] for name in later.inputs}
         lost = sorted(read_later & set(step.outputs))
@@ -188,7 +185,8 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
 
 # Uniform descriptions of feature groups and chains, for digests and for comparisons of configurations.
 
-# Parameters that may change in an extension: they affect only values without an id, or the age of a value.
+# Parameters that may change in an extension, because they affect only the age of values, or values without an
+# id.
 _MAY_CHANGE = ("min_count", "max_size", "max_age_days")
 
 
@@ -201,7 +199,7 @@ def canonical_groups(groups: Sequence[FeatureGroup]) -> list[FeatureGroup]:
 
 
 def chain_description(chain: Chain) -> str:
-    """Returns a text with everything about a chain that must not change when its workflow is extended."""
+    """Returns a text with all properties of a chain that must not change when its workflow is extended."""
     steps = [f"{_parameters(step.operator)} {'/'.join(step.outputs)}" for step in chain.steps]
     return f"{','.join(chain.inputs)} → {', '.join(steps)}"
 

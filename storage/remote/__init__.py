@@ -1,6 +1,6 @@
-"""File systems on which raw logs may be, but no lake: HDFS, Google Cloud Storage and Azure.
+"""File systems for raw logs but not for lakes: HDFS, Google Cloud Storage and Azure.
 
-They only read. `storage.file_io.filesystem` chooses the file system by the scheme of a path.
+They are read-only. `storage.file_io.filesystem` chooses the file system by the scheme of a path.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pyarrow import fs
 
 from conf.errors import ConfigError
 
-# What the file systems of this folder share: a pyarrow handler that only reads, and files of byte ranges.
+# Base classes of the file systems in this folder: a read-only pyarrow handler, and files of byte ranges.
 
-# A stream reads this many bytes at once. Each request to a store takes milliseconds.
+# Number of bytes that a stream reads at once. Each request to a store takes milliseconds.
 _STREAM_BYTES = 4 * 2**20
 
 
 class ReadOnlyHandler(fs.FileSystemHandler):
-    """A pyarrow handler of a store that is only read. Its paths have no scheme. Writing raises OSError.
+    """A read-only pyarrow handler of a store. Its paths have no scheme. Writing raises OSError.
 
     Attributes:
         scheme: the scheme in error messages.
@@ -46,7 +46,7 @@ class ReadOnlyHandler(fs.FileSystemHandler):
         """Returns the files and folders in a folder.
 
         Raises:
-            FileNotFoundError: there is no such folder, and the selector does not allow that.
+            FileNotFoundError: there is no such folder, and the selector does not allow a missing folder.
         """
         try:
             return self.entries(selector.base_dir, selector.recursive)
@@ -61,7 +61,7 @@ class ReadOnlyHandler(fs.FileSystemHandler):
 
     @abstractmethod
     def entries(self, folder: str, recursive: bool) -> list[fs.FileInfo]:
-        """Returns what a folder contains. Raises FileNotFoundError if there is no such folder."""
+        """Returns the content of a folder. Raises FileNotFoundError if there is no such folder."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise OSError(f"paths on {self.scheme}:// can only be read, not written")
@@ -87,14 +87,14 @@ class RangeHandler(ReadOnlyHandler):
 
 
 class RangeFile(io.RawIOBase):
-    """A file of a store as a Python file. It has a position, but the store gets requests for byte ranges."""
+    """A file of a store as a Python file. Each read becomes a request for a range of bytes."""
 
     def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
         """Opens a file at its beginning.
 
         Args:
-            read_range: returns the bytes of a range, from its position and its length, which is not 0. The
-                range ends at most at the end of the file.
+            read_range: returns the bytes of a range. It gets the position and the length, which is not 0. The
+                range never ends after the end of the file.
             size: number of bytes of the file.
         """
         self._read_range, self._size, self._at = read_range, size, 0
@@ -117,7 +117,9 @@ class RangeFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Returns bytes from the position, fewer only at the end of the file. None and -1: up to the end.
+        """Returns `size` bytes from the position, or all bytes up to the end if `size` is None or -1.
+
+        The result is shorter only at the end of the file.
 
         Raises:
             OSError: the store returned fewer bytes, because the file has been replaced by a shorter one.
@@ -138,7 +140,7 @@ class RangeFile(io.RawIOBase):
 
 
 def with_folders(base: str, entries: Iterable[fs.FileInfo], recursive: bool) -> list[fs.FileInfo]:
-    """Returns the entries of a folder of an object store, which has no folders but names with slashes.
+    """Returns the entries of a folder of an object store. The store has names with slashes, but no folders.
 
     Args:
         base: the path of the folder, without a slash at its end.
@@ -159,7 +161,7 @@ def with_folders(base: str, entries: Iterable[fs.FileInfo], recursive: bool) -> 
 
 
 def missing_package(scheme: str, package: str, extra: str) -> ConfigError:
-    """Returns the error of a path whose file system needs a package that is not installed."""
+    """Returns the error for a path whose file system needs a package that is not installed."""
     return ConfigError(
         f"the package {package}, which reads {scheme}://, is not installed",
         f"run `make setup` in a checkout, or `pip install {package}` in another environment "

@@ -3,7 +3,7 @@
 A path is `container@account.dfs.core.windows.net/folder`, or `container/folder` in the account of
 $AZURE_STORAGE_ACCOUNT_NAME. The first of these credentials that exists is used:
 
-* $AZURE_STORAGE_CONNECTION_STRING, if it is of the account of the path, or the path names no account;
+* $AZURE_STORAGE_CONNECTION_STRING, if it belongs to the account of the path, or the path has no account;
 * $AZURE_STORAGE_ACCOUNT_KEY or $AZURE_STORAGE_SAS_TOKEN of the account $AZURE_STORAGE_ACCOUNT_NAME;
 * azure-identity's default: the variables AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET, the
   identity of the workload or machine, or the login of the command line `az`.
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
 _ACCOUNT, _KEY, _TOKEN = "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN"
-# Data Lake Storage marks the blobs that stand for folders.
+# Data Lake Storage marks the blobs that represent folders with this metadata key.
 _IS_FOLDER = "hdi_isfolder"
-# The status codes of HTTP of a request whose credentials are missing, wrong or insufficient.
+# The HTTP status codes of a request whose credentials are missing, wrong or insufficient.
 _REFUSED = (401, 403)
 
 
@@ -39,7 +39,7 @@ def azure_storage() -> fs.FileSystem:
 
 
 class _Azure(RangeHandler):
-    """Reads all accounts. The part of a path before the first slash says which container of which account."""
+    """Reads all accounts. The part of a path before the first slash sets the container and the account."""
 
     scheme = "abfss"
 
@@ -62,7 +62,7 @@ class _Azure(RangeHandler):
         return fs.FileInfo(path, fs.FileType.NotFound if below is None else fs.FileType.Directory)
 
     def entries(self, folder: str, recursive: bool) -> list[fs.FileInfo]:
-        """Returns what a folder contains."""
+        """Returns the content of a folder."""
         container, name = _parts(folder)
         prefix = f"{name}/" if name else ""
         base = folder.rstrip("/")
@@ -141,7 +141,7 @@ def _account_of(connection: str) -> str:
 
 
 def _file_info(path: str, blob: BlobProperties | BlobPrefix) -> fs.FileInfo:
-    """Returns the information about a blob, or a prefix of names, which has no size."""
+    """Returns the information about a blob or about a prefix of names. A prefix has no size."""
     metadata = {key.lower(): value for key, value in (blob.get("metadata") or {}).items()}
     modified = blob.get("last_modified")
     if modified is None or metadata.get(_IS_FOLDER) == "true":
@@ -151,7 +151,7 @@ def _file_info(path: str, blob: BlobProperties | BlobPrefix) -> fs.FileInfo:
 
 @contextmanager
 def _errors_of(path: str) -> Iterator[None]:
-    """Raises errors of the client as errors of files, which name the path.
+    """Converts errors of the client to errors of files whose messages contain the path.
 
     Raises:
         ConfigError: there are no credentials, or they are wrong.

@@ -1,7 +1,7 @@
 """Google Cloud Storage: lists and reads objects with pyarrow's client.
 
-A path is `bucket/folder`. Credentials are found by Google's rules: $GOOGLE_APPLICATION_CREDENTIALS, then
-those of gcloud, then the service account of the machine. $STORAGE_EMULATOR_HOST replaces the store.
+A path is `bucket/folder`. Credentials are found by Google's rules: first $GOOGLE_APPLICATION_CREDENTIALS,
+then the login of gcloud, then the service account of the machine. $STORAGE_EMULATOR_HOST replaces the store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyarrow import fs
 from conf.errors import ConfigError
 from storage.remote import ReadOnlyHandler, with_folders
 
-# pyarrow repeats failed requests for this time. Its default is 15 minutes.
+# pyarrow retries failed requests for this time. Its default is 15 minutes.
 _RETRY_TIME = timedelta(minutes=1)
 
 
@@ -55,7 +55,7 @@ def _opened(emulator: str, _process: int) -> fs.FileSystem:
 
 
 class _Google(ReadOnlyHandler):
-    """Adds folders to pyarrow's file system, which lists a folder only if an object stands for it."""
+    """Adds folders to pyarrow's file system, which lists a folder only if an object represents it."""
 
     scheme = "gs"
 
@@ -72,7 +72,7 @@ class _Google(ReadOnlyHandler):
         return self.get_file_info([path])[0]
 
     def entries(self, folder: str, recursive: bool) -> list[fs.FileInfo]:
-        """Returns what a folder contains. Objects at any depth are listed, also if `recursive` is False."""
+        """Returns the content of a folder. Requests objects at any depth, even if `recursive` is False."""
         with _errors_of(folder):
             infos = self._files.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
         if not infos and "/" in folder:
@@ -92,7 +92,7 @@ class _Google(ReadOnlyHandler):
 
 @contextmanager
 def _errors_of(path: str) -> Iterator[None]:
-    """Raises errors of the client with the path in their messages.
+    """Adds the path to the messages of the client's errors.
 
     Raises:
         FileNotFoundError: there is no such bucket or object.

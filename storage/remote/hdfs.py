@@ -1,7 +1,7 @@
 """HDFS without Java: lists and reads files with the package hdfs-native.
 
-A path is `host:port/folder`, `service/folder` with a name service of hdfs-site.xml, or `/folder` with the
-`fs.defaultFS` of core-site.xml. The files are read from $HADOOP_CONF_DIR, or $HADOOP_HOME/etc/hadoop.
+A path is `host:port/folder`, `service/folder` with a name service of hdfs-site.xml, or `/folder` on the
+`fs.defaultFS` of core-site.xml. These two files are read from $HADOOP_CONF_DIR or $HADOOP_HOME/etc/hadoop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The port of a name node whose address has none, as for Hadoop's own client.
+# The default port of a name node, as in Hadoop's own client.
 _NAME_NODE_PORT = 8020
 _NO_NAME_NODE = "No NameNode hosts found"
 
@@ -32,7 +32,7 @@ def hdfs() -> fs.FileSystem:
 
 
 class _Hdfs(RangeHandler):
-    """Reads all name nodes. The part of a path before the first slash says which."""
+    """Reads from all name nodes. The part of a path before the first slash sets the name node."""
 
     scheme = "hdfs"
 
@@ -45,7 +45,7 @@ class _Hdfs(RangeHandler):
             return fs.FileInfo(path, fs.FileType.NotFound)
 
     def entries(self, folder: str, recursive: bool) -> list[fs.FileInfo]:
-        """Returns what a folder contains."""
+        """Returns the content of a folder."""
         authority, inner = _parts(folder)
         statuses = _called(folder, lambda: list(_client_of(authority).list_status(inner, recursive)))
         return [_file_info(authority + status.path, status) for status in statuses]
@@ -68,7 +68,7 @@ def _parts(path: str) -> tuple[str, str]:
 
 
 def _client_of(authority: str) -> Client:
-    """Returns the client of a name node or name service. Processes share none: a fork has no threads."""
+    """Returns this process's client of a name node or name service, whose threads do not survive a fork."""
     return _connected(authority, os.environ.get("HADOOP_CONF_DIR"), os.getpid())
 
 
@@ -77,7 +77,7 @@ def _connected(authority: str, folder: str | None, _process: int) -> Client:
     """Returns a new client.
 
     Raises:
-        ConfigError: the package is missing, or the configuration of Hadoop has no name node.
+        ConfigError: the package is missing, or Hadoop's configuration has no name node.
     """
     try:
         from hdfs_native import Client
@@ -107,7 +107,7 @@ def _file_info(path: str, status: FileStatus) -> fs.FileInfo:
 
 
 def _called(path: str, call: Callable[[], T]) -> T:
-    """Returns the result of a call of the client. Its errors name the path, without a stack of Java.
+    """Returns the result of a call of the client. Error messages contain the path, but no Java stack trace.
 
     Raises:
         FileNotFoundError: there is nothing at the path.

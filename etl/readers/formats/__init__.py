@@ -1,4 +1,4 @@
-"""The formats of raw tables. Each file is one format, and the name of the file is its name.
+"""The formats of raw tables. Each file is one format, and has the name of the format.
 
 A package adds a format by an entry point of the group `nightrank.readers`. The module of a format contains
 
@@ -6,7 +6,7 @@ A package adds a format by an entry point of the group `nightrank.readers`. The 
                                      configuration must know of it (conf/raw_types.py). Optional in a package
     class Reader(TableReader)        reads the files (etl/readers/base.py)
 
-A module may have a function `reader` that returns this class, in place of the class. Every job reads the
-settings, so the readers of the checkout are in modules of their own, which a process imports when it reads
-files of the format.
+Instead of the class `Reader`, a module may have a function `reader` that returns the class. Every job imports
+the settings of all formats. So the readers of the checkout are in separate modules, which a process imports
+only when it reads files of the format.
 """

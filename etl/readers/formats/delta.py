@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Settings(FormatSettings):
     """The current version of a Delta table; `path` is its folder.
 
-    It may end with folders of partition columns, such as `/dt={date}` (docs/lakes.md).
+    The path may end with folders of partition columns, such as `/dt={date}` (docs/lakes.md).
     """
 
 

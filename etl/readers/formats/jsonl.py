@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Settings(FormatSettings):
     """A JSON object in each line; `source: a.b` is the field `b` of the object `a`.
 
-    A field that a line lacks is null; other lines are quarantined with the reason `json`.
+    A field that a line lacks is null. A line that is not a JSON object is quarantined with the reason `json`.
     """
 
     is_text: ClassVar[bool] = True

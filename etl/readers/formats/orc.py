@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Settings(FormatSettings):
-    """Columns are matched by name; types are read as those of Parquet."""
+    """Columns are matched by name; types are read by the same rules as in Parquet files."""
 
 
 def reader() -> type[TableReader]:

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 class Settings(FormatSettings):
-    """A table or view of Spark's catalogue, such as one of Hive or Iceberg; `path` is its name.
+    """A table or view of Spark's catalogue, such as a Hive or Iceberg table; `path` is its name.
 
-    It may end with values of columns, such as `shop.clicks/dt={date}`. It needs a JVM (docs/lakes.md).
+    The path may end with values of columns, such as `shop.clicks/dt={date}`. The format needs a JVM
+    (docs/lakes.md).
     """
 
 

@@ -20,7 +20,7 @@ from etl.synthetic.clicks.impressions import DrawnImpressions, draw_impressions
 from etl.synthetic.clicks.layout import WHOLE, ImpressionLayout, LogLayout, draw_damage, lines, reasons_of
 from etl.synthetic.clicks.world import ClickWorld, world_of_day
 
-_BLOCK_ROWS = 32_768  # rows that are drawn at once. It bounds memory, and the bytes depend on it.
+_BLOCK_ROWS = 32_768  # rows drawn at once; limits the memory, and the bytes depend on this number
 
 
 def impression_blocks(
@@ -98,7 +98,7 @@ class ImpressionCounts:
     Attributes:
         rows: number of rows.
         malformed: number of malformed rows for each reason to quarantine a row, in the order of
-            `damage.reasons_of`.
+            `layout.reasons_of`.
         missing: number of empty fields in each column, in the order of FEATURES.
         outcomes: (2, STEPS). outcomes[l, s] is the number of rows with the label l and the click probability
             with index s.

@@ -62,8 +62,8 @@ INTERACTIONS = (
     Interaction("user_style", "item_colour", 0.3),
     Interaction("device", "item_seller", 0.25),
 )
-# Maps a category column to the difference in logit between its last level and its first. The effect is
-# linear, and 0 on average over the levels.
+# Maps a category column to the difference in logit between its last level and its first level. The effect is
+# linear, and its mean over the levels is 0.
 LEVEL_SLOPES = {
     "item_popularity": 1.6,
     "user_plan": 0.8,

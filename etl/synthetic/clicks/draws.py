@@ -44,9 +44,9 @@ def drifting_normals(
     """Returns one standard normal number per index, shape (n,), which changes a little each day.
 
     Time is divided into periods of `period` days. On day d of a period, the result is cos(a)·x + sin(a)·y.
-    Here a is d / period · π/2, x is a normal number that is drawn for this period, and y is one that is drawn
-    for the next period. The variance is always 1. The results of the first day and of day d of a period have
-    the correlation cos(a).
+    Here a is d / period · π/2, x is a normal number drawn for this period, and y is a normal number drawn for
+    the next period. The variance is always 1. The results of the first day and of day d of a period have the
+    correlation cos(a).
     """
     index_of_period, step = divmod(day, period)
     angle = step / period * np.pi / 2.0

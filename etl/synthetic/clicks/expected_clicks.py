@@ -1,10 +1,11 @@
-"""Computes the click probability of a user and a shown item, averaged over everything else that is random.
+"""Computes the click probability of a user and a shown item, averaged over all other random values of a row.
 
 The click probability of a row (`click.py`) is sigmoid(S). S is a sum of terms, and each term depends on other
-columns: tastes on two columns, other terms on one. The generator draws the context of a row, and which of its
-fields are empty, independently of the user and the item and of each other. So for a fixed user and item, the
-terms of S are independent random variables, and the mean of exp(iwS) is the product of their characteristic
-functions, the means of exp(iwT) of each term T. The mean of sigmoid(S) follows from a Fourier series:
+columns: tastes on two columns, other terms on one. The generator draws the columns of the context, and which
+fields are empty, independently of each other and of the user and the item. So for a fixed user and item, the
+terms of S are independent random variables. The mean of exp(iwS) is therefore the product of their
+characteristic functions, which are the means of exp(iwT) for each term T. The mean of sigmoid(S) follows from
+a Fourier series:
 
     sigmoid(x) = 1/2 + 2π/H · Σ sin(w·x) / sinh(π·w)        w = π/H, 3π/H, 5π/H, …
 
@@ -86,7 +87,7 @@ class ExpectedClicks:
             elif side == "context":
                 values, shares = context_shares()[name]
                 context = context * (shares @ self._column(name, values))
-            elif side != "user":  # `_of_columns` has those
+            elif side != "user":  # `_of_columns` computes the columns of the user
                 assert_never(side)
         for taste in _of_side("context"):
             values, shares = context_shares()[taste.left]
@@ -109,13 +110,13 @@ class ExpectedClicks:
     def of_users(self, users: Ints) -> Floats:
         """Returns the mean click probabilities of several users, float64 of the shape (users, items).
 
-        `users` are positions in `world.users`. A row does not depend on the other users, but it costs less
-        if many users are computed at once.
+        `users` are positions in `world.users`. A row does not depend on the other users, but computing many
+        users at once takes less time.
 
         The characteristic function of a user and an item is a product of two arrays (items, F). The first is
-        the factor of the items, multiplied by all tastes but two. It is computed once for users with equal
-        categories, which follow each other in the order of the loop. The second is computed for the pairs of
-        levels of the last two tastes, which are fewer than the items, and then gathered.
+        the factor of the items, multiplied by all tastes except two. It is computed once for users with equal
+        categories, which are consecutive in the loop. The second is computed for the pairs of levels of the
+        last two tastes, and then gathered. There are fewer such pairs than items.
         """
         columns = self._world.users
         own = self._of_columns(users)
@@ -176,8 +177,8 @@ def _of_side(left: str) -> list[Interaction]:
 
 
 def _gather(rows: Complexes64, index: Ints, out: Complexes64) -> None:
-    """Writes the rows with these indices, which are the values along the last axis, to `out`."""
-    # The mode `clip` needs no copy of `out`.
+    """Writes the rows with these indices to `out`. A row is a vector along the last axis of `rows`."""
+    # With the mode `clip`, NumPy needs no copy of `out`.
     np.take(rows.reshape(-1, rows.shape[-1]), index, axis=0, out=out, mode="clip")
 
 
@@ -199,8 +200,8 @@ def _parts(values: Complexes64) -> NDArray[np.float32]:
 # The integral is computed by the trapezoidal rule after the substitution t = exp(s - exp(-s)) of Takahasi and
 # Mori (1974).
 #
-# The exponentials in the integral, which are most of the work, are computed as float32. This and the step of
-# the rule change a probability by less than 5e-6 of it, with up to 5000 items.
+# The exponentials in the integral, which are most of the work, are computed as float32. With up to 5000
+# items, float32 and the step of the rule change a probability by a relative error of less than 5e-6.
 
 _STEP = 0.25
 _S = np.arange(-3.2, 8.0, _STEP)
@@ -231,7 +232,7 @@ class Exposure:
         ]
 
     def shares_of_users(self, users: Ints) -> Floats:
-        """Returns the probability that an impression of the day is one of each user, shape (users,)."""
+        """Returns, for each user, the probability that an impression of the day is theirs: (users,)."""
         return self._user_shares[users]
 
     def of_user(self, user: int) -> Floats:
@@ -258,7 +259,7 @@ class Exposure:
             weights /= (drawn * weights).sum()  # so that the integral has the same scale for all users
             np.multiply(_MINUS_T, weights.astype(np.float32), out=decay)
             np.exp(decay, out=decay)
-            # The operator @ would compute these products in threads, which cost more than they save.
+            # The operator @ would use threads for these products, which cost more time than they save.
             one = np.einsum("ti,i->t", decay, drawn.astype(np.float32)).astype(np.float64)
             others = one ** (CHOICES - 1)  # (T,)
             integrals = np.einsum("t,ti->i", (_DT * others).astype(np.float32), decay)

@@ -20,7 +20,7 @@ _HOUR_SHARES = np.array(
 )
 _HOUR_EDGES = np.concatenate([[0.0], np.cumsum(_HOUR_SHARES) / _HOUR_SHARES.sum()])
 CHOICES = 8  # items that are drawn for an impression; one of them is shown
-CHOICE_FOCUS = 1.2  # weight of the user's other tastes in that choice
+CHOICE_FOCUS = 1.2  # weight of the user's other tastes in the choice of the shown item
 _BUCKET_HOURS = 3
 _MAX_POSITION, _POSITION_SKEW = 20, 2  # lower positions are more frequent
 _CONTEXT_SKEW = 1.5  # lower codes of a category of the context are more frequent
@@ -58,8 +58,8 @@ def draw_impressions(
         rows: number of impressions.
         window: the start and the end of the time interval, as quantiles of the day's traffic. The quantile
             0.5 is the time before which half of the day's impressions occur.
-        missing_share: probability that a field is left empty. Keys are never empty. The click depends on the
-            row as it is written, so a value that is left out does not influence the click.
+        missing_share: probability that a field is left empty. Keys are never empty. The click depends only on
+            the written row, so a value that is left out does not influence the click.
     """
     low, high = window
     quantiles = np.sort(low + (high - low) * rng.random(rows))

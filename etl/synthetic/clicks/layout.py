@@ -58,7 +58,7 @@ class ImpressionLayout(LogLayout):
 
     Attributes:
         has_time: whether `event_time` is a column.
-        token: function that converts the values of a column to texts. Null stands for an empty field.
+        token: function that converts the values of a column to texts. Null means an empty field.
     """
 
     has_time: bool
@@ -191,7 +191,7 @@ def lines(layout: LogLayout, texts: list[pa.StringArray], damage: Ints) -> bytes
         start, columns[-1], layout.separator, null_handling="replace", null_replacement=""
     )
     miscounted = damage == reasons_of(layout).index("field_count")
-    even = np.arange(len(damage)) % 2 == 0  # even rows lose the last field, odd ones get one more
+    even = np.arange(len(damage)) % 2 == 0  # even rows lose the last field, odd rows get another field
     too_long = pc.binary_join_element_wise(whole, "0", layout.separator)
     shaped = pc.if_else(pa.array(miscounted & even), start, whole)
     shaped = pc.if_else(pa.array(miscounted & ~even), too_long, shaped)

@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 _BUZZ_PERIOD_DAYS = 30
 _ACTIVITY_SPREAD = 0.6
 _QUALITY_SPREAD, _BUZZ_SPREAD = 0.8, 0.5
-_BROWSING_FOCUS = 1.0  # weight of a segment's taste in the categories that its users see: exp(weight * taste)
+_BROWSING_FOCUS = 1.0  # a segment's users see a category with a probability factor exp(weight * taste)
 _SKEW = 1.2  # lower codes of a category are more frequent
 
 
@@ -37,13 +37,13 @@ class ClickWorld:
         tastes: maps the name of each taste to its table (`tastes_of_day`).
         users: maps each column to an array with one value per user.
         items: maps each column to an array with one value per item.
-        user_edges: (users,) cumulated probabilities with which the users are drawn for an impression; the
+        user_edges: (users,) cumulative probabilities with which the users are drawn for an impression. The
             last is 1.
-        category_edges: (segments, categories) cumulated probabilities with which a user of a segment sees the
-            categories.
+        category_edges: (segments, categories) cumulative probabilities with which a user of a segment sees
+            the categories.
         items_by_category: (items,) indices of the items, sorted by category.
-        item_edges: (items,) cumulated popularity of the items, in the order of `items_by_category`.
-        category_bounds: (categories + 1,) the cumulated popularity at which each category begins.
+        item_edges: (items,) cumulative popularity of the items, in the order of `items_by_category`.
+        category_bounds: (categories + 1,) the cumulative popularity at which each category begins.
         new_users: first id of the users that are new on this day.
         new_items: first id of the items that are new on this day.
     """

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 NONE = -1  # fills a row of ids after the last id
 TOPICS, CATEGORIES, ENTITIES = 30, 12, 400
 PLATFORMS = 3
-FIRST_DAY = date(2026, 1, 1)  # the age of documents counts from this day
+FIRST_DAY = date(2026, 1, 1)  # the age of documents is counted from this day
 COUNTRIES = ("US", "GB", "CA", "AU", "IN", "DE")
 STATES, MARKETS = 8, 4  # number of states in a country, and of markets in a state
 PUBLISHERS = 24
@@ -159,8 +159,8 @@ def _lists(seed: int, kind: str, number: Ints, levels: int, first: Ints | None =
 
 LEAST_ADS, MOST_ADS = 2, 12
 
-# Probability of a display of 2, 3, … 12 ads. The mean is five, so that rows_per_day / 5 displays have about
-# rows_per_day rows.
+# The probabilities that a display has 2, 3, … 12 ads. The mean is five, so rows_per_day / 5 displays have
+# about rows_per_day rows.
 _SIZE_CHANCES = np.array([14, 16, 19, 16, 12, 8, 5, 4, 3, 2, 1]) / 100
 MEAN_ADS = float((_SIZE_CHANCES * np.arange(LEAST_ADS, MOST_ADS + 1)).sum())
 _LIKENESS = {"topics": 2.0, "categories": 1.0}
@@ -305,8 +305,8 @@ def _appeal(world: DisplayWorld, user: Ints, document: Ints, ad: Ints) -> Floats
 def likeness(left: Ints, right: Ints) -> Floats:
     """Returns the cosine similarity of two sets of ids in each row, shape (R,).
 
-    It is |both| / √(|left| · |right|), where |both| is the number of ids that are in both sets. `left` and
-    `right` have the shape (R, most). Rows with fewer than `most` ids are filled up with NONE.
+    The similarity is |both| / √(|left| · |right|), where |both| is the number of ids that are in both sets.
+    `left` and `right` have the shape (R, most). Rows with fewer than `most` ids are filled up with NONE.
     """
     both = ((left[:, :, None] == right[:, None, :]) & (left[:, :, None] != NONE)).sum(axis=(1, 2))
     return np.asarray(both / np.sqrt((left != NONE).sum(axis=1) * (right != NONE).sum(axis=1)))

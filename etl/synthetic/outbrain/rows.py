@@ -66,7 +66,7 @@ OUTBRAIN = LogLayout((LABEL, *_NAMES), ",", "csv", True, COLUMNS, _NAMES)
 
 
 Ints = NDArray[np.int64]
-_BLOCK_DISPLAYS = 8_192  # displays that are drawn at once. It bounds memory, and the bytes depend on it.
+_BLOCK_DISPLAYS = 8_192  # displays drawn at once; limits the memory, and the bytes depend on this number
 _MILLISECONDS_A_DAY = 86_400_000
 
 
@@ -186,15 +186,15 @@ class DisplayCounts:
     Attributes:
         rows: number of rows.
         malformed: number of malformed rows for each reason to quarantine a row, in the order of
-            `damage.reasons_of`.
+            `layout.reasons_of`.
         missing: number of empty fields in each column.
         outcomes: (2, STEPS). outcomes[l, b] is the number of rows with the label l and a click probability in
             bin b.
         sizes: (MOST_ADS + 1,). sizes[n] is the number of displays that have n valid rows. Only displays whose
             clicked row is valid are included.
         best_units: sum of _UNITS / position over the displays whose clicked row is valid. Here position is
-            that of the clicked ad in a ranking of the display's ads by appeal, the logit from which the click
-            was drawn.
+            the position of the clicked ad in a ranking of the display's ads by appeal. The appeal is the
+            logit from which the click was drawn.
     """
 
     rows: int
@@ -235,8 +235,8 @@ def summarise(drawn: Displays, texts: list[pa.StringArray], damage: Ints) -> Dis
 def _click_positions(drawn: Displays, whole: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Returns, for each display, the number of its valid rows and the position of the clicked ad.
 
-    The position is that of the clicked ad in a ranking of the display's valid rows by descending appeal, from
-    1. Displays whose clicked row is malformed are left out.
+    The display's valid rows are ranked by descending appeal. Positions begin at 1. Displays whose clicked row
+    is malformed are left out.
 
     Args:
         drawn: the displays of a block.
