@@ -17,6 +17,7 @@ from training.data.loader import Loader
 from training.data.prefetch import Prefetch
 from training.device import torch_threads
 from training.embeddings.table import tables_of
+from training.loop.learning_rate import learning_rate_factor
 from training.loop.train_step import Trainer
 
 
@@ -217,30 +218,6 @@ class Callback:
 def is_due(step: int, every: int) -> bool:
     """Returns whether an action with a period of `every` steps is due after this step; False if it is 0."""
     return every > 0 and step % every == 0
-
-
-# The learning rate schedule of a training, as a factor that multiplies the configured learning rates.
-
-
-def learning_rate_factor(step: int, steps: int, train: Train) -> float:
-    """Returns the factor of the learning rates in a step.
-
-    Over the steps of a training, the factor grows linearly (warm-up), is then constant, and then decays as a
-    power. With `decay_power` 2 and `decay_end_factor` 0, this is the schedule of DLRM's authors.
-
-    Args:
-        step: number of steps done before this step, 0 in the first step.
-        steps: number of steps of the complete training.
-        train: the settings. `warmup_share` and `decay_start_share` are shares of `steps`.
-    """
-    warmup = train.warmup_share * steps
-    decay_start = train.decay_start_share * steps
-    if step < warmup:
-        return min((step + 1) / warmup, 1.0)
-    if step < decay_start:
-        return 1.0
-    remaining = (steps - step) / max(steps - decay_start, 1.0)
-    return train.decay_end_factor + (1 - train.decay_end_factor) * remaining**train.decay_power
 
 
 # Chooses the number of threads with which a model is trained or measured on a CPU.
