@@ -27,6 +27,8 @@ EXTENDED = (
     # Clusters and many ranks. Two ranks, a killed rank: test_horovod_exchange.py, test_elastic.py.
     "tests/cluster/",
     "tests/training/test_elastic.py::test_a_cluster_of_two_workers_is_one_ring",
+    "tests/training/test_elastic.py::test_a_cluster_replaces_rank_0",
+    "tests/training/checkpoints/test_rows_on_demand.py::test_a_model_many_times_larger_than_the_memory_scores_the_same",
     "tests/training/test_horovod_exchange.py::test_ranks_train_as_one[4]",
     "tests/e2e/test_runs.py::test_rows_in_host_memory_change_no_training_of_two_ranks",
     # Lakes of earlier releases. The formats of their files: test_formats.py.
@@ -91,6 +93,9 @@ EXTENDED = (
     "tests/scoring/candidates/test_sources_in_process.py::test_random_logs_give_the_lists_of_spark[1-",
     "tests/scoring/candidates/test_sources_in_process.py::test_random_logs_give_the_lists_of_spark[2-",
     "tests/scoring/candidates/test_sources_in_process.py::test_the_job_publishes_what_spark_publishes[approx",
+    "tests/scoring/candidates/test_sources_in_process.py::test_the_job_publishes_what_spark_publishes[exact]",
+    "tests/scoring/candidates/test_source_scores.py::test_candidates_have_the_score_of_every_source_that_proposed_them[1-",
+    "tests/scoring/test_in_process.py::test_both_publish_the_same[seen items excluded]",
     "tests/scoring/test_in_process.py::test_both_publish_the_same[embeddings of one byte]",
     "tests/scoring/test_in_process.py::test_both_publish_the_same[test split]",
     "tests/scoring/test_in_process.py::test_both_publish_the_same[clicks excluded]",
@@ -113,6 +118,10 @@ EXTENDED = (
     "tests/etl/prepare/test_prepared_lifecycle.py::test_tables_do_not_depend_on_file_splits_and_buckets[many buckets-l",
     # Every architecture as an exported program. DLRM and SASRec: the same file.
     "tests/training/test_export.py::test_programs_equal_the_model[bert4rec]",
+    "tests/training/test_export.py::test_programs_equal_the_model[dcn_v2",
+    "tests/training/test_export.py::test_programs_equal_the_model[deepfm_",
+    "tests/training/test_export.py::test_programs_equal_the_model[logistic_regression]",
+    "tests/training/test_export.py::test_programs_equal_the_model[neumf",
     "tests/training/test_export.py::test_programs_equal_the_model[mult_vae]",
     "tests/training/test_export.py::test_programs_equal_the_model[sasrec_dropout]",
     "tests/training/test_export.py::test_programs_equal_the_model[two_tower]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def config(reference: ReferenceScores, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def job(spark: SparkSession, config: Config) -> RunContext:
     """The context of the jobs of RUN_DATE."""
-    return job_of(spark, config)
+    return replace(job_of(spark, config), in_process=True)
 
 
 @pytest.fixture(scope="module")
