@@ -238,7 +238,7 @@ class LakePaths:
         return self._table("comparisons").path
 
     def features(self, workflow_version: str) -> Table:
-        """Returns the table of feature rows, by day, computed with one workflow version."""
+        """Returns the table of feature rows of one workflow version. It is partitioned by day."""
         return self._table("features", workflow_version)
 
     def users(self, workflow_version: str) -> Table:

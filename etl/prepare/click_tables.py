@@ -78,7 +78,7 @@ class ClickFiles:
 
 @dataclass(frozen=True)
 class ClickTables:
-    """Reads the clicks before a day of a log that is stored by day, and publishes missing partitions.
+    """Reads the clicks before a day, from a log that is stored by day. Publishes partitions that are missing.
 
     A day is usable if it has a raw log, or if its partition was published before its raw log was deleted. The
     raw log of a published day is not read again.

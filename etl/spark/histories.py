@@ -120,7 +120,7 @@ def _last(values: Column, length: int) -> Column:
 
 @dataclass(frozen=True)
 class LastClicks:
-    """Reads the clicks before a day of a log that is stored by day, and publishes missing partitions.
+    """Reads the clicks before a day, from a log that is stored by day. Publishes partitions that are missing.
 
     A day is usable if it has a raw log, or if its partition was published before its raw log was deleted.
     """

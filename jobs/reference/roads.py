@@ -58,8 +58,9 @@ the copy ([lakes.md](lakes.md#read-a-table-of-sparks-catalogue)). Spark's worker
 in a notebook, and if spark-submit has started the job.
 
 On a cluster, tasks parse logs too: text never enters Spark as text. Rows that need a preparation are stored
-as Parquet files of the lake. Spark reads them, computes joins, histories and negatives with its own
-operators, which the RAPIDS Accelerator knows, and writes the table `prepared`. Both ways give equal features.
+as Parquet files of the lake. Spark reads them and computes joins, histories and negatives with its own
+operators. The RAPIDS Accelerator supports these. Spark then writes the table `prepared`. Both ways give
+equal features.
 
 An operator of a package that changes rows needs a form for each of the two ways
 ([a row operator](extending.md#a-row-operator)): `apply_table` on one machine, `apply` in Spark. Text files

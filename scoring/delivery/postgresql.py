@@ -215,7 +215,7 @@ def staging_tables(database: Connection, target: str) -> dict[str, str]:
 
 
 def delete_users(database: Connection, target: str, users: Iterable[str]) -> int:
-    """Deletes the rows of users from the served table and its staging tables, and returns their number.
+    """Deletes rows of users from the served table and its staging tables. Returns the number of rows.
 
     Args:
         database: the connection.

@@ -396,7 +396,7 @@ def publish_items(
 
 
 def last_day(context: RunContext, dataset: Dataset) -> str:
-    """Returns the day of the last train row, up to which sources with `window_days` count days."""
+    """Returns the day of the last train row. The windows of sources with `window_days` end on this day."""
     if context.config.split.by == "day":
         return dataset.splits["train"][-1].dt
     rows = candidate_rows(context, dataset, list(BEFORE))

@@ -303,7 +303,7 @@ class PendingLookups:
 
     @torch.no_grad()
     def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
-        """Returns and clears the gradient of the only batch since the last call, with repeated rows.
+        """Returns the gradient of the batch since the last call, and clears it. It may repeat rows.
 
         One rank has an entry for each lookup. If there are several ranks, each of them sums the gradient of a
         row over its own lookups, and there is an entry for each rank that looked up the row. The update
