@@ -7,7 +7,8 @@ displays to lines, and counts).
 
 A display is shown on a document (a web page), and each ad promotes another document. A display has 2 to 12
 ads. The user clicks exactly one of them, with a probability proportional to exp(appeal). So the
-click is a draw from the softmax over the ads (Gumbel-max). An ad's appeal is a sum of effects of columns of its row:
+click is a draw from the softmax over the ads (Gumbel-max). An ad's appeal is a sum of effects of columns of
+its row:
 
     similarity of the two documents' topics, and of their categories   cosine of the two sets
     topic of the document × topic of the promoted document             one effect per pair (a taste)
