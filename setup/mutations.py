@@ -158,9 +158,10 @@ def prepare_tree(root: Path, tree: Path) -> None:
             cwd=root,
             check=True,
         )
-    environment = tree / ".venv"
-    if not environment.exists():
-        environment.symlink_to((root / ".venv").resolve())
+    for made_by_setup in (".venv", ".bootstrap"):
+        link, target = tree / made_by_setup, (root / made_by_setup).resolve()
+        if target.exists() and not link.exists():
+            link.symlink_to(target)
     seconds = root / "build/test_seconds.json"
     if seconds.exists():
         (tree / "build").mkdir(exist_ok=True)
