@@ -2,7 +2,8 @@
 
 `draw` names functions of the product, drawn by a seed. Somebody writes one fault for each of them into
 setup/mutations.yaml. `run` puts one fault after the other into a work tree of its own, and runs there what
-`make test-changed` chooses. A fault is found if a test fails. A run that was interrupted goes on.
+`make test-changed` chooses. A fault is caught if a test fails that passes without it. An
+interrupted run goes on.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ def draw(root: Path, folders: Sequence[str], count: int, seed: int) -> list[str]
     Returns:
         `file:line name` of each function, in the order of the draw.
     """
-    found = [
+    functions = [
         f"{path.relative_to(root).as_posix()}:{node.lineno} {node.name}"
         for folder in folders
         for path in sorted((root / folder).rglob("*.py"))
         for node in _functions(ast.parse(path.read_text(encoding="utf-8")))
     ]
-    return random.Random(seed).sample(found, min(count, len(found)))
+    return random.Random(seed).sample(functions, min(count, len(functions)))
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
@@ -95,6 +96,9 @@ def run(faults: Sequence[Fault], arguments: Sequence[str], results: Path, tree: 
         arguments: further arguments of `setup.changed_tests`, or the command of another run of tests.
         results: the file of results, made if it does not exist.
         tree: a work tree of the checkout that nothing else uses.
+
+    Raises:
+        RuntimeError: the tests did not run, or a test also fails without the fault.
     """
     known = {(line["file"], line["old"]) for line in read_results(results)}
     results.parent.mkdir(parents=True, exist_ok=True)
@@ -125,18 +129,31 @@ def run(faults: Sequence[Fault], arguments: Sequence[str], results: Path, tree: 
         finally:
             path.write_text(text, encoding="utf-8")
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-        found = done.returncode not in (0, _NO_TESTS)
+        if done.returncode not in (0, _NO_TESTS):
+            _require_caught(tree, failed, done.stdout + done.stderr)
         line = {
             "file": fault.file,
             "old": fault.old,
-            "found": found,
-            "by": failed[:1] or ([done.stdout[-500:] + done.stderr[-500:]] if found else []),
+            "caught": bool(failed),
+            "by": failed[:1],
             "seconds": round(time.monotonic() - started, 1),
         }
         with results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(
-            f"{number} {'found' if found else 'NOT FOUND'} {line['seconds']:.0f} s {fault.file}", flush=True
+            f"{number} {'caught' if failed else 'NOT CAUGHT'} {line['seconds']:.0f} s {fault.file}",
+            flush=True,
+        )
+
+
+def _require_caught(tree: Path, failed: Sequence[str], output: str) -> None:
+    """Raises RuntimeError unless a test failed, and passes now that the fault is taken back."""
+    if not failed:
+        raise RuntimeError(f"the tests did not run:\n{output[-2000:]}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", failed[0]]
+    if subprocess.run(command, cwd=tree, capture_output=True, check=False).returncode:
+        raise RuntimeError(
+            f"{failed[0]} also fails without the fault: leave it out by --deselect {failed[0]}"
         )
 
 
@@ -158,8 +175,8 @@ def prepare_tree(root: Path, tree: Path) -> None:
             cwd=root,
             check=True,
         )
-    for made_by_setup in (".venv", ".bootstrap"):
-        link, target = tree / made_by_setup, (root / made_by_setup).resolve()
+    for folder in (".venv", ".bootstrap"):
+        link, target = tree / folder, (root / folder).resolve()
         if target.exists() and not link.exists():
             link.symlink_to(target)
     seconds = root / "build/test_seconds.json"
@@ -199,8 +216,8 @@ def main() -> None:
     prepare_tree(ROOT, _TREE)
     run(faults[:: options.every], of_tests, options.results, _TREE)
     results = read_results(options.results)
-    missed = [line["file"] for line in results if not line["found"]]
-    print(f"{len(results) - len(missed)} of {len(results)} faults found; not found: {missed or 'none'}")
+    missed = [line["file"] for line in results if not line["caught"]]
+    print(f"{len(results) - len(missed)} of {len(results)} faults caught; not caught: {missed or 'none'}")
 
 
 if __name__ == "__main__":

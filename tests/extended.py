@@ -1,7 +1,8 @@
 """Which tests only `make test-extended` runs: those that prove once more what a test of `make test` shows.
 
 Each entry is the beginning of the ids of tests; `*` stands for any text. In a run of all tests, an entry that
-begins no id is an error. Behind each group stands which tests of `make test` show the same behaviour.
+begins no id is an error. The comment before each group says which tests of `make test` show the same behaviour, if
+any can: clusters, HDFS and Azure are only here.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ EXTENDED = (
     "tests/faults/test_prepared_kills.py::*before the clicks of a day",
     "tests/faults/test_prepared_kills.py::*after the first prepared file",
     "tests/training/test_signed_requests.py::*[elastic]",
-    # Every store and catalogue. A log on Google's store, a lake on S3 without a JVM, Hive: the same files.
+    # Every store and catalogue. A log on Google's store, a lake on S3 (test_object_store.py), a table of Hive.
     "tests/etl/lakes/test_hdfs.py",
     "tests/etl/lakes/test_raw_stores.py::*hdfs",
     "tests/etl/lakes/test_raw_stores.py::*azure",

@@ -23,14 +23,11 @@ def total(values: list[int]) -> int:
 def short() -> int:
     return 1
 '''
-# Stands for `setup.changed_tests`: fails like pytest if the sum is wrong.
-TESTS = """
-import sys
-sys.path.insert(0, ".")
-from sums import total
-if total([1, 2]) != 3:
-    print("FAILED test_sums.py::test_total - assert")
-    sys.exit(1)
+TEST = "from sums import total\n\n\ndef test_total() -> None:\n    assert total([1, 2]) == 3\n"
+# Stands for `setup.changed_tests`: it chooses the only test.
+CHOOSES = """
+import subprocess, sys
+sys.exit(subprocess.run([sys.executable, "-m", "pytest", "-q", "-rf", "test_sums.py"]).returncode)
 """
 
 
@@ -39,7 +36,8 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "sums.py").write_text(SUMS)
     (tmp_path / "setup").mkdir()
     (tmp_path / "setup/__init__.py").touch()
-    (tmp_path / "setup/changed_tests.py").write_text(TESTS)
+    (tmp_path / "setup/changed_tests.py").write_text(CHOOSES)
+    (tmp_path / "test_sums.py").write_text(TEST)
     return tmp_path
 
 
@@ -59,15 +57,28 @@ def test_text_that_occurs_twice_is_refused() -> None:
 
 
 @pytest.mark.processes
-def test_found_and_missed_faults_are_recorded_once_and_taken_back(tree: Path, tmp_path: Path) -> None:
-    found = Fault("sums.py", "result += value", "result -= value", "The sum is wrong.")
+def test_caught_and_missed_faults_are_recorded_once_and_taken_back(tree: Path, tmp_path: Path) -> None:
+    caught = Fault("sums.py", "result += value", "result -= value", "The sum is wrong.")
     missed = Fault("sums.py", "return 1", "return 2", "The number is wrong.")
     results = tmp_path / "results.jsonl"
-    run([found], [], results, tree)
-    run([found, missed], [], results, tree)
+    run([caught], [], results, tree)
+    run([caught, missed], [], results, tree)
     [first, second] = read_results(results)
-    assert (first["found"], first["by"]) == (True, ["test_sums.py::test_total"])
-    assert (second["found"], second["by"]) == (False, [])
+    assert (first["caught"], first["by"]) == (True, ["test_sums.py::test_total"])
+    assert (second["caught"], second["by"]) == (False, [])
+    assert (tree / "sums.py").read_text() == SUMS
+
+
+@pytest.mark.processes
+def test_a_test_that_fails_anyway_and_tests_that_do_not_run_are_errors(tree: Path, tmp_path: Path) -> None:
+    fault = Fault("sums.py", "return 1", "return 2", "The number is wrong.")
+    (tree / "test_sums.py").write_text(TEST.replace("== 3", "== 4"))
+    with pytest.raises(RuntimeError, match="also fails without the fault"):
+        run([fault], [], tmp_path / "results.jsonl", tree)
+    (tree / "setup/changed_tests.py").write_text("raise SystemExit('no such commit')")
+    with pytest.raises(RuntimeError, match="did not run:\nno such commit"):
+        run([fault], [], tmp_path / "results.jsonl", tree)
+    assert read_results(tmp_path / "results.jsonl") == []
     assert (tree / "sums.py").read_text() == SUMS
 
 
