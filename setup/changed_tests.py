@@ -1,8 +1,8 @@
 """Runs the tests that imports tie to the files changed since a commit: make test-changed (CONTRIBUTING.md).
 
 A test file depends on the modules that it imports, on the files that it names as text (such as a job that it
-starts), and on what these depend on. Test files that are fewer imports away from a changed file run first.
-When their recorded seconds reach the limit, the rest is left out, and named. tests/conftest.py records the
+starts), and on what these depend on. Test files that are fewer imports away from a changed file run first;
+those whose folder or name is that of a changed module count as nearer. When their recorded seconds reach the limit, the rest is left out, and named. tests/conftest.py records the
 seconds of each test file in build/test_seconds.json.
 """
 
@@ -128,19 +128,34 @@ def distances(
     return steps | dict.fromkeys(whole, max(steps.values(), default=0) + 1)
 
 
-def choose(steps: Mapping[str, int], seconds: Mapping[str, float], limit: float) -> Choice:
+def choose(
+    steps: Mapping[str, int], seconds: Mapping[str, float], limit: float, changed: Sequence[str] = ()
+) -> Choice:
     """Chooses test files until their seconds reach a limit. The nearest one always runs.
+
+    A module that everything imports has hundreds of tests at the same distance. So a test file counts as a
+    step nearer if its folder is the one under tests/ that a changed module has, and as another step nearer
+    if its name contains the module's: tests/storage/test_manifest.py for storage/manifest.py.
 
     Args:
         steps: maps files to their distance from a changed file (`distances`).
         seconds: maps every test file in `steps` to about how long it takes.
         limit: seconds in one process.
+        changed: the changed files.
     """
     tests = [path for path in steps if _is_test(path)]
     run: list[str] = []
     left_out: list[str] = []
     total = 0.0
-    for path in sorted(tests, key=lambda path: (steps[path], seconds[path], path)):
+    modules = [PurePosixPath(path) for path in changed if path.endswith(".py")]
+
+    def distance(path: str) -> int:
+        test = PurePosixPath(path)
+        beside = any(test.parent == "tests" / module.parent for module in modules)
+        namesake = any(module.stem in test.stem for module in modules)
+        return steps[path] - beside - namesake
+
+    for path in sorted(tests, key=lambda path: (distance(path), seconds[path], path)):
         if run and total + seconds[path] > limit:
             left_out.append(path)
         else:
@@ -184,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = distances(dependencies(ROOT, files), changed, files)
     seconds = expected_seconds(ROOT, [path for path in steps if _is_test(path) and path in files])
     steps = {path: step for path, step in steps.items() if path in seconds}
-    choice = choose(steps, seconds, 60 * options.minutes * max(options.workers, 1))
+    choice = choose(steps, seconds, 60 * options.minutes * max(options.workers, 1), changed)
     _describe(choice, changed, options.since)
     if options.list or not choice.run:
         print(*choice.run, sep="\n")

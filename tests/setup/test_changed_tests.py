@@ -139,7 +139,7 @@ def test_a_run_names_what_it_leaves_out(
     (shop / "shop/prices.py").write_text("RATE = 3\n")
     assert changed_tests.main(["--list", "--minutes", "0.1", "--workers", "1"]) == 0
     shown = capsys.readouterr()
-    assert shown.out.split() == ["tests/test_patched.py", "tests/test_prices.py"]
+    assert shown.out.split() == ["tests/test_prices.py", "tests/test_patched.py"]
     assert "4 test files: tests (2), tests/contract (1), tests/deep (1)" in shown.err
 
 
@@ -154,3 +154,13 @@ def test_a_run_names_what_it_leaves_out(
 )
 def test_files_of_this_checkout_have_the_tests_that_one_expects(changed: str, test: str) -> None:
     assert test in nearest(ROOT, changed)
+
+
+def test_tests_with_the_folder_or_name_of_a_changed_module_run_first() -> None:
+    tests = {f"tests/{name}": 1.0 for name in ("a/test_b.py", "shop/test_z.py", "z/test_prices_of_day.py")}
+    changed = ["shop/prices.py"]
+    choice = choose(dict.fromkeys(tests, 3) | {"shop/prices.py": 0}, tests, 2.0, changed)
+    assert choice.run == ("tests/shop/test_z.py", "tests/z/test_prices_of_day.py")
+    assert choice.left_out == ("tests/a/test_b.py",)
+    both = {"tests/a/test_b.py": 2, "tests/shop/test_prices.py": 3}
+    assert choose(both, dict.fromkeys(both, 1.0), 1.0, changed).run == ("tests/shop/test_prices.py",)
