@@ -16,7 +16,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from conf.process import ignore_imported, limit_spinning
-from setup.changed_tests import SECONDS
+from setup.changed_tests import EXTENDED_SECONDS, SECONDS
 from spark.profile import read_properties
 from spark.session import build_session
 from tests.checked_device import register_checked_device
@@ -124,14 +124,18 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Records how long each test file took, for `make test-changed`, unless only some of its tests ran."""
-    only_some = config.option.keyword or config.option.markexpr not in ("", "not extended")
+    """Records how long each test file took, for `make test-changed`, unless only some of its tests ran.
+
+    The seconds of its extended tests are another entry.
+    """
+    suffix = {"not extended": "", "extended": EXTENDED_SECONDS}.get(config.option.markexpr)
+    only_some = config.option.keyword or suffix is None
     if only_some or any("::" in argument for argument in config.args):
         return
     seconds: dict[str, float] = defaultdict(float)
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
-            seconds[report.nodeid.split("::", 1)[0]] += report.duration
+            seconds[report.nodeid.split("::", 1)[0] + suffix] += report.duration
     record = ROOT / SECONDS
     known = json.loads(record.read_text()) if record.exists() else {}
     record.parent.mkdir(exist_ok=True)

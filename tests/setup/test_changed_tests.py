@@ -123,10 +123,12 @@ def test_the_limit_leaves_out_the_farthest_tests_but_never_the_nearest() -> None
 
 def test_recorded_seconds_count_and_others_are_guessed(shop: Path) -> None:
     (shop / "build").mkdir()
-    (shop / changed_tests.SECONDS).write_text(json.dumps({"tests/test_sums.py": 7.5}))
+    (shop / changed_tests.SECONDS).write_text(
+        json.dumps({"tests/test_sums.py": 7.5, "tests/test_sums.py (extended)": 2.0})
+    )
     (shop / "tests/test_frames.py").write_text("from pyspark.sql import SparkSession\n")
     seconds = expected_seconds(shop, ["tests/test_sums.py", "tests/test_prices.py", "tests/test_frames.py"])
-    assert seconds["tests/test_sums.py"] == 7.5
+    assert seconds["tests/test_sums.py"] == 9.5
     assert seconds["tests/test_prices.py"] < seconds["tests/test_frames.py"]
 
 

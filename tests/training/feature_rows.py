@@ -108,7 +108,8 @@ def wish_rows(rows: int, seed: int, size: int = 8) -> tuple[FeatureSpec, Rows]:
     spec = make_spec(2, [size + 3], lists=[size + 3])
     rng = np.random.default_rng(seed)
     category = rng.integers(0, size, rows)
-    wishes = [(3 + rng.choice(size, rng.integers(2, 5), replace=False)).tolist() for _ in range(rows)]
+    orders = 3 + rng.random((rows, size)).argsort(axis=1)
+    wishes = [order[:length].tolist() for order, length in zip(orders, rng.integers(2, 5, rows), strict=True)]
     wanted = np.array([value + 3 in liked for value, liked in zip(category, wishes, strict=True)])
     labels = (rng.random(rows) < np.where(wanted, 0.85, 0.15)).astype(np.float32)
     dense = rng.normal(size=(rows, 2)).astype(np.float32)

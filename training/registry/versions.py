@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -116,8 +117,12 @@ def version_of(
     return digest_of([model.model_dump(mode="json"), settings, dataset_digest, *code, parent])
 
 
+@cache
 def code_version() -> str:
-    """Returns a digest of the source files of all packages that influence a trained model."""
+    """Returns a digest of the source files of all packages that influence a trained model.
+
+    They are read once, because this process goes on with the code that it has imported.
+    """
     package = __name__.rsplit(".", 2)[0]  # `training`, which has another name in the wheel of nightrank
     root: Any = files(package)  # a Path, or a zipfile.Path if the packages were shipped as a zip
     return combined_digest(source for name in _CODE for source in source_digests(root.parent / name, name))
