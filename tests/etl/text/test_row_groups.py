@@ -45,6 +45,18 @@ def test_every_row_is_in_one_group_with_all_its_columns(groups: int) -> None:
     assert dealt.schema.types == expected.schema.types
 
 
+def encoded(folder: Path, rows: int, row_group_rows: int) -> str:
+    """A file of features with the number I1 of each row, and its path."""
+    config = cases.write_config(folder)
+    (path, *_) = cases.write_day(folder / "raw", cases.make_lines("2026-01-01", rows, 1))
+    (file_split,) = split_files([str(path)])
+    chain = FittedChain(("I1",), ("int",), (FittedFill(("I1",), ("I1",), 0.0),), ("I1",))
+    spec = FeatureSpec((Feature("I1", "dense", "float32", "pair"),), ("row_id", "user_key", "item_key"), "v")
+    source = LogRows(file_layout(plan_of(config), (str(path),)))
+    encoding = Encoding(source, (chain,), spec, LocalTables({}), row_group_rows)
+    return encode_file_split(EncodeTask(file_split, 0, f"{folder}/out.parquet", "2026-01-01"), encoding)
+
+
 @pytest.mark.parametrize(
     "row_group_rows, group_bytes, most",
     [
@@ -61,14 +73,7 @@ def test_a_row_group_has_at_most_these_rows_and_bytes(
 ) -> None:
     """A row has 8 bytes: label and one number. Keys are no inputs of a model."""
     monkeypatch.setattr(encode_pass, "ROW_GROUP_BYTES", group_bytes)
-    config = cases.write_config(tmp_path)
-    (path, *_) = cases.write_day(tmp_path / "raw", cases.make_lines("2026-01-01", 250, 1))
-    (file_split,) = split_files([str(path)])
-    chain = FittedChain(("I1",), ("int",), (FittedFill(("I1",), ("I1",), 0.0),), ("I1",))
-    spec = FeatureSpec((Feature("I1", "dense", "float32", "pair"),), ("row_id", "user_key", "item_key"), "v")
-    source = LogRows(file_layout(plan_of(config), (str(path),)))
-    encoding = Encoding(source, (chain,), spec, LocalTables({}), row_group_rows)
-    written = encode_file_split(EncodeTask(file_split, 0, f"{tmp_path}/out.parquet", "2026-01-01"), encoding)
+    written = encoded(tmp_path, 250, row_group_rows)
     metadata = pq.read_metadata(written)
     sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     rows = sum(sizes)
@@ -83,3 +88,24 @@ def test_a_list_counts_as_long_as_the_longest() -> None:
     lists = pa.array([[1], None, list(range(30))], pa.list_(pa.int32()))
     columns = {"user_key": ["a", "b", "c"], "label": pa.array([0, 1, 0], pa.float32()), "history": lists}
     assert encode_pass._rows_of_group(pa.table(columns)) == encode_pass.ROW_GROUP_BYTES // (4 * 31)
+
+
+def test_columns_have_small_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page is a frame of zstd of its own, and so is a dictionary."""
+    assert encode_pass._PAGE_BYTES == 64 * 2**10
+    pages = []
+    for page_bytes in (64 * 2**10, 256):
+        monkeypatch.setattr(encode_pass, "_PAGE_BYTES", page_bytes)
+        folder = tmp_path / str(page_bytes)
+        folder.mkdir()
+        written = Path(encoded(folder, 6000, 10_000))
+        group = pq.read_metadata(written).row_group(0)
+        (column,) = (
+            group.column(place)
+            for place in range(group.num_columns)
+            if group.column(place).path_in_schema == "I1"
+        )
+        start = column.dictionary_page_offset or column.data_page_offset
+        chunk = written.read_bytes()[start : start + column.total_compressed_size]
+        pages.append(chunk.count(b"\x28\xb5\x2f\xfd"))
+    assert pages[0] <= 2 < pages[1]
