@@ -2,8 +2,9 @@
 
 A test file depends on the modules that it imports, on the files that it names as text (such as a job that it
 starts), and on what these depend on. Test files that are fewer imports away from a changed file run first;
-those whose folder or name is that of a changed module count as nearer. When their recorded seconds reach the limit, the rest is left out, and named. tests/conftest.py records the
-seconds of each test file in build/test_seconds.json.
+those whose folder or name is that of a changed module count as nearer. When their recorded seconds reach the
+limit, the rest is left out, and named. tests/conftest.py records the seconds of each test file in
+build/test_seconds.json.
 """
 
 from __future__ import annotations
