@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -122,6 +122,30 @@ def make_log(cache: Path, rows: int, days: int, seed: int = 1, processes: int = 
     return [
         DayFile(e["dt"], str(folder / f"dt={e['dt']}" / "clicks.tsv"), e["rows"], e["bytes"]) for e in entries
     ]
+
+
+def repeated(log: Sequence[DayFile], times: int) -> list[DayFile]:
+    """Returns a log whose days have the lines of another log's days, this number of times each.
+
+    Its files are written beside those of the other log if they do not exist.
+    """
+    if times == 1:
+        return [*log]
+    longer = []
+    for day in log:
+        source = Path(day.path)
+        target = source.parent.parent.with_name(f"{source.parent.parent.name}-times{times}")
+        path = target / source.parent.name / source.name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_suffix(".partial")
+            with fresh.open("wb") as stream:
+                for _ in range(times):
+                    with source.open("rb") as lines:
+                        shutil.copyfileobj(lines, stream, 2**24)
+            fresh.rename(path)
+        longer.append(DayFile(day.dt, str(path), day.rows * times, day.bytes * times))
+    return longer
 
 
 def _write_days(calls: list[tuple[Path, int, int, int]], processes: int) -> list[int]:

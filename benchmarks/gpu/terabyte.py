@@ -1,0 +1,68 @@
+"""Measures what a row more costs build_features on all cores of a machine, and so what a terabyte would take.
+
+    .venv/bin/python benchmarks/gpu/terabyte.py [--quick]
+
+A run has costs that do not depend on the number of rows: the start, planning and manifests. A log of seconds consists
+mostly of them, so its time must not be multiplied. The script runs the job on a log of 16 million rows in Criteo's
+layout and on one of 64 million, whose days are those of the first, each four times. The difference of the times
+divided by the difference of the rows is the time of a row. `terabyte_minutes` is this time multiplied by 4.11 billion
+rows, the size of Criteo's terabyte log: a prediction, in which vocabularies do not grow with the log. The ratio
+`of_naive` is the time that the smaller log alone would predict, divided by `terabyte_minutes`. On a machine without a
+GPU, logs are tiny and nothing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.criteo_log import make_log, repeated
+from benchmarks.etl_runs import CACHE, DAYS, ContenderFailed, Run, job, log_by_day, run_contender
+from benchmarks.gpu.etl import gpu_name
+from benchmarks.report import machine, summary_line, table
+
+TERABYTE_ROWS = 4_110_000_000
+ROWS, QUICK_ROWS, TINY_ROWS = 16_000_000, 4_000_000, 4_000
+TIMES = 4
+LIMIT_S = 300.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} and four times as many rows")
+    options = parser.parse_args(arguments)
+    gpu, cores = gpu_name(), len(os.sched_getaffinity(0))
+    of_machine = {**machine(cores, ("pyarrow",)), "gpu": gpu}
+    rows = (QUICK_ROWS if options.quick else ROWS) if gpu else TINY_ROWS
+    log = make_log(CACHE, rows, DAYS, processes=min(DAYS, cores))
+    runs: dict[int, Run] = {}
+    for times in (1, TIMES):
+        days = log_by_day(repeated(log, times))
+        runs[rows * times] = run_contender(job(days, []), days, cores, LIMIT_S, compared=False)
+    (few, first), (many, second) = runs.items()
+    of_row = (second.seconds - first.seconds) / (many - few)
+    minutes = of_row * TERABYTE_ROWS / 60
+    naive = first.seconds / few * TERABYTE_ROWS / 60
+    print(f"{gpu or 'There is no GPU: logs are tiny and nothing is measured.'}, {cores} cores\n")
+    lines = [[f"{number:,}", f"{run.seconds:.1f}", f"{run.cpu_s:.1f}"] for number, run in runs.items()]
+    print(table(["rows", "seconds", "CPU s"], lines))
+    if gpu:
+        print(f"\nmicroseconds of a row: {of_row * 1e6:.3f}; predicted minutes of a terabyte: {minutes:.1f}")
+    facts = {str(number): run.facts(number) for number, run in runs.items()}
+    more = {"terabyte_minutes": round(minutes, 1) if gpu else None, "predicted": True}
+    ratios = {"of_naive": naive / minutes if gpu and minutes > 0 else None}
+    print(summary_line("gpu_terabyte", of_machine, {"sizes": facts}, {}, ratios, **more))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ContenderFailed as error:
+        print(f"terabyte: {error}", file=sys.stderr)
+        sys.exit(1)
