@@ -192,8 +192,10 @@ class Reading(Strict):
     """Settings for reading feature tables in a rank.
 
     Rows are shuffled in buffer pools, and then divided into batches. A rank decodes row groups before a pool
-    needs them; `read_ahead_mib` limits the size of the decoded row groups. If the lake is on an object store,
-    the rank first copies each row group to a local folder. It deletes this copy after reading the row group.
+    needs them; `read_ahead_mib` limits the size of the decoded row groups. On a GPU, pools are made in its
+    memory from the columns of row groups, if that needs at most `device_mib`. If the lake is on an object
+    store, the rank first copies each row group to a local folder. It deletes this copy after reading the row
+    group.
     """
 
     pool_rows: PositiveInt = Field(
@@ -201,10 +203,26 @@ class Reading(Strict):
         description="Number of rows in one buffer pool of every rank, added over all ranks. A pool has at "
         "least 4 batches.",
     )
-    read_ahead_mib: PositiveInt = Field(
-        default=256,
+    pools: Literal["auto", "host", "device"] = Field(
+        default="auto",
+        description="Where pools are made; batches are the same. `host`: in the memory of the host, from "
+        "which a GPU's training copies them. `device`: on the device of the training. `auto`: on a GPU if "
+        "that needs at most `device_mib`, else on the host.",
+    )
+    device_mib: PositiveInt = Field(
+        default=8192,
+        description="Largest memory of the device, in MiB, for pools and the row groups of which they are "
+        "made. A rank holds a row group of each of its shards, one more, and five pools.",
+    )
+    threads: PositiveInt | None = Field(
+        default=None,
+        description="Number of threads that decode row groups. Null: 4 for a training on a GPU, 1 otherwise.",
+    )
+    read_ahead_mib: PositiveInt | None = Field(
+        default=None,
         description="Largest size, in MiB, of the decoded row groups that wait for a pool. One more row "
-        "group is always allowed.",
+        "group is always allowed for each thread. Null: 256, and for a training on a GPU at least one row "
+        "group of each of the rank's shards, because a pool may need a new one of each shard.",
     )
     staging_folder: str | None = Field(
         default=None,

@@ -21,7 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from training.kernels import interaction, lookup, row_update, tiered_rows
+from training.data.sharding import BLOCK_ROWS
+from training.kernels import interaction, lookup, pool_rows, row_update, tiered_rows
 from training.kernels.row_update import grid_of
 
 mantissa, lowest = grid_of(torch.bfloat16)
@@ -133,11 +134,26 @@ def updates() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
     return kernels
 
 
+def pool_writers() -> list[tuple[Any, dict[str, str], dict[str, Any], int]]:
+    """The writing of Criteo's rows to a pool, of rows with long lists, and of rows with few columns."""
+    into = dict.fromkeys(("tiles", "targets", "labels", "dense", "ids"), "*i32")
+    return [
+        (
+            pool_rows._write_rows,
+            {"ranges": "*i64", **into, "weights": "*fp32"},
+            {"DENSE": dense, "IDS": ids, "COLUMNS": pool_rows.tile_columns(dense, ids), "BLOCK": BLOCK_ROWS},
+            pool_rows.WARPS,
+        )
+        for dense, ids in ((13, 26), (4, 230), (0, 3))
+    ]
+
+
 KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     *gathers(),
     *moves(),
     *interactions(),
     *updates(),
+    *pool_writers(),
     (
         row_update._add_up,  # of a linear part's weights: one number a row, plain SGD
         {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from training.data.prefetch import Prefetch
+from training.data.prefetch import Prefetch, in_threads
 
 
 def test_items_come_in_order() -> None:
@@ -71,3 +72,70 @@ def test_an_error_while_closing_does_not_hang() -> None:
 
     with Prefetch(source(), capacity=1) as ahead:
         next(ahead)
+
+
+def doubled(items: Iterator[int]) -> Iterator[int]:
+    """Thread-dependent waits, so that threads overtake each other."""
+    for item in items:
+        time.sleep(0.001 * (item % 3))
+        yield 2 * item
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("number", [0, 1, 5, 50])
+def test_threads_return_results_in_the_order_of_their_items(threads: int, number: int) -> None:
+    assert list(in_threads(iter(range(number)), doubled, threads, 4)) == [2 * item for item in range(number)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_an_error_of_an_item_or_a_result_comes_after_all_earlier_results(threads: int) -> None:
+    def items() -> Iterator[int]:
+        yield from range(10)
+        raise ValueError("items")
+
+    def fails_at_six(items: Iterator[int]) -> Iterator[int]:
+        for item in items:
+            if item == 6:
+                raise ValueError("result")
+            yield item
+
+    for work, results, message in ((doubled, 10, "items"), (fails_at_six, 6, "result")):
+        seen: list[int] = []
+        with pytest.raises(ValueError, match=message):
+            seen.extend(in_threads(items(), work, threads, 100))
+        assert len(seen) == results
+
+
+def test_threads_work_at_the_same_time_and_as_far_ahead_as_the_capacity() -> None:
+    together = threading.Barrier(3)
+
+    def meet(items: Iterator[int]) -> Iterator[int]:
+        for item in items:
+            together.wait(10)
+            yield item
+
+    assert list(in_threads(iter(range(9)), meet, 3, 9)) == list(range(9))
+    taken: list[int] = []
+    ahead = threading.Event()
+
+    def note(items: Iterator[int]) -> Iterator[int]:
+        for item in items:
+            taken.append(item)
+            if len(taken) == 10:  # of each thread 2 wait and one is held, and the consumer has one
+                ahead.set()
+            yield item
+
+    results = in_threads(iter(range(1000)), note, 3, 6)
+    next(results)
+    assert ahead.wait(10)
+    time.sleep(0.05)
+    assert len(taken) == 10
+    results.close()
+
+
+def test_threads_end_when_the_consumer_stops() -> None:
+    before = threading.active_count()
+    results = in_threads(iter(range(1000)), doubled, 4, 8)
+    assert [next(results) for _ in range(3)] == [0, 2, 4]
+    results.close()
+    assert threading.active_count() == before

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -93,11 +93,18 @@ def columns_of(files: list[DataFile]) -> pa.Table:
 
 
 def loader_of(
-    files: list[DataFile], spec: FeatureSpec = WEIGHTED, rank: int = 0, ranks: int = 1, *, keys: bool = False
+    files: list[DataFile],
+    spec: FeatureSpec = WEIGHTED,
+    rank: int = 0,
+    ranks: int = 1,
+    *,
+    keys: bool = False,
+    pools: Literal["host", "device"] = "host",
 ) -> Loader:
     plan = plan_shards([group.rows for group in row_groups(files)], SHARDS, BATCH)
     shards = shards_of_rank(SHARDS, rank, ranks)
-    return Loader(files, plan, shards, spec, 3, MULTI_HOT, reading=Reading(pool_rows=1), with_row_keys=keys)
+    reading = Reading(pool_rows=1, pools=pools)
+    return Loader(files, plan, shards, spec, 3, MULTI_HOT, reading=reading, with_row_keys=keys)
 
 
 def catalogue_of(
@@ -117,18 +124,24 @@ def settings(loss: str = "bce", **changed: Any) -> Train:
 
 
 @pytest.mark.parametrize("keys", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("written_by", ["numpy", "compiled", "device"])
 def test_batches_have_the_weight_of_each_row_and_zero_for_padding(
-    files: list[DataFile], keys: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    files: list[DataFile], keys: bool, written_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not compiled:
+    pools: Literal["host", "device"] = "device" if written_by == "device" else "host"
+    if written_by == "numpy":
         monkeypatch.setattr(pool_writer, "library", lambda: None)
     table = columns_of(files)
     prices = [tuple(row.values()) for row in table.select(["hour", "price"]).to_pylist()]
     expected = dict(zip(prices, table["weight"].to_pylist(), strict=True))
     seen = 0
-    for batch in loader_of(files, keys=keys).batches():
+    on_host = loader_of(files, keys=keys).batches()
+    for batch, expected_batch in zip(
+        loader_of(files, keys=keys, pools=pools).batches(), on_host, strict=True
+    ):
         assert batch.weighted
+        if keys:
+            assert torch.equal(cast(Any, batch.row_keys), cast(Any, expected_batch.row_keys))
         assert batch.dense.shape == (BATCH, 3)
         assert batch.dense.is_contiguous()
         real = batch.weights > 0

@@ -65,6 +65,8 @@ def read_columns(
     spec: FeatureSpec,
     multi_hot: MultiHot,
     read: Mapping[str, NDArray[Any]] | None = None,
+    *,
+    check_ids: bool = True,
 ) -> Columns:
     """Reads the label, the weight and the features of a row group, in the order of its rows.
 
@@ -75,6 +77,7 @@ def read_columns(
         spec: the features.
         multi_hot: how lists are padded and cut.
         read: the columns `scalar_columns` of the row group if they have been read already.
+        check_ids: whether ids are compared with their cardinalities.
 
     Raises:
         DataError: the file is missing, or its number of rows differs from the manifest; an id is not below
@@ -106,8 +109,9 @@ def read_columns(
         *(columns[feature.name] for feature in spec.categorical),
         *(pad_lists(lists[name], length) for name, length in lengths.items()),
     ]
-    for feature, ids in zip(spec.embedded, categorical, strict=True):
-        _check_ids(path, feature, ids)
+    if check_ids:
+        for feature, ids in zip(spec.embedded, categorical, strict=True):
+            _check_ids(path, feature, ids)
     return Columns(
         columns[spec.label],
         [columns[feature.name] for feature in spec.dense],

@@ -1,47 +1,66 @@
 """Reads the batches of one rank through Petastorm or from memory: every row of its shards once per epoch.
 
-A thread reads row groups ahead. The rows of the rank's shards are written to a buffer pool in the order of
-the batches (sharding.py), and a batch is a slice of the pool. The order depends only on the shard plan, the
-seed and the epoch. So an epoch can begin at any step without reading the earlier files, and two runs get the
-same batches.
+Threads read row groups ahead. The rows of the rank's shards are written to a buffer pool in the order of the
+batches (sharding.py), and a batch is a slice of the pool. The order depends only on the shard plan, the seed
+and the epoch. So an epoch can begin at any step without reading the earlier files, and two runs get the same
+batches.
+
+Pools are made on the host (pool_writer.py) and copied to the device, or made on the device
+(device_pools.py), with the same rows.
 
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
-three or four pools. The thread reads up to `reading.read_ahead_mib` MiB and one more row group ahead. The
-pools of all ranks, one of each rank, have `reading.pool_rows` rows together, or 4 global batches if that is
-more. A row takes 4 bytes for its label, 4 bytes for its weight if it has one, and 4 bytes for each dense
-feature and each id. With row groups of 200,000 rows, 40 columns, and 16 shards on one rank, the memory is 16
-× 32 MB + 256 MiB + 4 × 21 MB.
+three or four pools. The row groups that are read ahead have up to `reading.read_ahead_mib` MiB, and as many
+as one row group of each shard if that is more, because a pool may need a new one of each shard; each of the
+`reading.threads` threads holds one more. The pools of all ranks, one of each rank, have `reading.pool_rows`
+rows together, or 4 global batches if that is more. A row takes 4 bytes for its label, 4 bytes for its weight
+if it has one, and 4 bytes for each dense feature and each id. With row groups of 200,000 rows, 40 columns,
+and 16 shards on one rank, 16 × 32 MB are held, 16 × 32 MB wait, and the pools have 4 × 21 MB. If pools are
+made on the device, what is held and the pools are in its memory.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from numpy.typing import NDArray
 
+from conf.errors import ConfigError, DataError
 from conf.types import MultiHot, Reading
 from storage import file_io
 from storage.feature_spec import FeatureSpec
 from training.data.batch import Batch, Pool, Pools, Transfer
 from training.data.columns import Columns, read_columns, scalar_columns
+from training.data.device_pools import DevicePoolWriter, GroupColumns
 from training.data.pool_writer import PoolContents, PoolWriter
-from training.data.prefetch import Prefetch
+from training.data.prefetch import Prefetch, in_threads
 from training.data.row_keys import ROW_KEY_COLUMNS, read_row_keys
 from training.data.sharding import DataFile, RowGroup, RowOrder, ShardPlan, ShardStream, row_groups
-from training.data.staging import stage, staging_folder
+from training.data.staging import Staged, stage, staging_folder
 
 log = logging.getLogger("nightrank.training")
 
 _CPU = torch.device("cpu")
 _MIB = 2**20
 Read = TypeVar("Read")
+
+
+class _Sized(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+SizedRead = TypeVar("SizedRead", bound=_Sized)
+_READ_AHEAD_MIB, _GPU_THREADS = 256, 4
+# Pools that exist at a time: of the batches that wait, that the step uses, and that are written.
+_POOLS = 5
 # With fewer steps per pool, too many neighbouring rows of a file would be in the same batch.
 _MIN_POOL_STEPS = 4
 # Up to this many row groups are read by one reader of Petastorm, if none of them has more rows than this.
@@ -51,7 +70,7 @@ _GROUPS_TOGETHER, _SMALL_GROUP_ROWS = 64, 100_000
 class Loader:
     """Reads one split for one rank.
 
-    The constructor has nine parameters because files, order, columns and device vary independently of each
+    The constructor has ten parameters because files, order, columns and device vary independently of each
     other.
 
     Args:
@@ -63,8 +82,12 @@ class Loader:
         seed: seed of the random row order; None keeps the order of the files.
         multi_hot: how many ids of each list are used.
         device: the device of the training. If it is a GPU, pools are copied to it ahead of time.
-        reading: settings for the size of the pools and for how far ahead row groups are read.
+        reading: settings for the size and place of the pools and for how far ahead row groups are read.
         with_row_keys: whether batches have `row_keys`.
+        kernel: whether Triton's kernels run on the device, so that one of them can make pools there.
+
+    Raises:
+        ConfigError: `reading` wants pools on the device, but they need more memory than it allows.
     """
 
     def __init__(
@@ -79,6 +102,7 @@ class Loader:
         reading: Reading | None = None,
         *,
         with_row_keys: bool = False,
+        kernel: bool = False,
     ) -> None:
         self.plan = plan
         self.shards = shards
@@ -94,6 +118,8 @@ class Loader:
         wanted = max(self._reading.pool_rows // global_rows, _MIN_POOL_STEPS)
         self._pool_steps = max(min(wanted, plan.steps), 1)
         self._warned_cut: set[str] = set()
+        self._kernel = kernel
+        self._on_device = self._makes_pools_on_device()
         if any(file.table is None for file in files):
             import_module("training.data.row_groups")  # Petastorm, before the time of a step is measured
 
@@ -107,15 +133,8 @@ class Loader:
             return
         epoch, step = divmod(first_step, self.plan.steps)
         window, skipped = divmod(step, self._pool_steps)
-        reads = self._reads(self._row_groups_of(self._pool_contents(epochs, epoch, window)))
-        ahead_bytes = self._reading.read_ahead_mib * _MIB
-        with (
-            Prefetch(reads, ahead_bytes, lambda columns: columns.size_bytes) as arriving,
-            Transfer(self._device) as transfer,
-        ):
-            writer = self._writer(arriving)
-            for contents in self._pool_contents(epochs, epoch, window):
-                pool, ready = transfer.copy(writer.write(contents))
+        with closing(self._pools_of(epochs, epoch, window)) as pools:
+            for contents, pool, ready in pools:
                 first = contents.window * self._pool_steps
                 weights = self.plan.weights[first : first + self._pool_steps]
                 # A pool is reused when its batches are gone, so no variable may refer to a batch.
@@ -127,18 +146,87 @@ class Loader:
                     yield self._keyed(batches.popleft(), contents.order.epoch)
                 skipped = 0
 
+    def _pools_of(
+        self, epochs: int, epoch: int, window: int
+    ) -> Generator[tuple[PoolContents, Pool, torch.cuda.Event | None], None, None]:
+        """Yields all pools in order, with their contents and the event after which the device has them."""
+        groups = self._row_groups_of(self._pool_contents(epochs, epoch, window))
+        if self._on_device:
+            pinned = self._device.type == "cuda"
+            with closing(self._reads(groups, lambda read: GroupColumns.of(read, pinned=pinned))) as matrices:
+                on_device = self._device_writer(matrices)
+                for contents in self._pool_contents(epochs, epoch, window):
+                    yield contents, *on_device.write(contents)
+            return
+        with closing(self._reads(groups, lambda read: read)) as columns, Transfer(self._device) as transfer:
+            writer = self._writer(columns)
+            for contents in self._pool_contents(epochs, epoch, window):
+                yield contents, *transfer.copy(writer.write(contents))
+
+    def _makes_pools_on_device(self) -> bool:
+        reading = self._reading
+        if reading.pools == "host" or (reading.pools == "auto" and self._device.type != "cuda"):
+            return False
+        needed = -(-self._device_bytes // _MIB)
+        if needed <= reading.device_mib:
+            return True
+        message = f"pools on the device need {needed} MiB, train.reading.device_mib is {reading.device_mib}"
+        if reading.pools == "device":
+            raise ConfigError(
+                message, f"--set train.reading.device_mib={needed}, or train.reading.pools=auto"
+            )
+        log.info("%s, so they are made on the host", message)
+        return False
+
+    @property
+    def _device_bytes(self) -> int:
+        """The largest memory of the device that pools and their row groups need.
+
+        A shard's rows in one pool are whole row groups, and at both ends parts of row groups.
+        """
+        largest = max((group.rows for group in self._groups), default=0)
+        num_dense, id_width = self._widths
+        rows = len(self.shards) * (2 * largest + self._pool_steps * self.plan.shard_rows)
+        rows = min(rows, sum(group.rows for group in self._groups))
+        pool_rows = self._pool_steps * self.plan.shard_rows * len(self.shards)
+        return 4 * (rows * (1 + num_dense + id_width) + _POOLS * pool_rows * (2 + num_dense + id_width))
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        """The number of dense columns and of columns of ids of a pool."""
+        num_ids = len(self.spec.categorical) + sum(self.spec.list_lengths(self._multi_hot))
+        return len(self.spec.dense) + self._has_weights, num_ids + self._key_columns
+
     def _writer(self, arriving: Iterator[Columns]) -> PoolWriter:
         rows = self.plan.shard_rows * len(self.shards)
-        lengths = self.spec.list_lengths(self._multi_hot)
-        num_dense, num_ids = len(self.spec.dense) + self._has_weights, len(self.spec.categorical)
-        pools = Pools(
-            self._pool_steps,
-            rows,
-            num_dense,
-            num_ids + sum(lengths) + self._key_columns,
-            pinned=self._device.type == "cuda",
-        )
+        pools = Pools(self._pool_steps, rows, *self._widths, pinned=self._device.type == "cuda")
         return PoolWriter(pools, len(self.shards), arriving, torch.get_num_threads())
+
+    def _device_writer(self, arriving: Iterator[GroupColumns]) -> DevicePoolWriter:
+        lengths = [1] * len(self.spec.categorical) + self.spec.list_lengths(self._multi_hot)
+        cardinalities = [
+            int(feature.cardinality or 0)
+            for feature, length in zip(self.spec.embedded, lengths, strict=True)
+            for _ in range(length)
+        ]
+        num_dense, id_width = self._widths
+        return DevicePoolWriter(
+            *(self._pool_steps, self.plan.shard_rows * len(self.shards), num_dense, cardinalities, id_width),
+            *(len(self.shards), arriving, self._device),
+            kernel=self._kernel,
+            refuse=self._refuse_ids,
+        )
+
+    def _refuse_ids(self, index: int) -> None:
+        """Reads a row group again, and compares its ids on the host, which names the file and the ids."""
+        group = self._groups[index]
+        local = group.file.table is not None or file_io.is_local(group.file.path)
+        checked = partial(self._read, checked=True)
+        list(read_groups(iter([group]), checked, self._reading, local=local))
+        raise DataError(
+            f"{group.file.path} had an id that is not below its cardinality, and has been replaced since",
+            "run build_features again for the day of this file",
+        )
 
     def _pool_contents(self, epochs: int, first_epoch: int, first_window: int) -> Iterator[PoolContents]:
         """Yields the contents of all pools in order, from pool `first_window` of epoch `first_epoch` on."""
@@ -163,15 +251,39 @@ class Loader:
                     yield self._groups[group]
             present = contents.groups
 
-    def _reads(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
+    def _reads(
+        self, groups: Iterator[RowGroup], convert: Callable[[Columns], SizedRead]
+    ) -> Generator[SizedRead, None, None]:
+        """Yields what `convert` makes of the columns of each row group, in order. Threads read ahead."""
+        threads = self._reading.threads or (_GPU_THREADS if self._device.type == "cuda" else 1)
+
+        def in_turn(
+            work: Callable[[Iterator[Read]], Iterator[Columns]], items: Iterator[Read]
+        ) -> Generator[SizedRead, None, None]:
+            def converted(items: Iterator[Read]) -> Iterator[SizedRead]:
+                return map(convert, work(items))
+
+            return in_threads(items, converted, threads, self._ahead_bytes, lambda read: read.size_bytes)
+
         if all(group.file.table is not None for group in self._groups):
-            return (self._read(group) for group in groups)
-        if all(file_io.is_local(group.file.path) for group in self._groups):
-            return self._read_local(groups)
-        return read_groups(groups, self._read, self._reading, local=False)
+            yield from in_turn(lambda items: map(self._read, items), groups)
+        elif all(file_io.is_local(group.file.path) for group in self._groups):
+            yield from in_turn(self._read_local, groups)
+        else:
+            with _staged_ahead(groups, self._reading) as staged:
+                yield from in_turn(lambda items: _read_staged(items, self._read), staged)
+
+    @property
+    def _ahead_bytes(self) -> int:
+        if self._reading.read_ahead_mib is not None:
+            return self._reading.read_ahead_mib * _MIB
+        if self._device.type != "cuda":
+            return _READ_AHEAD_MIB * _MIB
+        largest = max((group.rows for group in self._groups), default=0)
+        return max(_READ_AHEAD_MIB * _MIB, 4 * (1 + sum(self._widths)) * largest * len(self.shards))
 
     def _read_local(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
-        """Yields the columns of row groups on local disk, in order. Small ones are read together."""
+        """Yields the columns of row groups on local disk, in order. Some of them are read together."""
         from training.data.row_groups import read_together  # imports Petastorm
 
         names = list(scalar_columns(self.spec))
@@ -190,8 +302,11 @@ class Loader:
         ids, row_keys = batch.categorical.tensor_split([-self._key_columns], dim=1)
         return replace(batch, categorical=ids, row_keys=row_keys, epoch=epoch)
 
-    def _read(self, group: RowGroup, read: Mapping[str, NDArray[Any]] | None = None) -> Columns:
-        columns = read_columns(group, self.spec, self._multi_hot, read)
+    def _read(
+        self, group: RowGroup, read: Mapping[str, NDArray[Any]] | None = None, *, checked: bool = False
+    ) -> Columns:
+        checked = checked or not self._on_device  # there, the device checks ids
+        columns = read_columns(group, self.spec, self._multi_hot, read, check_ids=checked)
         for name in columns.cut.keys() - self._warned_cut:
             log.warning(
                 "%s: %d of the %d lists in %s are longer than model.multi_hot allows, and are cut",
@@ -237,19 +352,29 @@ def read_groups(
         local: whether the files of all row groups are on local disk.
     """
     if local:
-        for group in groups:
-            yield read(group)
+        yield from map(read, groups)
         return
+    with _staged_ahead(groups, reading) as ahead:
+        yield from _read_staged(ahead, read)
+
+
+@contextmanager
+def _staged_ahead(groups: Iterator[RowGroup], reading: Reading) -> Iterator[Iterator[Staged]]:
+    """Copies row groups to local disk ahead of the consumer, who deletes each copy that it has read."""
     with (
         staging_folder(reading.staging_folder) as folder,
         Prefetch(
             stage(groups, folder), reading.staging_mib * _MIB, lambda staged: staged.size_bytes
         ) as ahead,
     ):
-        for staged in ahead:
-            result = read(staged.group)
-            staged.discard()
-            yield result
+        yield ahead
+
+
+def _read_staged(ahead: Iterator[Staged], read: Callable[[RowGroup], Read]) -> Iterator[Read]:
+    for staged in ahead:
+        result = read(staged.group)
+        staged.discard()
+        yield result
 
 
 def _batches(pool: Pool, weights: Sequence[int], ready: torch.cuda.Event | None) -> Iterator[Batch]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,28 +40,75 @@ class PoolContents:
         return list(dict.fromkeys(rows.piece.group for rows in all_ranges))
 
 
+Arriving = TypeVar("Arriving")
+HeldGroup = TypeVar("HeldGroup")
+HeldBlocks = TypeVar("HeldBlocks")
+
+
+class HeldRowGroups(Generic[Arriving, HeldGroup, HeldBlocks]):
+    """The row groups that the current pool needs, and the orders of their blocks.
+
+    A row group is held as long as consecutive pools need its rows.
+
+    Args:
+        arriving: yields row groups. For each pool, these are the row groups that the previous pool did not
+            need, in the order of `PoolContents.groups`.
+        hold: returns what is held of a row group, from the row group's index and what `arriving` yields.
+        hold_blocks: returns what is held of the order of a piece's blocks.
+
+    Attributes:
+        groups: by the index of the row group.
+        blocks: by epoch and piece.
+    """
+
+    def __init__(
+        self,
+        arriving: Iterator[Arriving],
+        hold: Callable[[int, Arriving], HeldGroup],
+        hold_blocks: Callable[[NDArray[np.int64] | None], HeldBlocks],
+    ) -> None:
+        self.groups: dict[int, HeldGroup] = {}
+        self.blocks: dict[tuple[int, Piece], HeldBlocks] = {}
+        self._arriving = arriving
+        self._hold = hold
+        self._hold_blocks = hold_blocks
+
+    def load(self, contents: PoolContents) -> None:
+        """Releases the row groups that this pool does not need, and adds those that are not yet held."""
+        groups = contents.groups
+        self.groups = {group: held for group, held in self.groups.items() if group in groups}
+        for group in groups:
+            if group not in self.groups:
+                self.groups[group] = self._hold(group, next(self._arriving))
+        epoch = contents.order.epoch
+        pieces = {rows.piece for of_shard in contents.ranges for rows in of_shard}
+        self.blocks = {
+            (epoch, piece): self.blocks[epoch, piece]
+            if (epoch, piece) in self.blocks
+            else self._hold_blocks(contents.order.blocks(piece))
+            for piece in pieces
+        }
+
+
 class PoolWriter:
-    """Writes pools. A row group stays in memory as long as consecutive pools need its rows.
+    """Writes pools in the memory of the host.
 
     Args:
         pools: lends pools. A pool contains the rows of S steps, L rows per step.
         num_shards: number of this rank's shards. Each shard has L / num_shards rows in a step.
-        arriving: yields the columns of row groups. For each pool, these are the row groups that the previous
-            pool did not need, in the order of `PoolContents.groups`.
+        arriving: yields the columns of row groups, as `HeldRowGroups` needs them.
         threads: the largest number of shards that are written in parallel.
     """
 
     def __init__(self, pools: Pools, num_shards: int, arriving: Iterator[Columns], threads: int) -> None:
         self._pools = pools
         self._num_shards = num_shards
-        self._arriving = arriving
         self._threads = threads
-        self._transposers: dict[int, tuple[Transposer, ...]] = {}  # by row group: label, dense, categorical
-        self._blocks: dict[tuple[int, Piece], NDArray[np.int64] | None] = {}
+        self._held = HeldRowGroups(arriving, _transposers_of, lambda blocks: blocks)
 
     def write(self, contents: PoolContents) -> Pool:
         """Returns a pool with the rows in `contents`. The pool's unused rows and their weights are zero."""
-        self._load_row_groups(contents)
+        self._held.load(contents)
         pool = self._pools.take()
         rows = self._pools.steps * self._pools.rows
         tensors = (pool.labels, pool.dense, pool.categorical)
@@ -79,9 +126,9 @@ class PoolWriter:
     def _shard(self, contents: PoolContents, index: int, shard_rows: int) -> ShardRows[Transposer]:
         ranges = [
             RangeRows(
-                self._transposers[rows.piece.group],
+                self._held.groups[rows.piece.group],
                 rows.piece.start,
-                self._blocks[contents.order.epoch, rows.piece],
+                self._held.blocks[contents.order.epoch, rows.piece],
                 range(rows.start, rows.stop),
             )
             for rows in contents.ranges[index]
@@ -90,23 +137,11 @@ class PoolWriter:
         order = contents.order.window(contents.shards[index], contents.window, num_rows)
         return ShardRows(ranges, order, index * shard_rows)
 
-    def _load_row_groups(self, contents: PoolContents) -> None:
-        """Releases the row groups that this pool does not need, and adds those that are not yet in memory."""
-        groups = contents.groups
-        self._transposers = {group: kept for group, kept in self._transposers.items() if group in groups}
-        for group in groups:
-            if group not in self._transposers:
-                columns = next(self._arriving)
-                kinds = ([columns.label], columns.dense, columns.categorical)
-                self._transposers[group] = tuple(transposer_of(kind) for kind in kinds)
-        epoch = contents.order.epoch
-        pieces = {rows.piece for of_shard in contents.ranges for rows in of_shard}
-        self._blocks = {
-            (epoch, piece): self._blocks[epoch, piece]
-            if (epoch, piece) in self._blocks
-            else contents.order.blocks(piece)
-            for piece in pieces
-        }
+
+def _transposers_of(_: int, columns: Columns) -> tuple[Transposer, ...]:
+    """Returns the transposers of a row group: of the label, the dense features, and the ids."""
+    kinds = ([columns.label], columns.dense, columns.categorical)
+    return tuple(transposer_of(kind) for kind in kinds)
 
 
 # Writes the columns of row groups as shuffled rows to a buffer pool.

@@ -1,4 +1,4 @@
-"""Runs an iterator ahead of its consumer in one background thread."""
+"""Runs iterators ahead of their consumer in background threads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from itertools import cycle
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def _weight_one(_: object) -> int:
@@ -109,3 +112,79 @@ class Prefetch(Generic[Item]):
             self._weight += weight
             self._changed.notify_all()
             return True
+
+
+_END: Any = object()
+
+
+def in_threads(
+    items: Iterator[Item],
+    work: Callable[[Iterator[Item]], Iterator[Result]],
+    threads: int,
+    capacity: int,
+    weigh: Callable[[Result], int] = _weight_one,
+) -> Generator[Result, None, None]:
+    """Yields one result for each item, in the order of the items. Threads work ahead of the consumer.
+
+    Thread t of n works on the items t, t + n, t + 2n, …, one after the other. If an item or a result raises
+    an error, the consumer gets it after all earlier results.
+
+    Args:
+        items: the items. Only one thread at a time takes an item.
+        work: yields the result of each of its items, in order.
+        threads: number of threads.
+        capacity: the largest total weight of the results that wait for the consumer. Each thread holds one
+            more result.
+        weigh: returns the weight of a result.
+    """
+    dealer = _Dealer(items, threads)
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(Prefetch(work(dealer.of(thread)), capacity // threads, weigh))
+            for thread in range(threads)
+        ]
+        for worker in cycle(workers):
+            result = [next(worker, _END)]
+            if result[0] is _END:
+                return
+            yield result.pop()  # no variable refers to it while the consumer has it
+
+
+class _Dealer(Generic[Item]):
+    """Deals the items of an iterator to threads in turn."""
+
+    def __init__(self, items: Iterator[Item], threads: int) -> None:
+        self._items = items
+        self._lock = threading.Lock()
+        self._turn = cycle([deque[Item | _Failure]() for _ in range(threads)])
+        self._waiting = [next(self._turn) for _ in range(threads)]
+        self._ended = False
+
+    def of(self, thread: int) -> Iterator[Item]:
+        """Yields the items of a thread. An error of the iterator is raised in the thread whose turn it is."""
+        waiting = self._waiting[thread]
+        while True:
+            with self._lock:
+                while not waiting and not self._ended:
+                    self._deal()
+                item = waiting.popleft() if waiting else _END
+            if item is _END:
+                return
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item
+            del item
+
+    def _deal(self) -> None:
+        try:
+            item = next(self._items, _END)
+        except BaseException as error:
+            item = _Failure(error)
+        self._ended = item is _END or isinstance(item, _Failure)
+        if item is not _END:
+            next(self._turn).append(item)
+
+
+class _Failure:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error

@@ -162,6 +162,7 @@ class _Rank:
             self.device,
             train.reading,
             with_row_keys=shuffled and (train.only_positive_rows or bool(train.unknown_share)),
+            kernel=use_kernels(train.kernels, self.device, "train.kernels"),
         )
 
     def rows_of_step(self, files: Sequence[DataFile]) -> RowsOfStep | None:

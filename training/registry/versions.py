@@ -49,7 +49,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "start_timeout_s": True,
     "retrain": True,
     "refit": True,  # a refit is another version; see training/loop/training_plan.py
-    "reading": {"read_ahead_mib", "staging_folder", "staging_mib"},
+    "reading": {"device_mib", "pools", "read_ahead_mib", "staging_folder", "staging_mib", "threads"},
     "embedding_memory": True,
     "embedding_memory_mib": True,
     "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
