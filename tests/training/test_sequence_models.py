@@ -122,12 +122,12 @@ def test_masks_of_dropout_do_not_depend_on_the_number_of_ranks() -> None:
     """Four shards on one rank get the masks of two shards on each of two ranks."""
     values, rows = torch.ones(7, 3, 5), [4, 0, 6, 2]
     first_rows = torch.tensor([0, 2, 4, 5, 6, 9, 10])  # groups begin in the shards 0, 0, 2, 2, 2, 2, 3
-    whole = SequenceDropout(0.5, 4)
+    whole = SequenceDropout(0.5)
     whole.draw_mask("key", range(4), rows)
     expected = whole(values, first_rows)
     parts = []
     for shards, own, taken in ((range(2), rows[:2], slice(0, 2)), (range(2, 4), rows[2:], slice(2, 7))):
-        dropout = SequenceDropout(0.5, 4)
+        dropout = SequenceDropout(0.5)
         dropout.draw_mask("key", shards, own)
         parts.append(dropout(values[taken], first_rows[taken] - (0 if shards.start == 0 else 4)))
     assert torch.equal(torch.cat(parts), expected)

@@ -31,7 +31,7 @@ from torch.nn import functional
 from training.architecture_settings.bert4rec import Settings
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear
-from training.models.sequence import BidirectionalBlock, SequenceDropout, trim
+from training.models.sequence import BidirectionalBlock, SequenceDropout
 from training.models.sequence_model import BiasedSequenceModel, first_vectors, sequence_layout
 
 
@@ -46,15 +46,18 @@ class BERT4Rec(BiasedSequenceModel):
         self._add_item_biases(inputs)
         self.mask = first_vectors(dim)
         self._add_features(inputs)
-        self.dropout = SequenceDropout(settings.dropout, places)
+        self.dropout = SequenceDropout(settings.dropout)
         self.blocks = nn.ModuleList(
-            BidirectionalBlock(dim, settings.heads, settings.dropout, places) for _ in range(settings.blocks)
+            BidirectionalBlock(dim, settings.heads, settings.dropout) for _ in range(settings.blocks)
         )
         self.projection = linear(dim, dim)
 
     def encode(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
-        """Returns GELU(W_P H_0 + b_P), (S, E) float32. See `SequenceModel.encode`."""
-        vectors, is_item = self.history_vectors(trim(histories))
+        """See `SequenceModel.encode`."""
+        return self.encode_by_length(histories, first_rows, self._encode_places)
+
+    def _encode_places(self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None) -> Tensor:
+        """Returns GELU(W_P H_0 + b_P), (S, E) float32; see `LengthGroups.encode`."""
         count, longest, dim = vectors.shape
         values = torch.cat([self.mask.expand(count, 1, dim), vectors], dim=1)  # (S, P + 1, E)
         is_visible = torch.cat([is_item.new_ones(count, 1), is_item], dim=1)

@@ -56,7 +56,7 @@ class MultVAE(BiasedSequenceModel):
         super().__init__(layout, width, inputs)
         self._add_item_biases(inputs)
         self._add_features(inputs)
-        self.dropout = SequenceDropout(settings.dropout, layout.length)
+        self.dropout = SequenceDropout(settings.dropout)
         self.noise = SequenceNoise()
         self.input_bias = nn.Parameter(torch.zeros(width))
         self.encoder = tanh_layers(settings.hidden)

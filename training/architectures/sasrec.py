@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from training.architecture_settings.sasrec import Settings
 from training.models.inputs import Inputs
 from training.models.layers import in_float32
-from training.models.sequence import CausalBlock, SequenceDropout, trim
+from training.models.sequence import CausalBlock, SequenceDropout
 from training.models.sequence_model import SequenceModel, first_vectors, sequence_layout
 
 
@@ -40,16 +40,19 @@ class SASRec(SequenceModel):
         self.places = first_vectors(layout.length, dim)
         self.no_history = first_vectors(dim)
         self._add_features(inputs)
-        self.dropout = SequenceDropout(settings.dropout, layout.length)
+        self.dropout = SequenceDropout(settings.dropout)
         self.blocks = nn.ModuleList(
-            CausalBlock(dim, settings.heads, settings.dropout, layout.length) for _ in range(settings.blocks)
+            CausalBlock(dim, settings.heads, settings.dropout) for _ in range(settings.blocks)
         )
         self.norm = nn.LayerNorm(dim)
         self.bias = nn.Parameter(torch.zeros(()))
 
     def encode(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
-        """Returns F_0, (S, E) float32. See `SequenceModel.encode`."""
-        vectors, is_item = self.history_vectors(trim(histories))
+        """See `SequenceModel.encode`."""
+        return self.encode_by_length(histories, first_rows, self._encode_places)
+
+    def _encode_places(self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None) -> Tensor:
+        """Returns F_0, (S, E) float32; see `LengthGroups.encode`."""
         _, longest, dim = vectors.shape
         values = self.dropout(vectors * math.sqrt(dim) + self.places[:longest], first_rows)
         for number, block in enumerate(self.blocks, start=1):

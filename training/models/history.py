@@ -120,9 +120,10 @@ class HistoryModel(nn.Module):
         if torch.compiler.is_exporting():  # no shape may depend on ids
             vectors = self.embedding.feature_vectors(histories.flatten(), self.layout.item)
             return vectors.view(*histories.shape, -1) * is_item.unsqueeze(2), is_item
-        vectors = self.embedding.feature_vectors(histories[is_item], self.layout.item)
-        values = vectors.new_zeros(*histories.shape, vectors.shape[1])
-        return values.masked_scatter(is_item.unsqueeze(2), vectors), is_item
+        places = is_item.flatten().nonzero().squeeze(1)
+        vectors = self.embedding.feature_vectors(histories.flatten()[places], self.layout.item)
+        values = vectors.new_zeros(histories.numel(), vectors.shape[1]).index_copy(0, places, vectors)
+        return values.view(*histories.shape, -1), is_item
 
     def separate(self, categorical: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the histories (B, L), and the vectors (B, C, E) of the features of `categorical` (B, W).

@@ -7,7 +7,8 @@ Notation: B rows, S distinct sequences, L places of a sequence, E numbers per ve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 
 import torch
@@ -40,12 +41,62 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     return begins.nonzero().flatten(), begins.cumsum(0) - 1
 
 
-def trim(sequences: Tensor) -> Tensor:
-    """Returns sequences (S, L) without the last places that all of them lack; at least one place is left."""
-    if torch.compiler.is_exporting():  # no shape may depend on ids
-        return sequences
-    lengths = (sequences != PAD_ID).sum(dim=1)
-    return sequences[:, : max(int(lengths.max()) if len(lengths) else 0, 1)]
+Encode = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+
+
+@dataclass(frozen=True)
+class LengthGroups:
+    """Sequences grouped by their lengths, so that a short one is not computed with the places of a long one.
+
+    The limits of lengths depend only on L, not on the other sequences of a batch. So random numbers that are
+    drawn for a group do not depend on the number of ranks.
+
+    Attributes:
+        order: (S,) int64, the sequences, group after group; None if all are in one group.
+        groups: number of places and number of sequences of each group that is not empty. Longer groups come
+            later.
+        longest: number of places of the last group; 1 without sequences.
+    """
+
+    order: Tensor | None
+    groups: tuple[tuple[int, int], ...]
+    longest: int
+
+    @classmethod
+    def of(cls, sequences: Tensor) -> LengthGroups:
+        """Groups sequences (S, L) by length: at most L / 8, L / 4, L / 2 and L places."""
+        count, places = sequences.shape
+        if torch.compiler.is_exporting():  # no shape may depend on ids
+            return cls(None, ((places, count),), places)
+        limits = sorted({max(-(-places // share), 1) for share in (8, 4, 2, 1)})
+        lengths = (sequences != PAD_ID).sum(dim=1)
+        group = torch.bucketize(lengths, torch.tensor(limits, device=lengths.device))
+        counts = torch.bincount(group, minlength=len(limits)).tolist()
+        groups = tuple((limit, number) for limit, number in zip(limits, counts, strict=True) if number)
+        order = group.argsort(stable=True) if len(groups) > 1 else None
+        return cls(order, groups, groups[-1][0] if groups else 1)
+
+    def encode(self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None, encode: Encode) -> Tensor:
+        """Encodes the sequences of each group, with as many places as the group has.
+
+        Args:
+            vectors: (S, `longest`, E).
+            is_item: (S, `longest`) bool, whether a place has an item.
+            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            encode: returns one vector for each sequence, from these three arguments.
+
+        Returns:
+            (S, E), in the order of the sequences.
+        """
+        if self.order is None:
+            return encode(vectors, is_item, first_rows)
+        encoded = []
+        for (places, _), rows in zip(
+            self.groups, self.order.split([number for _, number in self.groups]), strict=True
+        ):
+            first = None if first_rows is None else first_rows[rows]
+            encoded.append(encode(vectors[rows, :places], is_item[rows, :places], first))
+        return torch.cat(encoded)[self.order.argsort()]
 
 
 class RandomSequenceLayer(RandomLayer):
@@ -78,7 +129,8 @@ class RandomSequenceLayer(RandomLayer):
         starts = torch.tensor([*self.shard_starts[1:], 2**62], device=first_rows.device)
         counts = torch.bincount(torch.bucketize(first_rows, starts, right=True), minlength=len(self._keys))
         for name, part in zip(self._keys, draws.split(counts.tolist()), strict=True):
-            digest = sha256(name.encode()).digest()
+            # Sequences of different lengths, which are encoded in groups, get different numbers.
+            digest = sha256(f"{name}/{draws.shape[1]}".encode()).digest()
             yield part, torch.Generator(part.device).manual_seed(int.from_bytes(digest[:7]))
 
 
@@ -87,30 +139,28 @@ class SequenceDropout(RandomSequenceLayer):
 
     Args:
         share: the share of the values that are dropped.
-        places: L, the number of places of the longest sequence.
     """
 
-    def __init__(self, share: float, places: int) -> None:
+    def __init__(self, share: float) -> None:
         super().__init__()
         self.share = share
-        self._places = places
 
     def forward(self, values: Tensor, first_rows: Tensor | None = None) -> Tensor:
-        """Returns the values (S, ≤ L, E); in training, some of them are set to 0.
+        """Returns the values (S, P, E); in training, some of them are set to 0.
 
         Args:
-            values: the values of S sequences. If there are fewer than L places, the last ones are missing.
+            values: the values of P places of S sequences. P must not depend on the number of ranks.
             first_rows: (S,) ascending, the first row of each sequence in the batch; only in training.
         """
         if not self.share or first_rows is None or not self._draws(first_rows):
             return values
-        cells = -(-self._places * values.shape[2] // _NUMBERS_PER_DRAW)
+        cells = -(-values[0].numel() // _NUMBERS_PER_DRAW)
         draws = torch.empty(len(values), cells, dtype=torch.int64, device=values.device)
         for part, generator in self._of_shards(draws, first_rows):
             part.random_(-(2**63), None, generator=generator)
         numbers = draws.view(torch.int16)[:, : values[0].numel()].reshape(values.shape)
         kept = numbers >= round(self.share * 2**16) - 2**15
-        return values * kept / (1 - self.share)
+        return values * kept.to(values.dtype).div_(1 - self.share)
 
 
 class SequenceNoise(RandomSequenceLayer):
@@ -161,16 +211,16 @@ class CausalBlock(nn.Module):
     Args:
         dim: E.
         heads: number of attention heads, a divisor of E.
-        dropout, places: see `SequenceDropout`.
+        dropout: see `SequenceDropout`.
     """
 
-    def __init__(self, dim: int, heads: int, dropout: float, places: int) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self._heads = heads
         self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.query, self.key, self.value = (linear(dim, dim, bias=False) for _ in range(3))
         self.inner, self.outer = linear(dim, dim), linear(dim, dim)
-        self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout, places) for _ in range(2))
+        self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout) for _ in range(2))
 
     def forward(self, values: Tensor, is_item: Tensor, first_rows: Tensor | None, outputs: int) -> Tensor:
         """Returns the outputs (S, outputs, E) of the first places: those of the most recent items.
@@ -204,16 +254,16 @@ class BidirectionalBlock(nn.Module):
     Args:
         dim: E.
         heads: number of attention heads, a divisor of E.
-        dropout, places: see `SequenceDropout`.
+        dropout: see `SequenceDropout`.
     """
 
-    def __init__(self, dim: int, heads: int, dropout: float, places: int) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self._heads = heads
         self.query, self.key, self.value, self.out = (linear(dim, dim, bias=False) for _ in range(4))
         self.inner, self.outer = linear(dim, 4 * dim), linear(4 * dim, dim)
         self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout, places) for _ in range(2))
+        self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout) for _ in range(2))
 
     def forward(self, values: Tensor, is_visible: Tensor, first_rows: Tensor | None, outputs: int) -> Tensor:
         """Returns the outputs (S, outputs, E) of the first places.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from training.models.factorization import FeatureSides, Part, Side, vector_products
 from training.models.history import HistoryModel, Layout
 from training.models.inputs import Inputs
-from training.models.sequence import SequenceDropout, distinct_sequences
+from training.models.sequence import Encode, LengthGroups, SequenceDropout, distinct_sequences
 from training.settings.history import HistorySettings
 from training.settings.sequence import refuse_pairs
 
@@ -58,6 +58,15 @@ class SequenceModel(HistoryModel, ABC):
             first_rows: (S,), the first row of each history in the batch; None if they are not trained.
         """
 
+    def encode_by_length(self, histories: Tensor, first_rows: Tensor | None, encode: Encode) -> Tensor:
+        """Encodes histories in groups of similar lengths; see `encode` and `LengthGroups.encode`.
+
+        All vectors are looked up at once, because ranks that share a table must make equally many lookups.
+        """
+        groups = LengthGroups.of(histories)
+        vectors, is_item = self.history_vectors(histories[:, : groups.longest])
+        return groups.encode(vectors, is_item, first_rows, encode)
+
     @abstractmethod
     def item_biases(self, categorical: Tensor) -> Tensor:
         """Returns the biases (B,) float32 of the logits. Only columns of item features influence them."""
@@ -65,9 +74,8 @@ class SequenceModel(HistoryModel, ABC):
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns the logits (B,) from `dense` (B, D) float32 and `categorical` (B, W) int."""
         histories, others = self.separate(categorical)
-        users = self._encode_rows(histories) + self._side(dense, others, user=True)
-        products = (users * self._side(dense, others, user=False)).sum(dim=1)
-        return products + self.item_biases(categorical)
+        user, item = self._sides(dense, others).unbind(1)
+        return ((self._encode_rows(histories) + user) * item).sum(dim=1) + self.item_biases(categorical)
 
     def user_vectors(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns user vectors (B, E) float32. Only columns of user features influence them."""
@@ -81,11 +89,11 @@ class SequenceModel(HistoryModel, ABC):
         """Returns u of the formula above, (B, E) float32."""
         histories, others = self.separate(categorical)
         encoded = self._encode_rows(histories) if self.training else self.encode(histories, None)
-        return encoded + self._side(dense, others, user=True)
+        return encoded + self._sides(dense, others)[:, 0]
 
     def item_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns v of the formula above, (B, E) float32."""
-        return self._side(dense, self.separate(categorical)[1], user=False)
+        return self._sides(dense, self.separate(categorical)[1])[:, 1]
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedSequenceModel:
         """Returns the factorization. Products are computed in float32."""
@@ -99,13 +107,16 @@ class SequenceModel(HistoryModel, ABC):
         first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
         return self.encode(histories[first_rows], first_rows)[group]
 
-    def _side(self, dense: Tensor, embedded: Tensor, *, user: bool) -> Tensor:
-        """Returns the sum (B, E) of the vectors of the features of one side, without the history."""
-        of_dense = self.user_dense if user else 1 - self.user_dense
-        of_ids = self.user_embedded if user else 1 - self.user_embedded
-        return dense @ (self.dense_vectors * of_dense.unsqueeze(1)) + torch.einsum(
-            "bce,c->be", embedded, of_ids
-        )
+    def _sides(self, dense: Tensor, embedded: Tensor) -> Tensor:
+        """Returns the sums of the vectors of the user's and of the item's features, (B, 2, E).
+
+        The history is left out.
+        """
+        of_dense = torch.stack([self.user_dense, 1 - self.user_dense])  # (2, D)
+        of_ids = torch.stack([self.user_embedded, 1 - self.user_embedded])  # (2, C)
+        vectors = of_dense.unsqueeze(2) * self.dense_vectors  # (2, D, E)
+        sums = dense @ vectors.transpose(0, 1).flatten(1)  # (B, 2 E)
+        return sums.unflatten(1, (2, -1)) + of_ids @ embedded
 
 
 def sequence_layout(
