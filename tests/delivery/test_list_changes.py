@@ -24,9 +24,9 @@ from scoring.delivery.publish_limits import (
     cold_entries,
     compare_lists,
     find_excesses,
-    last_published,
     score_bins,
 )
+from scoring.feature_rows import last_published
 from storage.manifest import is_published, read_manifest
 from storage.paths import LakePaths
 from tests.delivery.conftest import PublishedRuns, score_section

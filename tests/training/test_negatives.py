@@ -18,16 +18,18 @@ from pydantic import ValidationError
 from conf.errors import ConfigError, DataError
 from conf.names import days_since_epoch
 from conf.types import ModelConfig, MultiHot, Reading, Train, TrainNegatives
+from storage.feature_spec import FeatureSpec
 from tests.training.choices import SPEC, Choices, choices, genres_of, write_days
 from tests.training.feature_tables import write_file
 from tests.training.ranks_in_threads import on_ranks
 from training.collectives import ALONE, Collectives
-from training.data.batch import Batch
+from training.data.batch import Batch, DrawnItems
 from training.data.item_catalogue import ItemCatalogue, read_catalogue
 from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
 from training.data.row_keys import mix, uniform
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
+from training.loop import forward
 from training.loop.losses import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model
@@ -422,3 +424,87 @@ def test_a_table_without_keys_and_one_without_positives_are_refused(tmp_path: Pa
     write_file(path, spec, replace(day.rows, keys=()))
     with pytest.raises(DataError, match=r"lacks the columns \['user_key', 'item_key'\]"):
         catalogue_of([DataFile(str(path), 50, dt="2026-01-01")])
+
+
+SEPARATE = FeatureSpec(
+    tuple(feature for feature in SPEC.features if feature.scope != "context"), SPEC.key_columns, "w1"
+)
+TWO_TOWER = {
+    "architecture": "two_tower",
+    "embedding_dim": 8,
+    "user_tower": [8],
+    "item_tower": [8],
+    "dropout": 0.0,
+    "multi_hot": {"max_length": 4},
+}
+
+
+def steps_of(
+    files: list[DataFile], model: torch.nn.Module, loss: str, *, of_vectors: bool, collectives: Collectives
+) -> list[float]:
+    """The losses of a training whose features depend on the user or the item alone."""
+    ranks, multi_hot = collectives.size, MULTI_HOT
+    catalogue = read_catalogue(files, [], SEPARATE, multi_hot, Reading(), collectives, CPU)
+    sampler = NegativeSampler(
+        *(catalogue, TrainNegatives(per_positive=DRAWS), 7, SEPARATE, multi_hot, SHARDS // ranks),
+        of_vectors=of_vectors,
+    )
+    settings = {"num_shards": SHARDS, "global_batch_size": BATCH, "loss": loss, "negatives": {}}
+    train = Train.model_validate({**settings, "num_ranks": ranks})
+    trainer = Trainer(deepcopy(model).train(), train, collectives, sampler)
+    plan = plan_shards([group.rows for group in row_groups(files)], SHARDS, BATCH)
+    shards = shards_of_rank(SHARDS, collectives.rank, ranks)
+    loader = Loader(files, plan, shards, SEPARATE, 3, multi_hot, with_row_keys=True)
+    return [float(trainer.step(batch, 1.0)) for batch in loader.batches(2)]
+
+
+@pytest.mark.parametrize("items_per_draw", [0, 128])
+@pytest.mark.parametrize("loss", ["softmax", "bpr"])
+def test_products_with_the_different_items_of_a_step_train_as_rows_of_negatives_do(
+    files: list[DataFile], loss: str, items_per_draw: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "_ITEMS_PER_DRAW", items_per_draw)
+    model = build_model(ModelConfig.model_validate(TWO_TOWER), SEPARATE, seed=1)
+    by_rows = steps_of(files, model, loss, of_vectors=False, collectives=ALONE)
+    by_vectors = steps_of(files, model, loss, of_vectors=True, collectives=ALONE)
+    np.testing.assert_allclose(by_vectors, by_rows, rtol=1e-4)
+    assert by_rows[-1] < by_rows[0]
+    for losses in on_ranks(
+        2, lambda collectives: steps_of(files, model, loss, of_vectors=True, collectives=collectives)
+    ):
+        np.testing.assert_allclose(losses, by_rows, rtol=2e-4)
+
+
+def test_a_batch_of_vectors_has_each_drawn_item_once_and_each_positive_row_once(
+    files: list[DataFile],
+) -> None:
+    catalogue = read_catalogue(files, [], SEPARATE, MULTI_HOT, Reading(), ALONE, CPU)
+    settings = TrainNegatives(per_positive=DRAWS)
+    by_rows, by_vectors = (
+        NegativeSampler(catalogue, settings, 7, SEPARATE, MULTI_HOT, SHARDS, of_vectors=of_vectors)
+        for of_vectors in (False, True)
+    )
+    plan = plan_shards([group.rows for group in row_groups(files)], SHARDS, BATCH)
+    loader = Loader(files, plan, range(SHARDS), SEPARATE, 3, MULTI_HOT, with_row_keys=True)
+    user_ids, item_ids = [0], slice(1, 6)  # columns of `user`; of `item` and `genres`
+    for batch in loader.batches():
+        rows, drawn = by_rows.expand(batch), by_vectors.expand(batch)
+        assert isinstance(drawn.items, DrawnItems)
+        group = rows.group
+        assert torch.equal(drawn.categorical[:, user_ids], rows.categorical[::group, user_ids])
+        assert torch.equal(
+            drawn.items.categorical[drawn.items.index.flatten(), item_ids], rows.categorical[:, item_ids]
+        )
+        assert torch.equal(drawn.items.dense[drawn.items.index.flatten(), 1], rows.dense[:, 1])
+        assert not drawn.items.categorical[:, user_ids].any()
+        drawn_index = drawn.items.index[:, 1:]
+        assert len(drawn.items.categorical) == len(drawn.labels) // group + len(drawn_index.unique())
+        for name in ("labels", "weights", "log_draw", "global_weight", "group"):
+            assert np.array_equal(getattr(drawn, name), getattr(rows, name)), name
+
+
+def test_a_feature_of_the_context_needs_rows_of_negatives(files: list[DataFile]) -> None:
+    catalogue, settings = catalogue_of(files), TrainNegatives(per_positive=DRAWS)
+    sampler = NegativeSampler(catalogue, settings, 7, SPEC, MULTI_HOT, SHARDS, of_vectors=True)
+    (batch, *_) = loader_of(files).batches()
+    assert sampler.expand(batch).items is None

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,7 +35,7 @@ from training.loop.train_step import Trainer
 from training.loop.training_plan import make_plan
 from training.models import build_model
 from training.models.factorization import FeatureSides, Side
-from training.models.sequence import SequenceDropout, distinct_sequences
+from training.models.sequence import LengthGroups, SequenceDropout, distinct_sequences
 from training.settings import Features, check_model, with_item
 
 ORDERED = ["sasrec", "bert4rec"]
@@ -116,6 +117,54 @@ def test_groups_of_equal_consecutive_sequences() -> None:
     first, group = distinct_sequences(sequences, starts=[0, 4])
     assert first.tolist() == [0, 2, 3, 4]
     assert group.tolist() == [0, 0, 1, 2, 3, 3]
+
+
+def test_sequences_are_encoded_with_the_places_of_their_group_and_keep_their_order() -> None:
+    draw = np.random.default_rng(3)
+    lengths = draw.integers(0, 51, 200)
+    sequences = torch.tensor(np.arange(50) < lengths[:, None]).long() * 7
+    vectors = torch.tensor(draw.normal(size=(200, 50, 4)))
+    is_item = sequences != PAD_ID
+    computed = []
+
+    def encode(vectors: torch.Tensor, is_item: torch.Tensor, first_rows: torch.Tensor | None) -> torch.Tensor:
+        computed.append(is_item.shape)
+        assert first_rows is not None
+        sums = (vectors * is_item.unsqueeze(2)).sum(dim=1)
+        return torch.cat([sums, first_rows.unsqueeze(1)], dim=1)
+
+    groups = LengthGroups.of(sequences)
+    encoded = groups.encode(
+        vectors[:, : groups.longest], is_item[:, : groups.longest], torch.arange(200), encode
+    )
+    expected = (vectors * is_item.unsqueeze(2)).sum(dim=1)
+    torch.testing.assert_close(encoded[:, :4], expected)
+    assert encoded[:, 4].tolist() == list(range(200))
+    assert [places for _, places in computed] == [7, 13, 25, 50]
+    assert sum(count for count, _ in computed) == 200
+
+
+@pytest.mark.parametrize("lengths, longest", [([0, 0], 7), ([3, 12], 13), ([50], 50), ([], 1)])
+def test_no_place_is_computed_that_no_sequence_needs(lengths: list[int], longest: int) -> None:
+    sequences = (torch.arange(50) < torch.tensor(lengths, dtype=torch.int64).unsqueeze(1)).long()
+    assert LengthGroups.of(sequences).longest == longest
+
+
+def test_groups_of_lengths_draw_different_masks_that_do_not_depend_on_the_number_of_ranks() -> None:
+    """The generator of a shard goes on from group to group, whichever other shards the rank has."""
+
+    def masks(shards: range, rows: list[int], first_rows: list[int]) -> list[torch.Tensor]:
+        dropout = SequenceDropout(0.5)
+        dropout.draw_mask("key", shards, rows)
+        return [
+            dropout(torch.ones(len(first_rows), places, 8), torch.tensor(first_rows)) for places in (2, 5)
+        ]
+
+    whole = masks(range(2), [3, 2], [0, 2, 4])
+    parts = [masks(range(1), [3], [0, 2]), masks(range(1, 2), [2], [1])]
+    for group, together in enumerate(whole):
+        assert torch.equal(torch.cat([part[group] for part in parts]), together)
+    assert not torch.equal(whole[0], whole[1][:, :2])
 
 
 def test_masks_of_dropout_do_not_depend_on_the_number_of_ranks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -221,3 +222,10 @@ def test_a_comparison_is_one_run_with_a_run_below_it_for_each_training(
     assert parent.data.tags["best"] == "better"
     assert parent.data.metrics["best.validation.log_loss"] == pytest.approx(0.305)
     assert client.search_model_versions("name='compared'") == []
+    again = Comparison("second trial", "log_loss", outcomes)  # of the same models
+    track_comparison(lake, "compared", "2026-01-05", again, params)
+    parents = {
+        run.info.run_id for run in runs(client, "compared") if "nightrank.comparison" in run.data.tags
+    }
+    of_parents = Counter(run.data.tags.get("mlflow.parentRunId") for run in runs(client, "compared"))
+    assert of_parents == {None: 2, **dict.fromkeys(parents, 4)}

@@ -156,7 +156,22 @@ class BatchItems:
     log_shares: Tensor
 
 
-ComparedItems = CatalogueItems | BatchItems
+@dataclass(frozen=True)
+class DrawnItems:
+    """The items of this rank's positive rows, then the different items of their drawn negatives.
+
+    Attributes:
+        dense: (I, D) float32, the features of the items: those of the row, or of a drawn item on its day.
+        categorical: (I, W) int32.
+        index: (P, G) int64, for each positive row, the position of its item and of its G - 1 negatives.
+    """
+
+    dense: Tensor
+    categorical: Tensor
+    index: Tensor
+
+
+ComparedItems = CatalogueItems | BatchItems | DrawnItems
 
 
 @dataclass(frozen=True)
@@ -202,7 +217,8 @@ class Batch:
     Do not change the tensors, because several batches may share their memory.
 
     A batch with drawn negatives (training/data/negative_sampler.py) consists of groups of G rows: a positive
-    row, then its G - 1 negatives. In any other batch G is 1.
+    row, then its G - 1 negatives. In any other batch G is 1. With `DrawnItems`, `dense` and `categorical`
+    have only the positive rows.
 
     Attributes:
         dense: (L, D) float32.

@@ -354,3 +354,8 @@ class ItemPositions:
         """
         place = torch.searchsorted(self._sorted, mix(items + mix(days)))
         return self._order[place.clamp(max=len(self._order) - 1)]
+
+
+def spread(values: Tensor, columns: Tensor, width: int) -> Tensor:
+    """Returns (R, width): the columns (R, C) of `values` at the positions `columns`, and zeros elsewhere."""
+    return values.new_zeros(len(values), width).index_copy_(1, columns, values)

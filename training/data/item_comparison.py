@@ -17,7 +17,13 @@ from conf.errors import ConfigError
 from conf.types import MultiHot, Train
 from storage.feature_spec import FeatureSpec
 from training.data.batch import Batch, BatchItems, CatalogueItems
-from training.data.item_catalogue import ItemCatalogue, ItemPositions, columns_of_items, find_positive_rows
+from training.data.item_catalogue import (
+    ItemCatalogue,
+    ItemPositions,
+    columns_of_items,
+    find_positive_rows,
+    spread,
+)
 from training.data.row_keys import split_row_keys
 from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
@@ -62,8 +68,8 @@ class ItemComparison:
             _require_few(catalogue, train)
             width = columns[-1][1].stop if columns else 0
             self._starts = catalogue.starts.tolist()
-            self._dense = _spread(catalogue.dense, self._dense_columns, len(spec.dense))
-            self._ids = _spread(catalogue.ids, self._id_columns, width)
+            self._dense = spread(catalogue.dense, self._dense_columns, len(spec.dense))
+            self._ids = spread(catalogue.ids, self._id_columns, width)
         elif train.compares_vectors:
             self._log_shares = _log_shares(catalogue)
         else:
@@ -116,14 +122,9 @@ class ItemComparison:
         return self._unknown.replace(self._ids, self._unknown.keys(catalogue.items, days, epoch))
 
 
-def _spread(values: Tensor, columns: Tensor, width: int) -> Tensor:
-    """Returns (R, width): the columns (R, C) of `values` at the positions `columns`, and zeros elsewhere."""
-    return values.new_zeros(len(values), width).index_copy_(1, columns, values)
-
-
 def _columns_alone(values: Tensor, columns: Tensor) -> Tensor:
     """Returns a copy of `values` (R, W) with zeros in all columns but `columns`."""
-    return _spread(values.index_select(1, columns), columns, values.shape[1])
+    return spread(values.index_select(1, columns), columns, values.shape[1])
 
 
 def _log_shares(catalogue: ItemCatalogue) -> Tensor:

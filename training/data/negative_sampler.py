@@ -15,13 +15,14 @@ from torch import Tensor
 
 from conf.types import MultiHot, TrainNegatives
 from storage.feature_spec import FeatureSpec
-from training.data.batch import Batch
+from training.data.batch import Batch, DrawnItems
 from training.data.item_catalogue import (
     ItemCatalogue,
     ItemPositions,
     columns_of_items,
     find_positive_rows,
     pair_hash,
+    spread,
 )
 from training.data.row_keys import mix, split_row_keys, uniform
 from training.data.unknown_ids import UnknownIds
@@ -43,6 +44,9 @@ class NegativeSampler:
         multi_hot: how many ids of each list are used.
         num_shards: number of this rank's shards.
         unknown: decides which ids of drawn items are replaced by OOV_ID; None replaces none.
+        of_vectors: whether batches have the different items of a step once (`DrawnItems`), for a model whose
+            logits are products of user vectors and item vectors. Without it, and if ids of drawn items are
+            replaced or features depend on more than the user or the item, each negative is a row.
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class NegativeSampler:
         multi_hot: MultiHot,
         num_shards: int,
         unknown: UnknownIds | None = None,
+        *,
+        of_vectors: bool = False,
     ) -> None:
         self._catalogue = catalogue
         self._draws = settings.per_positive
@@ -64,11 +70,13 @@ class NegativeSampler:
         self._dense_columns = torch.tensor(dense, dtype=torch.int64, device=device)
         self._id_columns = torch.tensor(ids, dtype=torch.int64, device=device)
         self._unknown = unknown.only(ids) if unknown else None
+        separate = {feature.scope for feature in spec.features} <= {"user", "item"}
+        self._of_vectors = of_vectors and separate and not (self._unknown and len(self._unknown.places))
         self._shares, self._cumulative = _probabilities(catalogue, settings.popularity)
         self._positions = ItemPositions(catalogue)
 
     def expand(self, batch: Batch) -> Batch:
-        """Returns the batch of groups: each positive row, then its negatives with label 0.
+        """Returns the batch of groups: each positive row, then its negatives with label 0; or `DrawnItems`.
 
         Rows of label 0 are left out. If there is no positive row, the batch has one group of weight zero. If
         rows have weights, negatives have the weight 1.
@@ -90,14 +98,8 @@ class NegativeSampler:
         catalogue = self._catalogue
         shares = self._shares[torch.cat([own[:, None], drawn], dim=1)]
         log_draw = shares.clamp(min=1e-30).log().float()  # an item without clicks may have share 0
-        ids = catalogue.ids[drawn]  # (P, draws, columns of items)
-        if self._unknown:
-            keys = self._unknown.keys_of_rows(batch.row_keys[rows], batch.epoch)
-            ids = self._unknown.replace(ids, self._unknown.keys_of_draws(keys, self._draws))
-        return replace(
+        grouped = replace(
             batch,
-            dense=_groups(batch.dense[rows], self._dense_columns, catalogue.dense[drawn]),
-            categorical=_groups(batch.categorical[rows], self._id_columns, ids),
             labels=labels.flatten(),
             weights=(weights * positive.weight).flatten(),
             global_weight=expected,
@@ -106,6 +108,28 @@ class NegativeSampler:
             row_keys=None,
             group=group,
             log_draw=log_draw.flatten(),
+        )
+        dense, categorical = batch.dense[rows], batch.categorical[rows]
+        if self._of_vectors:
+            # The item of a positive row has the features of the row.
+            places, index = drawn.unique(return_inverse=True)
+            of_rows = torch.arange(size, device=index.device).unsqueeze(1)
+            items = DrawnItems(
+                _stacked(dense, self._dense_columns, catalogue.dense[places]),
+                _stacked(categorical, self._id_columns, catalogue.ids[places]),
+                torch.cat([of_rows, index + size], dim=1),
+            )
+            return replace(
+                grouped, dense=dense, categorical=categorical, items=items, shard_rows=positive.of_shard
+            )
+        ids = catalogue.ids[drawn]  # (P, draws, columns of items)
+        if self._unknown:
+            keys = self._unknown.keys_of_rows(batch.row_keys[rows], batch.epoch)
+            ids = self._unknown.replace(ids, self._unknown.keys_of_draws(keys, self._draws))
+        return replace(
+            grouped,
+            dense=_groups(dense, self._dense_columns, catalogue.dense[drawn]),
+            categorical=_groups(categorical, self._id_columns, ids),
             shard_rows=[count * group for count in positive.of_shard],
         )
 
@@ -162,6 +186,11 @@ def _probabilities(catalogue: ItemCatalogue, popularity: float) -> tuple[Tensor,
         shares.append(share)
         sums.append(index + share.cumsum(0))
     return torch.cat(shares), torch.cat(sums)
+
+
+def _stacked(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:
+    """Returns (P + I, W): `columns` of (P, W) rows, then those of I drawn items (I, C); zeros elsewhere."""
+    return spread(torch.cat([rows.index_select(1, columns), of_drawn]), columns, rows.shape[1])
 
 
 def _groups(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:

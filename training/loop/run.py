@@ -45,7 +45,10 @@ from training.loop.training_loop import Callback, TrainingLoop, TrainingResult
 from training.loop.training_plan import TrainPlan
 from training.loop.when_to_checkpoint import SaveCheckpoints
 from training.models import build_model, planned_tables
+from training.models.factorization import VectorModel
 from training.models.inputs import id_columns
+from training.models.layers import RandomLayer
+from training.models.objective import PenalizedModel
 from training.progress import Report
 from training.registry.model_json import OF_PROBABILITIES
 from training.settings import with_item
@@ -86,7 +89,7 @@ def run_plan(
     model = rank.build(plan.model)
     if device.type == "cpu":
         keep_freed_memory()
-    trainer = Trainer(model, plan.train, collectives, rank.rows_of_step(plan.train_files))
+    trainer = Trainer(model, plan.train, collectives, rank.rows_of_step(plan.train_files, model))
     if plan.parent_path is not None:
         warm_start(trainer, plan.spec, *open_trained(plan.parent_path, collectives))
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
@@ -165,8 +168,8 @@ class _Rank:
             kernel=use_kernels(train.kernels, self.device, "train.kernels"),
         )
 
-    def rows_of_step(self, files: Sequence[DataFile]) -> RowsOfStep | None:
-        """Returns the object that selects and changes the rows of a step, in a training on these files.
+    def rows_of_step(self, files: Sequence[DataFile], model: nn.Module) -> RowsOfStep | None:
+        """Returns the object that selects and changes the rows of a step, for a model and its files.
 
         Returns None if the batches of the loader already are the rows of a step.
         """
@@ -175,10 +178,12 @@ class _Rank:
         if train.unknown_share:
             columns = id_columns(plan.spec, plan.model.multi_hot)
             unknown = UnknownIds.of(train.unknown_share, train.seed, columns, self.device)
-        selected = self._selected_rows(files, unknown) if train.only_positive_rows else None
+        selected = self._selected_rows(files, model, unknown) if train.only_positive_rows else None
         return RowsWithUnknownIds(unknown, selected) if unknown else selected
 
-    def _selected_rows(self, files: Sequence[DataFile], unknown: UnknownIds | None) -> RowsOfStep:
+    def _selected_rows(
+        self, files: Sequence[DataFile], model: nn.Module, unknown: UnknownIds | None
+    ) -> RowsOfStep:
         """Returns the object that selects the positive rows of a step, and draws negatives for them."""
         plan, train = self.plan, self.plan.train
         paths = {file.path for file in files}
@@ -190,8 +195,18 @@ class _Rank:
         shards = shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size)
         if train.negatives is None:
             return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards), unknown)
+        # A constant of the logits has no influence on a loss of groups. Masks of layers over items would
+        # depend on the number of ranks.
+        random = [layer for layer in model.modules() if isinstance(layer, RandomLayer) and layer.of_items]
+        of_vectors = (
+            train.loss_settings.compares == "groups"
+            and isinstance(model, VectorModel)
+            and not isinstance(model, PenalizedModel)
+            and not random
+        )
         return NegativeSampler(
-            catalogue, train.negatives, train.seed, plan.spec, multi_hot, len(shards), unknown
+            *(catalogue, train.negatives, train.seed, plan.spec, multi_hot, len(shards), unknown),
+            of_vectors=of_vectors,
         )
 
     def train(
@@ -241,7 +256,8 @@ class _Rank:
             log.info("baseline %s", architecture)
         loader = self.loader(plan.splits["train"], shuffled=True)
         callbacks = [self._loss_check(loader, plan.splits["train"]), *self._progress(architecture)]
-        trainer = Trainer(model, plan.train, self.collectives, self.rows_of_step(plan.splits["train"]))
+        rows_of_step = self.rows_of_step(plan.splits["train"], model)
+        trainer = Trainer(model, plan.train, self.collectives, rows_of_step)
         TrainingLoop(trainer, plan.train, self.device, callbacks).fit(loader)
         return model
 

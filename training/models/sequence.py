@@ -110,28 +110,32 @@ class RandomSequenceLayer(RandomLayer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._keys: list[str] = []
+        self._seeds: list[int] = []
         self.shard_starts: list[int] = []
 
     def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
         """Stores what the numbers of the next step depend on. See `RandomLayer.draw_mask`."""
-        self._keys = [f"{key}/{shard}" for shard in shards]
         ends = torch.tensor([0, *rows]).cumsum(0).tolist()
         self.shard_starts = [start for start, count in zip(ends[:-1], rows, strict=True) if count]
-        self._keys = [name for name, count in zip(self._keys, rows, strict=True) if count]
+        names = [f"{key}/{shard}" for shard, count in zip(shards, rows, strict=True) if count]
+        self._seeds = [int.from_bytes(sha256(name.encode()).digest()[:7]) for name in names]
 
     def _draws(self, first_rows: Tensor | None) -> bool:
         """Returns whether the layer draws numbers for these sequences: in training only."""
-        return self.training and first_rows is not None and bool(self._keys) and bool(len(first_rows))
+        return self.training and first_rows is not None and bool(self._seeds) and bool(len(first_rows))
 
     def _of_shards(self, draws: Tensor, first_rows: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
-        """Yields the rows of `draws` (S, …) that belong to each shard, and the shard's generator."""
+        """Yields the rows of `draws` (S, …) that belong to each shard, and a generator for them.
+
+        The numbers depend on the step, the shard and the width of `draws`. So groups of sequences of
+        different lengths get different numbers.
+        """
         starts = torch.tensor([*self.shard_starts[1:], 2**62], device=first_rows.device)
-        counts = torch.bincount(torch.bucketize(first_rows, starts, right=True), minlength=len(self._keys))
-        for name, part in zip(self._keys, draws.split(counts.tolist()), strict=True):
-            # Sequences of different lengths, which are encoded in groups, get different numbers.
-            digest = sha256(f"{name}/{draws.shape[1]}".encode()).digest()
-            yield part, torch.Generator(part.device).manual_seed(int.from_bytes(digest[:7]))
+        counts = torch.bincount(torch.bucketize(first_rows, starts, right=True), minlength=len(self._seeds))
+        generator = torch.Generator(draws.device)
+        for seed, part in zip(self._seeds, draws.split(counts.tolist()), strict=True):
+            if len(part):
+                yield part, generator.manual_seed(seed + draws.shape[1])
 
 
 class SequenceDropout(RandomSequenceLayer):
