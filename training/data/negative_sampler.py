@@ -73,6 +73,7 @@ class NegativeSampler:
         separate = {feature.scope for feature in spec.features} <= {"user", "item"}
         self._of_vectors = of_vectors and separate and not (self._unknown and len(self._unknown.places))
         self._shares, self._cumulative = _probabilities(catalogue, settings.popularity)
+        self._equally_likely = settings.popularity == 0
         self._positions = ItemPositions(catalogue)
 
     def expand(self, batch: Batch) -> Batch:
@@ -152,8 +153,12 @@ class NegativeSampler:
         left = torch.arange(len(keys), device=keys.device)  # the draws without an accepted item
         for attempt in range(_ATTEMPTS):
             row = of_row[left]
-            target = position[row] + uniform(mix(keys[left] + attempt))
-            place = torch.searchsorted(self._cumulative, target, right=True).clamp(first[row], last[row])
+            number = uniform(mix(keys[left] + attempt))
+            if self._equally_likely:
+                place = first[row] + (number * (last[row] - first[row] + 1)).long()
+            else:
+                place = torch.searchsorted(self._cumulative, position[row] + number, right=True)
+            place = place.clamp(first[row], last[row])
             drawn[left] = place
             left = left[self._chosen(user[row], catalogue.items[place], day[row])]
             if not len(left):

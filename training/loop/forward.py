@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from conf.errors import ConfigError
 from conf.types import Train
@@ -31,7 +32,7 @@ from training.models.objective import BagModel, PenalizedModel
 from training.settings.check_settings import vectors_missing
 
 # With up to this many different items for each item of a group, products with all of them take less time.
-_ITEMS_PER_DRAW = 128
+_ITEMS_PER_DRAW = 16
 
 
 class DensePart(nn.Module):
@@ -152,7 +153,8 @@ class Forward:
             if len(items) <= _ITEMS_PER_DRAW * batch.group:
                 logits = (users @ items.t()).float().gather(1, drawn.index)
             else:
-                logits = (users.float().unsqueeze(1) * items.float()[drawn.index]).sum(dim=2)
+                of_rows = functional.embedding(drawn.index, items)  # (P, G, E); its gradient is fast
+                logits = torch.bmm(of_rows, users.unsqueeze(2)).squeeze(2).float()
         return logits.flatten()
 
     def _compared(self, model: VectorModel, batch: Batch) -> Vectors:

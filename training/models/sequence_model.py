@@ -89,11 +89,11 @@ class SequenceModel(HistoryModel, ABC):
         """Returns u of the formula above, (B, E) float32."""
         histories, others = self.separate(categorical)
         encoded = self._encode_rows(histories) if self.training else self.encode(histories, None)
-        return encoded + self._sides(dense, others)[:, 0]
+        return encoded + self._sides(dense, others, slice(0, 1)).squeeze(1)
 
     def item_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns v of the formula above, (B, E) float32."""
-        return self._sides(dense, self.separate(categorical)[1])[:, 1]
+        return self._sides(dense, self.separate(categorical)[1], slice(1, 2)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedSequenceModel:
         """Returns the factorization. Products are computed in float32."""
@@ -107,16 +107,18 @@ class SequenceModel(HistoryModel, ABC):
         first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
         return self.encode(histories[first_rows], first_rows)[group]
 
-    def _sides(self, dense: Tensor, embedded: Tensor) -> Tensor:
-        """Returns the sums of the vectors of the user's and of the item's features, (B, 2, E).
+    def _sides(self, dense: Tensor, embedded: Tensor, sides: slice = slice(2)) -> Tensor:
+        """Returns the sums of the vectors of the features of each side, (B, sides, E), without the history.
 
-        The history is left out.
+        Side 0 is the user, side 1 the item and the context.
         """
-        of_dense = torch.stack([self.user_dense, 1 - self.user_dense])  # (2, D)
-        of_ids = torch.stack([self.user_embedded, 1 - self.user_embedded])  # (2, C)
-        vectors = of_dense.unsqueeze(2) * self.dense_vectors  # (2, D, E)
-        sums = dense @ vectors.transpose(0, 1).flatten(1)  # (B, 2 E)
-        return sums.unflatten(1, (2, -1)) + of_ids @ embedded
+        of_ids = torch.stack([self.user_embedded, 1 - self.user_embedded])[sides]  # (sides, C)
+        sums = of_ids @ embedded
+        if not dense.shape[1]:
+            return sums
+        of_dense = torch.stack([self.user_dense, 1 - self.user_dense])[sides]  # (sides, D)
+        vectors = of_dense.unsqueeze(2) * self.dense_vectors  # (sides, D, E)
+        return sums + (dense @ vectors.transpose(0, 1).flatten(1)).unflatten(1, (len(of_ids), -1))
 
 
 def sequence_layout(
