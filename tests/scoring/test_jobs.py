@@ -292,6 +292,16 @@ def test_scores_of_rows_are_published_by_their_manifests(
     assert read_manifest(scores) == again
 
 
+def test_probabilities_that_are_rounded_to_0_and_1_are_published(spark: SparkSession, fresh: Config) -> None:
+    lake = LakePaths(fresh.lake)
+    folder = Path(f"{lake.models('toy')}/m1")
+    shutil.rmtree(folder)
+    write_model(folder, sign=1e6)
+    evaluate_model(job_of(spark, fresh))
+    score_rows(job_of(spark, fresh))
+    assert set(read_rows(lake.scores.partition(RUN_DATE)).probability.unique()) == {0.0, 1.0}
+
+
 def test_a_split_without_partitions_is_named(spark: SparkSession, fresh: Config) -> None:
     evaluate_model(job_of(spark, fresh))
     dataset = read_dataset(LakePaths(fresh.lake), RUN_DATE)
