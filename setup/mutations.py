@@ -97,45 +97,24 @@ def run(faults: Sequence[Fault], arguments: Sequence[str], results: Path, tree: 
         results: the file of results, made if it does not exist.
         tree: a work tree of the checkout that nothing else uses.
 
+    A test that also fails without the fault is left out from then on, and named.
+
     Raises:
-        RuntimeError: the tests did not run, or a test also fails without the fault.
+        RuntimeError: the tests did not run.
     """
+    broken: list[str] = []
     known = {(line["file"], line["old"]) for line in read_results(results)}
     results.parent.mkdir(parents=True, exist_ok=True)
     for number, fault in enumerate(faults, 1):
         if (fault.file, fault.old) in known:
             continue
-        path = tree / fault.file
-        text = path.read_text(encoding="utf-8")
         started = time.monotonic()
-        path.write_text(fault.applied(text), encoding="utf-8")
-        try:
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "setup.changed_tests",
-                    "-x",
-                    "-q",
-                    "-p",
-                    "no:cacheprovider",
-                    *arguments,
-                ],
-                cwd=tree,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        finally:
-            path.write_text(text, encoding="utf-8")
-        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-        if done.returncode not in (0, _NO_TESTS):
-            _require_caught(tree, failed, done.stdout + done.stderr)
+        failed = _failed_tests(fault, arguments, tree, broken)
         line = {
             "file": fault.file,
             "old": fault.old,
             "caught": bool(failed),
-            "by": failed[:1],
+            "by": failed,
             "seconds": round(time.monotonic() - started, 1),
         }
         with results.open("a", encoding="utf-8") as file:
@@ -146,15 +125,46 @@ def run(faults: Sequence[Fault], arguments: Sequence[str], results: Path, tree: 
         )
 
 
-def _require_caught(tree: Path, failed: Sequence[str], output: str) -> None:
-    """Raises RuntimeError unless a test failed, and passes now that the fault is taken back."""
-    if not failed:
-        raise RuntimeError(f"the tests did not run:\n{output[-2000:]}")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", failed[0]]
-    if subprocess.run(command, cwd=tree, capture_output=True, check=False).returncode:
-        raise RuntimeError(
-            f"{failed[0]} also fails without the fault: leave it out by --deselect {failed[0]}"
-        )
+def _failed_tests(fault: Fault, arguments: Sequence[str], tree: Path, broken: list[str]) -> list[str]:
+    """Returns the tests that fail with a fault and pass without it: the first one, or none.
+
+    Args:
+        fault, arguments, tree: as for `run`.
+        broken: the tests that also fail without a fault. They are left out, and such a test is added.
+
+    Raises:
+        RuntimeError: the tests did not run.
+    """
+    path = tree / fault.file
+    text = path.read_text(encoding="utf-8")
+    while True:
+        left_out = [word for test in broken for word in ("--deselect", test)]
+        path.write_text(fault.applied(text), encoding="utf-8")
+        try:
+            done = _run_changed_tests(tree, [*arguments, *left_out])
+        finally:
+            path.write_text(text, encoding="utf-8")
+        if done.returncode in (0, _NO_TESTS):
+            return []
+        failed: list[str] = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        if not failed or failed[0] in broken:
+            raise RuntimeError(f"the tests did not run:\n{(done.stdout + done.stderr)[-2000:]}")
+        if _passes(tree, failed[0]):
+            return failed[:1]
+        print(f"{failed[0]} also fails without the fault, so it is left out", flush=True)
+        broken.append(failed[0])
+
+
+def _run_changed_tests(tree: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    options = ["-x", "-q", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "setup.changed_tests", *options]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+
+
+def _passes(tree: Path, test: str) -> bool:
+    """Returns whether a test passes now that the fault is taken back."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    return not subprocess.run(command, cwd=tree, capture_output=True, check=False).returncode
 
 
 def read_results(path: Path) -> list[dict]:

@@ -27,7 +27,7 @@ TEST = "from sums import total\n\n\ndef test_total() -> None:\n    assert total(
 # Stands for `setup.changed_tests`: it chooses the only test.
 CHOOSES = """
 import subprocess, sys
-sys.exit(subprocess.run([sys.executable, "-m", "pytest", "-q", "-rf", "test_sums.py"]).returncode)
+sys.exit(subprocess.run([sys.executable, "-m", "pytest", "-q", "-rf", "test_sums.py", *sys.argv[1:]]).returncode)
 """
 
 
@@ -70,11 +70,14 @@ def test_caught_and_missed_faults_are_recorded_once_and_taken_back(tree: Path, t
 
 
 @pytest.mark.processes
-def test_a_test_that_fails_anyway_and_tests_that_do_not_run_are_errors(tree: Path, tmp_path: Path) -> None:
+def test_a_test_that_fails_anyway_is_left_out_and_tests_that_do_not_run_are_an_error(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fault = Fault("sums.py", "return 1", "return 2", "The number is wrong.")
     (tree / "test_sums.py").write_text(TEST.replace("== 3", "== 4"))
-    with pytest.raises(RuntimeError, match="also fails without the fault"):
-        run([fault], [], tmp_path / "results.jsonl", tree)
+    run([fault], [], tmp_path / "first.jsonl", tree)
+    assert [line["caught"] for line in read_results(tmp_path / "first.jsonl")] == [False]
+    assert "test_sums.py::test_total also fails without the fault" in capsys.readouterr().out
     (tree / "setup/changed_tests.py").write_text("raise SystemExit('no such commit')")
     with pytest.raises(RuntimeError, match="did not run:\nno such commit"):
         run([fault], [], tmp_path / "results.jsonl", tree)

@@ -11,6 +11,7 @@ import pytest
 
 from conf.errors import DataError, InfrastructureError
 from storage import file_io
+from storage import manifest as manifest_module
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset, split_files
 from storage.manifest import (
     MANIFEST_NAME,
@@ -159,3 +160,19 @@ def test_a_dataset_comes_back_and_notices_replaced_features(tmp_path: Path, part
     assert caught.value.remedy == "run build_features for 2026-01-03 again"
     with pytest.raises(DataError, match="no published partition"):
         read_dataset(lake, "2026-01-04")
+
+
+def test_other_tools_see_the_rows_and_bytes_of_each_file(partition: Partition) -> None:
+    """The content of the partition in the Delta log: paths relative to the table, rows, bytes."""
+    folder = partition.data.rpartition("/")[0]
+    files = tuple(
+        replace(entry, path=f"{folder}/dt=2026-01-01/{entry.path}" if number else entry.path)
+        for number, entry in enumerate(MANIFEST.files)
+    )
+    content = manifest_module._content(partition, replace(MANIFEST, files=files))
+    assert content.files == [
+        ("a1/train/0.parquet", 5, 100),
+        ("dt=2026-01-01/a1/train/1.parquet", 3, 80),
+        ("dt=2026-01-01/a1/test/0.parquet", 2, 70),
+    ]
+    assert content.schema == MANIFEST.schema

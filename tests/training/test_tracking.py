@@ -224,8 +224,6 @@ def test_a_comparison_is_one_run_with_a_run_below_it_for_each_training(
     assert client.search_model_versions("name='compared'") == []
     again = Comparison("second trial", "log_loss", outcomes)  # of the same models
     track_comparison(lake, "compared", "2026-01-05", again, params)
-    parents = {
-        run.info.run_id for run in runs(client, "compared") if "nightrank.comparison" in run.data.tags
-    }
+    parents = {run.info.run_id for run in runs(client, "compared") if "nightrank.comparison" in run.data.tags}
     of_parents = Counter(run.data.tags.get("mlflow.parentRunId") for run in runs(client, "compared"))
     assert of_parents == {None: 2, **dict.fromkeys(parents, 4)}

@@ -658,3 +658,10 @@ def test_plan_night_waits_for_the_rows_of_the_day(shop: Shop) -> None:
         context = RunContext("plan_night", config, dt, open_session=lambda _: shop.spark)
         raw_log = plan_night.run(context).facts["raw_log"]
         assert (raw_log["path"], raw_log["files"]) == (f"shop_of_copies.clicks/dt={dt}", files)
+
+
+@pytest.mark.parametrize("kind", ["double", "float", "decimal(10, 2)", "decimal(20, 0)", "bigint", "string"])
+def test_whole_numbers_are_ids_without_a_fraction_whatever_their_type(spark: SparkSession, kind: str) -> None:
+    rows = spark.sql(f"SELECT cast(17 AS {kind}) AS user UNION ALL SELECT cast(NULL AS {kind})")
+    actual = rows.select(catalogue.as_id(rows, "user").alias("id")).collect()
+    assert sorted((row.id for row in actual), key=str) == ["17", None]

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import metrics
-from scoring.evaluation.prediction_quality import combine, measure_predictions, reduce_rows
+from scoring.evaluation.prediction_quality import (
+    LABEL,
+    PROBABILITY,
+    _range_reducer,
+    combine,
+    measure_predictions,
+    reduce_rows,
+)
 
 
 def predictions(rows: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
@@ -88,3 +96,13 @@ def test_no_rows_have_no_quality_at_all() -> None:
     assert quality.facts["auc"] is quality.facts["log_loss"] is None
     assert (quality.facts["rows"], quality.facts["calibration"]) == (0, [])
     assert quality.unmeasured == "the test split has no row: the AUC needs clicks and non-clicks"
+
+
+def test_a_range_of_several_batches_is_reduced_as_one() -> None:
+    label, probability = predictions(500)
+    table = pa.table({LABEL: label, PROBABILITY: probability})
+    (whole,) = _range_reducer(None)(table.to_batches())
+    (parts,) = _range_reducer(None)(table.to_batches(max_chunksize=70))
+    assert parts.to_pylist() == whole.to_pylist()
+    assert whole.to_pylist()[0]["rows"] == 500
+    assert list(_range_reducer(None)(table.slice(0, 0).to_batches())) == []
