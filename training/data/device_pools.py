@@ -95,7 +95,8 @@ class DevicePoolWriter:
         self._is_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._is_gpu else None
         self._held = HeldRowGroups(arriving, self._hold, self._hold_blocks)
-        self._largest = self._upload(np.array(cardinalities, np.int64)) - 1
+        with self._on_stream():
+            self._largest = self._upload(np.array(cardinalities, np.int64)) - 1
         self._unchecked: list[tuple[int, Tensor]] = []
         self._in_order: tuple[list[int], Tensor] | None = None
 

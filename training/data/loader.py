@@ -261,7 +261,12 @@ class Loader:
             work: Callable[[Iterator[Read]], Iterator[Columns]], items: Iterator[Read]
         ) -> Generator[SizedRead, None, None]:
             def converted(items: Iterator[Read]) -> Iterator[SizedRead]:
-                return map(convert, work(items))
+                read = work(items)
+                try:
+                    yield from map(convert, read)
+                finally:
+                    if isinstance(read, Generator):
+                        read.close()  # in the thread that reads
 
             return in_threads(items, converted, threads, self._ahead_bytes, lambda read: read.size_bytes)
 
@@ -295,8 +300,7 @@ class Loader:
     def _keyed(self, batch: Batch, epoch: int) -> Batch:
         """Moves keys out of the ids of a batch, and weights out of its dense features, if there are any."""
         if self._has_weights:
-            dense, weights = batch.dense[:, :-1].contiguous(), batch.dense[:, -1].contiguous()
-            batch = replace(batch, dense=dense, weights=weights, weighted=True)  # padding has the weight 0
+            batch = _separate_weights(batch, self._device)
         if not self._key_columns:
             return batch
         ids, row_keys = batch.categorical.tensor_split([-self._key_columns], dim=1)
@@ -321,6 +325,17 @@ class Loader:
         if self._key_columns:
             return replace(columns, categorical=[*columns.categorical, read_row_keys(group)])
         return columns
+
+
+def _separate_weights(batch: Batch, device: torch.device) -> Batch:
+    """Moves the last dense column of a batch to its weights. The weight of padding is 0."""
+    written = batch.to(device)  # on a GPU, the current stream waits until the pool is written
+    dense, weights = written.dense[:, :-1].contiguous(), written.dense[:, -1].contiguous()
+    ready = None
+    if batch.ready is not None:
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream(device))
+    return replace(written, dense=dense, weights=weights, weighted=True, ready=ready)
 
 
 def _runs(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:
