@@ -1,4 +1,6 @@
-"""Draws negatives, for logs that have only positive rows.
+"""Draws negatives in frames of Spark, for logs that have only positive rows.
+
+etl/prepare/negatives.py draws the same rows without Spark.
 
 A negative is a row of a user with an item for which the user has no row in the log.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from conf.candidate_types import SourceSettings, window_days
 from conf.types import Candidates
 from scoring.candidates.proposals import SourceInputs, proposed_items
-from scoring.candidates.quotas import unite
 from scoring.candidates.read_sources import read_source
 from scoring.candidates.source_tables import SourceTables
+from scoring.candidates.unite_sources import unite
 from scoring.requests import ITEM_INDEX
 from spark.rows import Rows, select
 from storage.feature_spec import ITEM_KEY, USER_KEY

@@ -1,1 +1,1 @@
-"""Top-k lists: scores pairs of user and item, ranks items, and computes facts and changes of the lists."""
+"""Top-k lists: scores pairs of user and item, ranks items, and computes facts of the lists."""

@@ -1,4 +1,6 @@
-"""Keeps the weights of the step with the best measure on the validation split (`train.keep`).
+"""Keeps the weights of the best step (`train.keep`), and ends a training early (`train.stop_at`).
+
+The best step is that with the best measure on the validation split.
 
 While a training runs, each new best evaluation is followed by a checkpoint. This checkpoint is not deleted
 before that of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this

@@ -1,5 +1,7 @@
 """The Redis sink: delivers lists, and features if wanted, to a key-value store for programs that serve users.
 
+online_store.py writes the tables, switches readers to them, and lets old tables expire.
+
 Redis, Valkey and other servers with the Redis protocol are supported, but not Redis Cluster.
 """
 

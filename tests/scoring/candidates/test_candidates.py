@@ -20,11 +20,11 @@ from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
-from scoring.candidates.quotas import unite
 from scoring.candidates.similar_items import latest_items, similarities
 from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.sources.covisitation import Settings as Covisitation
 from scoring.candidates.sources.covisitation import covisited_items, with_weights
+from scoring.candidates.unite_sources import unite
 from spark.rows import count, records
 from tests.rows import BOTH_FORMS, AsRows, as_frame, as_table, columns_of
 

@@ -1,4 +1,8 @@
-"""Unites the candidates of several sources, in the order of the configuration. Each source has a quota."""
+"""Unites the candidates of several sources, in the order of the configuration, up to `candidates.max`.
+
+Each source has cut its lists to its own number `n`: in popular.py, top_items.py, neighbour_lists.py and
+proposals.py.
+"""
 
 from __future__ import annotations
 
