@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +17,15 @@ from conf.errors import DataError
 from storage.hard_links import LOCK_NAME
 from storage.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
 from storage.paths import LakePaths, Partition
-from storage.publish import Rules, publish, publish_facts, read_published
+from storage.publish import (
+    Rules,
+    new_attempt,
+    own_path,
+    publish,
+    publish_facts,
+    publish_files,
+    read_published,
+)
 from storage.remove import delete_leftovers
 
 
@@ -133,6 +142,21 @@ def test_what_breaks_a_rule_is_not_published(
 
 def publish_old(spark: SparkSession, partition: Partition) -> Manifest:
     return publish(_rows(spark, 20), partition, inputs={"old": "1"}, row_group_rows=100, expected_rows=20)
+
+
+@pytest.mark.parametrize("place", [0, 5, 11])
+def test_rules_hold_for_every_row_group_of_a_file(partition: Partition, place: int) -> None:
+    """12 rows in 4 row groups, one of them with a value above the limit, or null."""
+    for wrong, problem in ((7.0, r"d has values in \[0.5, 7.0\]"), (None, "d is null in 1 of 12 rows")):
+        values = [0.5 if row != place else wrong for row in range(12)]
+        name = own_path(f"{new_attempt(partition)}/part-0.parquet")
+        path = Path(partition.file(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pa.table({"row_id": range(12), "d": pa.array(values, pa.float32())})
+        pq.write_table(table, path, row_group_size=3)
+        rules = Rules(not_null=["d"], ranges={"d": (0.0, 1.0)})
+        with pytest.raises(DataError, match=problem):
+            publish_files(partition, {name: None}, inputs={}, expected_rows=12, rules=rules)
 
 
 def test_readers_follow_the_manifest_and_not_the_folder(spark: SparkSession, partition: Partition) -> None:
