@@ -469,7 +469,15 @@ def test_every_setting_is_used_or_refused() -> None:
     assert set(REFUSED) | USED == set(Train.model_fields)
     assert not set(REFUSED) & USED
     for part in ("embeddings", "reading"):
-        kept = {"optimizer", "rank_max_bytes", "pool_rows", "read_ahead_mib"}
+        kept = {
+            "optimizer",
+            "rank_max_bytes",
+            "pool_rows",
+            "read_ahead_mib",
+            "pools",
+            "device_mib",
+            "threads",
+        }
         inner = set(type(getattr(Train(), part)).model_fields)
         assert inner - kept == {name.split(".")[1] for name in REFUSED_PARTS if name.startswith(part)}
     for name, value in {**REFUSED, **REFUSED_PARTS}.items():
