@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
@@ -78,6 +79,8 @@ IMAGES_LEFT_OUT = (
 )
 # Audit events that Python raises when a process is started (docs.python.org/3/library/audit_events.html).
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
+# Variables that a job sets in its own process when it chooses a profile.
+_OF_PROFILES = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_PYTHON")
 _unmarked_test: list[str] = []  # the running test, if it has none of SLOW_MARKERS
 
 
@@ -172,6 +175,18 @@ def no_unmarked_spark(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
     if not any(request.node.get_closest_marker(marker) for marker in SLOW_MARKERS):
         monkeypatch.setattr("pyspark.context.launch_gateway", refuse)
+
+
+@pytest.fixture(autouse=True)
+def own_profile() -> Iterator[None]:
+    """Takes back the Spark profile of a job that a test has run in this process (spark/profile.py)."""
+    before = {name: os.environ.get(name) for name in _OF_PROFILES}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")
