@@ -53,10 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(["rows", "seconds", "CPU s"], lines))
     if gpu:
         print(f"\nmicroseconds of a row: {of_row * 1e6:.3f}; predicted minutes of a terabyte: {minutes:.1f}")
-    facts = {str(number): run.facts(number) for number, run in runs.items()}
+    facts = {
+        str(number): {"seconds": round(run.seconds, 2), "cpu_s": round(run.cpu_s, 2)}
+        for number, run in runs.items()
+    }
     more = {"terabyte_minutes": round(minutes, 1) if gpu else None, "predicted": True}
     ratios = {"of_naive": naive / minutes if gpu and minutes > 0 else None}
-    print(summary_line("gpu_terabyte", of_machine, {"sizes": facts}, {}, ratios, **more))
+    print(summary_line("gpu_terabyte", of_machine, facts, {}, ratios, **more))
     return 0
 
 
