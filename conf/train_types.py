@@ -212,7 +212,7 @@ class Reading(Strict):
     device_mib: PositiveInt = Field(
         default=8192,
         description="Largest memory of the device, in MiB, for pools and the row groups of which they are "
-        "made. A rank holds a row group of each of its shards, one more, and five pools.",
+        "made. A rank needs at most two row groups of each shard, the rows of a pool, and five pools.",
     )
     threads: PositiveInt | None = Field(
         default=None,

@@ -36,7 +36,7 @@ from storage.publish import null_column, own_path
 # this size determines the memory that a training on many rows needs.
 ROW_GROUP_BYTES = 32 * 2**20
 # A GPU decodes the pages of a column in parallel, and readers can skip pages. With pyarrow's 1 MiB, most
-# columns of a row group would be one page. Files do not become larger, and a CPU decodes them as fast.
+# columns of a row group would be one page. Files become a little smaller; a CPU decodes them a little slower.
 _PAGE_BYTES = 64 * 2**10
 _RAW_KEYS = (USER_KEY, ITEM_KEY, GROUP_KEY)
 _KEY_TYPES = {ROW_ID: pa.int64(), **dict.fromkeys(_RAW_KEYS, pa.string()), EVENT_TIME: pa.int64()}

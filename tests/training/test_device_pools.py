@@ -23,7 +23,8 @@ from tests.training.test_batches import CASE, Case, batches, cases, made_up, sam
 from tests.training.test_batches import loader_of as host_loader
 from training.data import loader as loading
 from training.data.batch import Batch
-from training.data.device_pools import DevicePoolWriter
+from training.data.columns import Columns
+from training.data.device_pools import DevicePoolWriter, GroupColumns
 from training.data.loader import Loader
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 
@@ -160,9 +161,6 @@ def test_too_small_a_limit_makes_pools_on_the_host_or_is_refused(tmp_path: Path)
 def test_numbers_keep_their_bits() -> None:
     """A NaN with a payload and a negative zero come through as they are."""
     bits = np.array([0x7FC12345, 0x80000000, 0x00000001], np.uint32).view(np.float32)
-    from training.data.columns import Columns
-    from training.data.device_pools import GroupColumns
-
     matrix = GroupColumns.of(Columns(bits, [bits], [np.arange(3, dtype=np.int32)]), pinned=False)
     assert (
         matrix.columns[0].view(torch.float32).numpy().view(np.uint32).tolist()

@@ -153,11 +153,11 @@ class NegativeSampler:
         left = torch.arange(len(keys), device=keys.device)  # the draws without an accepted item
         for attempt in range(_ATTEMPTS):
             row = of_row[left]
-            number = uniform(mix(keys[left] + attempt))
+            share = uniform(mix(keys[left] + attempt))
             if self._equally_likely:
-                place = first[row] + (number * (last[row] - first[row] + 1)).long()
+                place = first[row] + (share * (last[row] - first[row] + 1)).long()
             else:
-                place = torch.searchsorted(self._cumulative, position[row] + number, right=True)
+                place = torch.searchsorted(self._cumulative, position[row] + share, right=True)
             place = place.clamp(first[row], last[row])
             drawn[left] = place
             left = left[self._chosen(user[row], catalogue.items[place], day[row])]
