@@ -122,7 +122,7 @@ __all__ = [
 
 # Columns of prepared rows and of feature tables (storage.feature_spec). Raw columns cannot have these names.
 RESERVED = ("row_id", "user_key", "item_key", "group_key", "event_time", "label", "split")
-# A column of the same tables, but only with `log.label.weights`.
+# These tables have this column only if `log.label.weights` is set.
 WEIGHT_COLUMN = "weight"
 
 

@@ -355,7 +355,7 @@ class Published:
         wanted = list(names or ())
         repeated = sorted({name for name in wanted if wanted.count(name) > 1})
         if repeated:
-            raise ConfigError(f"columns lists {repeated} twice", "list each column once")
+            raise ConfigError(f"the argument `columns` has {repeated} twice", "list each column once")
         unknown = sorted(set(wanted) - set(self.columns))
         if unknown:
             raise ConfigError(

@@ -49,8 +49,9 @@ def use_profile(name: str | None) -> None:
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         if name is not None:
             raise ConfigError(
-                f"--profile {name}: spark-submit has started this job with its own properties",
-                "pass the file to spark-submit as --properties-file, or start the job with python",
+                f"--profile {name} has no effect: spark-submit has already chosen the Spark properties",
+                "leave --profile out and pass the profile's file to spark-submit as --properties-file, "
+                "or start the job with python",
             )
         return
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")

@@ -279,8 +279,9 @@ def _merge_task(tasks: tuple[_MergeTask, ...], row_group_rows: int, index: int) 
         keys, parts = _read_merged(task.first)
         if merged is not None and not merged[0].equals(keys):
             raise InfrastructureError(
-                f"the training rows of {operator.name} changed while they were read",
-                "internal error, please report",
+                f"two readings of the training rows gave the operator {operator.name} other groups",
+                "rerun the job when no other job writes to its training days; if the error stays, "
+                "this is an internal error, please report",
             )
         squares = merged[1].sums if merged else operator.group_squares(_NO_ROWS, operator.group_means(parts))
         parts = replace(parts, sums={**parts.sums, **squares})

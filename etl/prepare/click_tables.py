@@ -200,7 +200,7 @@ def _write(clicks: pa.Table, partition: Partition, row_group_rows: int) -> list[
     return written
 
 
-# Reads the good rows of a day's raw log as Arrow tables, in tasks and without a JVM.
+# Reads the valid rows of a day's raw log as Arrow tables. Python tasks read the file splits, without a JVM.
 
 _TASK, _LINES = "_task", "_lines"
 _TYPES = {

@@ -23,7 +23,7 @@ from etl.raw.text_values import numbers, text_array
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, starts_of_days
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
-# Checks ids of users, items and groups against one rule, with Spark expressions and in Arrow arrays.
+# Checks ids of users, items and groups. The same rule has two forms: Spark expressions and Arrow operations.
 #
 # A single id that violates the rule could stop the delivery of all recommendation lists, because PostgreSQL
 # can store neither NUL characters nor index entries of more than 2,704 bytes.

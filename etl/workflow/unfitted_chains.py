@@ -130,8 +130,9 @@ def _require_values(group: FeatureGroup, operator: Operator, ids: Mapping[str, b
         entries = [entry for entry in group.ops if "categorify" in str(entry)]
         if len(entries) > 1:
             raise ConfigError(
-                f"features {group.columns[:3]}: the operators {entries} would encode ids again",
-                "keep only one categorify in this group",
+                f"features {group.columns[:3]}: each of the operators {entries} encodes ids, "
+                "but ids can be encoded only once",
+                "keep only one of these operators for these features",
             )
 
 

@@ -117,7 +117,7 @@ class ListComparison:
     intervals: Mapping[str, Interval] = field(default_factory=dict)
 
     def to_facts(self) -> dict[str, Any]:
-        """Returns the figures as JSON values for the facts of the evaluation, without the intervals."""
+        """Returns the figures, without the intervals, as a dictionary that the evaluation writes as JSON."""
         return {
             "k": self.measurement.k,
             "users": self.measurement.users,

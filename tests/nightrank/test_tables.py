@@ -69,7 +69,7 @@ def test_wrong_names_are_named(world: World, tmp_path: Path, monkeypatch: pytest
         lake.table("recommendation")
     with pytest.raises(nightrank.ConfigError, match="has no columns \\['nothing'\\]"):
         lake.users().arrow(["nothing"])
-    with pytest.raises(nightrank.ConfigError, match="columns lists \\['user_key'\\] twice"):
+    with pytest.raises(nightrank.ConfigError, match="the argument `columns` has \\['user_key'\\] twice"):
         lake.users().arrow(["user_key", "user_key"])
     with pytest.raises(nightrank.ConfigError, match="columns is the text 'user_key', not a list"):
         lake.users().pandas("user_key")

@@ -33,9 +33,8 @@ from torch import Tensor
 from training.kernels.torch_operators import differentiable, operator
 
 _BLOCK_DIM = 128
-# Without tensor cores, a thread holds whole rows of both factors. With more numbers per row, or with four
-# warps for more vectors, the compiler would store registers in memory
-# (tests/training/test_compiled_kernels.py).
+# Without tensor cores, a thread holds whole rows of both factors. If blocks were larger, or if more vectors
+# were given to only four warps, registers would spill to memory (tests/training/test_compiled_kernels.py).
 _EXACT_BLOCK_DIM, _EXACT_BLOCK = 16, 32
 _ROW_BYTES = 16
 

@@ -23,7 +23,7 @@ _STEPS = logging.getLogger("nightrank.training.steps")
 
 
 def train_in_driver(plan: TrainPlan, threads: int, show: Report | None) -> dict[str, Any]:
-    """Trains on one rank in this process. SIGINT and SIGTERM end the training.
+    """Trains a model on one rank, which is this process. SIGINT and SIGTERM end the training.
 
     Args:
         plan: the plan of the training.

@@ -133,13 +133,13 @@ class _Ring(State):
         self.failed: RankOutcome | None = None
 
     def save(self) -> None:
-        """Does nothing, because checkpoints contain the state."""
+        """Does nothing: after a failure, a rank reads its state from the newest checkpoint."""
 
     def restore(self) -> None:
-        """Does nothing, because checkpoints contain the state."""
+        """Does nothing: after a failure, a rank reads its state from the newest checkpoint."""
 
     def sync(self) -> None:
-        """Does nothing, because checkpoints contain the state."""
+        """Does nothing: after a failure, a rank reads its state from the newest checkpoint."""
 
     def reset(self) -> None:
         """Frees the model of the broken ring before the next model is built."""

@@ -123,7 +123,8 @@ def write_pool(
     required_library().nightrank_write_pool(pool.ctypes.data, threads)
 
 
-# The rows of a rank's shards that one buffer pool contains, and the memory to which they are written.
+# Describes the rows of one buffer pool, which come from a rank's shards, and the pool's memory, to which the
+# loops write them.
 #
 # Notation: S batches of a pool, L rows of this rank in a batch, D dense features, W columns of ids.
 

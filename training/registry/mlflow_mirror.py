@@ -1,7 +1,7 @@
 """Copies trainings and aliases to MLflow: to the server in MLFLOW_TRACKING_URI, or to a local store.
 
 The local store is a SQLite file in the lake, if the lake is on a local disk. If the lake is on an object
-store and there is no server, nothing is copied.
+store and no MLflow server is configured, nothing is copied to MLflow.
 
 The JSON files in the lake are the source of truth. An error in this module is logged and does not end a
 training. Importing MLflow and opening its store takes seconds, so jobs call `prepare`, which does both in a

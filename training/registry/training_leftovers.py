@@ -1,8 +1,8 @@
 """Deletes old files that attempts at a training left behind.
 
-If no model.json lists a file, the file belongs to one of three kinds of attempts. The attempt was killed, it
-ended after another attempt had published the same model, or it is still running. The files on disk do not
-show which of these is the case, so only old files are deleted.
+A file that no model.json lists was written by an attempt at a training. This attempt was killed, or it ended
+after another attempt had published the same model, or it is still running. The files on disk do not show
+which of these is the case, so only old files are deleted.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class ChampionDecision:
         metrics: the main metrics of challenger and champion.
         intervals: maps each metric to the confidence interval of the difference between the two models: the
             values `difference`, `low`, `high`, `confidence` and `replicates`. Empty for the first model.
-        checks: all checks of the gate, the worst first.
+        checks: all checks of the gate, whether they prevented the promotion or not.
         lineage: the challenger's parent, data manifest, workflow, configuration and code, each as a version
             or digest.
     """
