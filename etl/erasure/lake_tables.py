@@ -281,8 +281,9 @@ def _has_part(users: UsersToErase, positions: frozenset[int], rows: pa.Table) ->
 # Finds the tables and vocabularies of a workflow version that contain the ids of users.
 #
 # A vocabulary keeps the id of an erased value, so no other id changes. The value is replaced by a text with a
-# control character. etl/raw/row_rules.py rejects rows with such a text as an id, so no id of a log is looked up
-# as the erased value. A user who returns with the same id is unknown until the next extension, and then gets a new id.
+# control character. etl/raw/row_rules.py rejects rows with such a text as an id, so no id of a log is looked
+# up as the erased value. A user who returns with the same id is unknown until the next extension, and then
+# gets a new id.
 
 
 @dataclass(frozen=True)

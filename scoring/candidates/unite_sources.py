@@ -1,8 +1,8 @@
 """Unites the candidates of several sources, in the order of the configuration, up to `candidates.max`.
 
 Each source has cut its lists to its own number `n`: in popular.py, top_items.py, neighbour_lists.py and
-proposals.py. A list that is shorter than `candidates.max` is not filled up. A user for whom no source has an item
-gets an empty list. scoring/ranking/list_summary.py counts such users.
+proposals.py. A list that is shorter than `candidates.max` is not filled up. A user for whom no source has an
+item gets an empty list. scoring/ranking/list_summary.py counts such users.
 """
 
 from __future__ import annotations

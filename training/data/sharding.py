@@ -197,8 +197,8 @@ def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
 # 3. Shuffles 1 and 2 result in a stream of rows, which is divided into *windows*. A window is the rows of the
 #    shard that one buffer pool contains. The rows of a window are shuffled one by one.
 #
-# The blocks of a window come from hundreds of different positions in a piece. If a pool has n steps, a row is on average in the
-# same batch as (BLOCK_ROWS - 1) / n other rows of its block.
+# The blocks of a window come from hundreds of different positions in a piece. If a pool has n steps, a row is
+# on average in the same batch as (BLOCK_ROWS - 1) / n other rows of its block.
 
 BLOCK_ROWS = 32
 

@@ -216,7 +216,12 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
         (["T"], LISTS, [SPLIT], "a multi_hot feature must have ids"),
         (["C1"], LISTS, ["categorify"], "a multi_hot feature must have ids"),
         (["C1"], IDS, ["categorify", "categorify"], "encodes ids, but ids can be encoded only once"),
-        (["C1"], IDS, ["categorify", {"categorify": {"values": ["3"]}}], "encodes ids, but ids can be encoded only once"),
+        (
+            ["C1"],
+            IDS,
+            ["categorify", {"categorify": {"values": ["3"]}}],
+            "encodes ids, but ids can be encoded only once",
+        ),
         # Names.
         (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "I2"}}}], "would replace ['I2']"),
         (["I1", "I2"], DENSE, [{"rename": {"names": {"I1": "I2", "I2": "I1"}}}], "would replace ['I2']"),
