@@ -251,7 +251,8 @@ class Candidates(Strict):
         description="Which items of a user's rows in the splits of `exclude_clicked` may be offered to the "
         "user again. `none`: no item. `unclicked`: items that the user was shown but did not click. `all`: "
         "every item, for logs in which users choose the same items again. `auto`: `none` if the log records "
-        "only what users chose (`negatives` or `log.label.positive_at_least` is set), otherwise `unclicked`. "
+        "only what users chose (`negatives` or `log.label.positive_at_least` is set, or `log.label` is left "
+        "out), otherwise `unclicked`. "
         "With `log.label.positive`, rows of other events count as shown and not clicked.",
     )
     user_attributes: UserAttributes | None = Field(

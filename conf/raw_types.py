@@ -587,12 +587,17 @@ EventWeight = Annotated[float, AfterValidator(_event_weight)]
 class Label(Strict):
     """The column that says whether a row is a click.
 
-    The column contains 0 or 1, or a number that is compared with `positive_at_least`, such as a rating. Or it
+    Leave the section out if every row is a click, as in a log of purchases or of songs that were played. The
+    column contains 0 or 1, or a number that is compared with `positive_at_least`, such as a rating. Or it
     contains the event of a row, such as view, cart or purchase. Then `positive` lists the events that are
     clicks, and `weights` sets the weight of the rows of each event.
     """
 
-    column: str = Field(description="Column of the log with the label.")
+    column: str | None = Field(
+        default=None,
+        description="Column of the log with the label. Null: every row is a click. This needs the section "
+        "`keys`.",
+    )
     positive_at_least: float | None = Field(
         default=None,
         description="A row is a click if the value in the column is at least this number. Null: the column "
@@ -623,6 +628,9 @@ class Label(Strict):
 
     @model_validator(mode="after")
     def _one_rule(self) -> Label:
+        ruled = [key for key in ("positive_at_least", "positive", "weights") if getattr(self, key) is not None]
+        if self.column is None and ruled:
+            raise ValueError(f"{ruled} are rules for the values of a column: set `column`")
         if self.positive is None:
             if self.weights is not None:
                 raise ValueError(
@@ -642,6 +650,11 @@ class Label(Strict):
                 "have label 0"
             )
         return self
+
+    @property
+    def is_only_clicks(self) -> bool:
+        """Returns whether every row is a click, because the log has no column with a label."""
+        return self.column is None
 
     @property
     def event_weights(self) -> dict[str, float]:
@@ -681,7 +694,9 @@ class Log(RawTable):
     position in the file.
     """
 
-    label: Label = Field(description="The column that says whether a row is a click.")
+    label: Label = Field(
+        default=Label(), description="The column that says whether a row is a click. Left out: every row is."
+    )
     event_time: EventTime | None = Field(
         default=None, description="The column with the time of the event. Null: the log has no such column."
     )

@@ -252,12 +252,7 @@ class Config(Strict):
         for group in self.features:
             reject_repeated("features.columns", group.columns)
         reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])
-        reject_unknown("log.label", [self.log.label.column], set(self.log.names))
-        self.log.require_types(
-            "log.label", [self.log.label.column], ("int", "bool", "float", "decimal", "string")
-        )
-        self.log.require_present("log.label", [self.log.label.column])
-        self._check_events()
+        self._check_label()
         if self.log.event_time:
             reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
             times = ("timestamp", "date", "int")
@@ -301,7 +296,10 @@ class Config(Strict):
         """Returns the value of `candidates.repeats`, with `auto` replaced by its meaning for this log."""
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
-        of_choices = self.negatives is not None or self.log.label.positive_at_least is not None
+        label = self.log.label
+        of_choices = (
+            self.negatives is not None or label.positive_at_least is not None or label.is_only_clicks
+        )
         return "none" if of_choices else "unclicked"
 
     @property
@@ -340,17 +338,32 @@ class Config(Strict):
                 "split.by=day without the section `history`"
             )
 
-    def _check_events(self) -> None:
+    def _check_label(self) -> None:
+        """Raises ValueError if the column of the label cannot be one, or is missing without the keys."""
+        column = self.log.label.column
+        if column is None:
+            if self.keys is None:
+                raise ValueError(
+                    "log.label is missing, so every row is a click: of which item, the section `keys` says. "
+                    "Add this section, or name the column with the label in log.label"
+                )
+            return
+        reject_unknown("log.label", [column], set(self.log.names))
+        self.log.require_types("log.label", [column], ("int", "bool", "float", "decimal", "string"))
+        self.log.require_present("log.label", [column])
+        self._check_events(column)
+
+    def _check_events(self, column: str) -> None:
         """Raises ValueError if the column of the label cannot contain the events in `log.label`."""
         label = self.log.label
         if label.positive is None:
             return
-        self.log.require_types("log.label.positive", [label.column], ("string", "int"))
-        of_integers = any(one.name == label.column and one.type == "int" for one in self.log.columns)
+        self.log.require_types("log.label.positive", [column], ("string", "int"))
+        of_integers = any(one.name == column and one.type == "int" for one in self.log.columns)
         wrong = [event for event in label.event_weights if of_integers and not _is_integer(event)]
         if wrong:
             raise ValueError(
-                f"log.label names the events {wrong}, but the column {label.column!r} has the type int: "
+                f"log.label names the events {wrong}, but the column {column!r} has the type int: "
                 "write integers of 64 bits, such as 3, or give the column the type string in log.columns"
             )
         nulls = [event for event in label.event_weights if event in self.log.null_values]

@@ -158,9 +158,9 @@ def _unpack(target: Path) -> None:
 
 
 # Short names of commands. All other jobs have the name of their script.
-SHORT_NAMES = {"run": "nightly", "compare": "compare_models", "erase": "erase_user", "serve": "serve_model"}
+SHORT_NAMES = {"check": "check_config", "run": "nightly", "compare": "compare_models", "erase": "erase_user", "serve": "serve_model"}
 DOCTOR = "doctor"
-_EVERYDAY = ("demo", "run", "report", "show", "champion", "compare", "serve", "doctor")
+_EVERYDAY = ("demo", "init", "check", "run", "report", "show", "champion", "compare", "serve", "doctor")
 _BASH = '. "$0/setup/env.sh" && exec python "$@"'
 
 

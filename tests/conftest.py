@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy.testing  # noqa: F401 - its first import runs `lscpu`, which would be counted for a test
 import pytest
+from hypothesis import settings
 from pyspark.sql import SparkSession
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -27,6 +28,10 @@ from tests.standalone import Cluster, standalone_cluster
 
 limit_spinning()  # test files import torch before our packages
 register_checked_device()
+
+# An example may take longer than 200 ms if other processes use the cores. Each test has a time limit anyway.
+settings.register_profile("nightrank", deadline=None)
+settings.load_profile("nightrank")
 
 ROOT = Path(__file__).parent.parent
 

@@ -129,7 +129,7 @@ def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
     if kind in _ABOUT_COLUMNS:
         return _ABOUT_COLUMNS[kind].format(column=column)
     if isinstance(table, Log) and column == table.label.column:
-        return _label_remedy(table, rejected)
+        return _label_remedy(table, column, rejected)
     if isinstance(table, Log) and table.event_time and column == table.event_time.column:
         return _time_remedy(section, _column_of(table, column), field_of(table, rejected, column))
     return _type_remedy(table, section, rejected, column)
@@ -174,8 +174,7 @@ def _separator_remedy(table: RawTable, section: str, rejected: RejectedLine) -> 
     return f"write as many fields as the header has, or correct {section}.separator"
 
 
-def _label_remedy(log: Log, rejected: RejectedLine) -> str:
-    column = log.label.column
+def _label_remedy(log: Log, column: str, rejected: RejectedLine) -> str:
     value = field_of(log, rejected, column)
     if value is None:
         what = "a label" if log.label.positive is None else "an event"

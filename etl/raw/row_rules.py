@@ -99,7 +99,7 @@ def row_rules(
         log: the table of the rows. Its declared types decide whether times are integers, timestamps or dates.
             None: times are integers.
     """
-    rules = _label_rules(label, is_text=types[label.column] == "string")
+    rules = _label_rules(label, keys, types)
     rules += [
         _key(output, column, is_text=types[column] == "string") for output, column in raw_keys(keys).items()
     ]
@@ -114,23 +114,32 @@ def bad_key(column: str) -> RowCheck:
     return RowCheck(reason(column), are_bad_keys)
 
 
-def _label_rules(label: Label, is_text: bool) -> list[RowRule]:
+def _label_rules(label: Label, keys: Keys | None, types: Mapping[str, str]) -> list[RowRule]:
     """Returns the rule of the label and, with `label.weights`, the rule of the weight."""
+    column = label.column
+    if column is None:
+        return [_always_one(keys.item if keys else next(iter(types)))]
+    is_text = types[column] == "string"
     if label.positive is None:
-        return [_label(label, is_text)]
-    by_event = [_label_of_event(label, is_text)]
-    return by_event if label.weights is None else [*by_event, _weight_of_event(label, is_text)]
+        return [_label(label, column, is_text)]
+    by_event = [_label_of_event(label, column, is_text)]
+    return by_event if label.weights is None else [*by_event, _weight_of_event(label, column, is_text)]
 
 
-def _label_of_event(label: Label, is_text: bool) -> RowRule:
+def _always_one(column: str) -> RowRule:
+    """Returns the rule of a label that is 1 in every row. The values of `column` only say how many there are."""
+    return RowRule(LABEL, column, (), lambda values: pa.array(np.ones(len(values), np.float32)))
+
+
+def _label_of_event(label: Label, column: str, is_text: bool) -> RowRule:
     """Returns the rule of a label that is 1 if the event of the row is in `positive`."""
     clicks = _events(label.positive or (), is_text)
     named = _events(label.event_weights, is_text)
-    checks = [RowCheck(f"label:{label.column}", lambda values: values.is_null())]
+    checks = [RowCheck(f"label:{column}", lambda values: values.is_null())]
     if label.weights is not None:
         checks.append(
             RowCheck(
-                OTHER_EVENT if label.other_events == "drop" else f"event:{label.column}",
+                OTHER_EVENT if label.other_events == "drop" else f"event:{column}",
                 lambda values: pc.and_(
                     values.is_valid(), pc.invert(pc.is_in(values, pa.array(named, values.type)))
                 ),
@@ -138,13 +147,13 @@ def _label_of_event(label: Label, is_text: bool) -> RowRule:
         )
     return RowRule(
         LABEL,
-        label.column,
+        column,
         tuple(checks),
         lambda values: pc.is_in(values, pa.array(clicks, values.type)).cast(pa.float32()),
     )
 
 
-def _weight_of_event(label: Label, is_text: bool) -> RowRule:
+def _weight_of_event(label: Label, column: str, is_text: bool) -> RowRule:
     """Returns the rule of the weight of a row, which is the weight of its event. It rejects no row."""
     named = _events(label.event_weights, is_text)
     weights = [*label.event_weights.values()]
@@ -152,7 +161,7 @@ def _weight_of_event(label: Label, is_text: bool) -> RowRule:
     def compute(values: pa.Array) -> pa.Array:
         return pa.array(weights, pa.float32()).take(pc.index_in(values, pa.array(named, values.type)))
 
-    return RowRule(WEIGHT, label.column, (), compute)
+    return RowRule(WEIGHT, column, (), compute)
 
 
 def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
@@ -160,7 +169,7 @@ def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
     return [*names] if is_text else [int(name) for name in names]
 
 
-def _label(label: Label, is_text: bool) -> RowRule:
+def _label(label: Label, column: str, is_text: bool) -> RowRule:
     """Returns the rule of the label: a column of 0 and 1, or whether a number reaches `positive_at_least`."""
     threshold = label.positive_at_least
 
@@ -170,10 +179,10 @@ def _label(label: Label, is_text: bool) -> RowRule:
     if threshold is None:
         return RowRule(
             LABEL,
-            label.column,
+            column,
             (
                 RowCheck(
-                    f"label:{label.column}",
+                    f"label:{column}",
                     # Do not use is_in, which treats -0.0 and 0.0 as different.
                     lambda values: pc.invert(pc.fill_null(_is_zero_or_one(array(values)), False)),
                 ),
@@ -182,10 +191,10 @@ def _label(label: Label, is_text: bool) -> RowRule:
         )
     return RowRule(
         LABEL,
-        label.column,
+        column,
         (
             RowCheck(
-                f"label:{label.column}",
+                f"label:{column}",
                 lambda values: array(values).is_null(),
             ),
         ),

@@ -279,7 +279,7 @@ class LogRows:
 
 def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, ...]:
     """Returns the raw columns to parse: `features`, and the columns of label, keys, time and filters."""
-    names = {*features, layout.label.column}
+    names = {*features, *([layout.label.column] if layout.label.column else [])}
     if layout.keys:
         names |= set(layout.keys.columns)
     if layout.event_time:

@@ -186,14 +186,14 @@ def _division(config: Config) -> Division:
 
 
 def plan_features(
-    groups: Sequence[FeatureGroup], columns: Mapping[str, Type], label: str
+    groups: Sequence[FeatureGroup], columns: Mapping[str, Type], label: str | None
 ) -> tuple[tuple[Chain, ...], tuple[str, ...]]:
     """Returns the chains of feature groups, and the names of their features in order.
 
     Args:
         groups: the section `features` of the configuration.
         columns: maps each raw column to its type.
-        label: the raw column with the label.
+        label: the raw column with the label; None if the log has none.
 
     Raises:
         ConfigError: see `plan_of`.
@@ -220,7 +220,7 @@ def require_keys(config: Config, changers: tuple[FrameOperator, ...], columns: M
 
 
 def require_chains(
-    columns: Mapping[str, Type], features: tuple[str, ...], chains: Chains, label: str
+    columns: Mapping[str, Type], features: tuple[str, ...], chains: Chains, label: str | None
 ) -> None:
     """Checks features, and the chains that compute them.
 
@@ -228,7 +228,7 @@ def require_chains(
         columns: maps each raw column to its type.
         features: the names of the features.
         chains: the chains.
-        label: the raw column with the label.
+        label: the raw column with the label; None if the log has none.
 
     Raises:
         ConfigError: a name is not allowed or not unique, a feature reads the label, or an operator reads a
@@ -264,7 +264,7 @@ def require_free_weight(config: Config, columns: Mapping[str, Type], chains: Cha
         )
 
 
-def _require_no_label(label: str, chains: Chains) -> None:
+def _require_no_label(label: str | None, chains: Chains) -> None:
     """Raises ConfigError if a feature reads the label, or a raw column with the name of the label."""
     for chain in chains:
         labels = [name for name in chain.inputs if name in (LABEL, label)]

@@ -1,0 +1,320 @@
+"""Infers the type of each column of a sample: integers, numbers, times and their notation, lists, texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.raw_types import ISO, UTC, ColumnType
+from etl.inference.sample import Sample
+from etl.raw.text_values import integers, numbers
+from etl.raw.time_text import dates, timestamps
+
+# Texts that stand for null in files of other programs. The empty text is always null.
+NULL_TEXTS = ("\\N", "NULL", "null", "NaN", "nan", "NA", "N/A", "None", "none", "-")
+# These texts are null in a column of texts too. The others may be values there.
+_ALWAYS_NULL = ("\\N", "NULL", "null", "NaN", "nan", "None")
+# A column has a type if at least this share of its values fits: others are errors of single rows.
+_FITTING_SHARE = 0.99
+_DIGITS_ONLY = r"^[0-9]+$"
+_LEADING_ZERO = r"^[+-]?0[0-9]+$"
+_FLOAT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+_BOOLS = ("true", "false", "t", "f", "yes", "no", "y", "n")
+# Notations of times, with a text by which values are compared first. The most frequent ones come first.
+_NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
+    (ISO, "date"),
+    (ISO, "timestamp"),
+    ("%Y-%m-%d %H:%M:%S UTC", "timestamp"),
+    ("%m/%d/%Y %I:%M:%S %p", "timestamp"),
+    ("%d/%m/%Y %H:%M:%S", "timestamp"),
+    ("%m/%d/%Y %H:%M:%S", "timestamp"),
+    ("%d/%m/%Y %H:%M", "timestamp"),
+    ("%m/%d/%Y %H:%M", "timestamp"),
+    ("%d.%m.%Y %H:%M:%S", "timestamp"),
+    ("%d.%m.%Y %H:%M", "timestamp"),
+    ("%Y/%m/%d %H:%M:%S", "timestamp"),
+    ("%a %b %d %H:%M:%S %z %Y", "timestamp"),
+    ("%a, %d %b %Y %H:%M:%S %z", "timestamp"),
+    ("%d/%b/%Y:%H:%M:%S %z", "timestamp"),
+    ("%Y%m%d%H%M%S", "timestamp"),
+    ("%d/%m/%Y", "date"),
+    ("%m/%d/%Y", "date"),
+    ("%d.%m.%Y", "date"),
+    ("%Y/%m/%d", "date"),
+    ("%d %b %Y", "date"),
+    ("%b %d, %Y", "date"),
+    ("%B %d, %Y", "date"),
+)
+# Notations of digits only. They are tried in columns whose name says that they are times.
+_DIGITS: tuple[tuple[str, ColumnType], ...] = (("%Y%m%d", "date"), ("%y%m%d%H", "timestamp"))
+_TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)", re.IGNORECASE)
+# Values that a sample needs to contain before its column can be of a type.
+_PROBED = 2_000
+# 1990 and 2040 as seconds since 1970-01-01: integers between them, in a unit, are times.
+_FIRST_SECOND, _LAST_SECOND = 631_152_000, 2_208_988_800
+_DAY_MICROS = 86_400_000_000
+_UNITS: tuple[tuple[str, int], ...] = (("s", 1), ("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000))
+_LIST_SEPARATORS = ("|", ";", ",", " ")
+_CERTAIN_SEPARATORS = ("|", ";")
+# At least this share of the texts must have several words, and there must be this number of texts.
+_LIST_SHARE, _FEWEST_LISTS = 0.3, 10
+# A text has a list if it is divided into words that occur again and again.
+_MOST_WORDS_SHARE, _LONGEST_WORD = 0.2, 40
+
+
+@dataclass(frozen=True)
+class SampledColumn:
+    """One column of a sample.
+
+    Attributes:
+        source: its name in the files; c1, c2, … if the files have no names.
+        type: the type of its values.
+        format: how texts of times are written, as in `log.columns`.
+        unit: unit of integers that are times since 1970; None for other columns.
+        separator: the text between the elements of a list in a text; None for other columns.
+        nulls: number of its null values in the sample.
+        distinct: number of its distinct values in the sample, without null.
+        examples: up to three of its most frequent values, as texts.
+        null_texts: the texts in the sample that stand for null.
+        values: its values: of texts if the files have texts, with nulls.
+    """
+
+    source: str
+    type: ColumnType
+    format: str
+    unit: str | None
+    separator: str | None
+    nulls: int
+    distinct: int
+    examples: tuple[str, ...]
+    null_texts: tuple[str, ...]
+    values: pa.ChunkedArray
+
+    @property
+    def is_time(self) -> bool:
+        """Returns whether the values are times: timestamps, dates, or integers with a unit."""
+        return self.type in ("timestamp", "date") or self.unit is not None
+
+    @property
+    def is_number(self) -> bool:
+        """Returns whether the values are numbers that are no times."""
+        return self.type in ("int", "float", "decimal") and not self.is_time
+
+    @property
+    def is_list(self) -> bool:
+        """Returns whether the values are lists."""
+        return self.type in ("list<int>", "list<string>")
+
+
+def sampled_columns(sample: Sample) -> list[SampledColumn]:
+    """Returns the columns of a sample that a configuration can list, in the order of the files.
+
+    Columns of other types, such as structures in Parquet files, are left out.
+    """
+    names = sample.rows.column_names
+    found = (_column(name, sample.rows.column(name), is_text=sample.is_text) for name in names)
+    return [column for column in found if column is not None]
+
+
+def micros_of(column: SampledColumn) -> np.ndarray:
+    """Returns the times of a column in µs since 1970-01-01, without time zones and nulls, ascending."""
+    values = column.values.drop_null()
+    if column.unit is not None:
+        factor = 1_000_000 // dict(_UNITS)[column.unit] if column.unit != "ns" else None
+        counted = numbers_of(values).astype(np.int64)
+        micros = counted * factor if factor else counted // 1_000
+    elif pa.types.is_temporal(values.type):
+        micros = pc.cast(pc.cast(values, pa.timestamp("us"), safe=False), pa.int64()).to_numpy()
+    else:
+        micros = _times(values.combine_chunks().unique(), column.format, column.type).drop_null().to_numpy()
+    return np.sort(np.asarray(micros, dtype=np.int64))
+
+
+def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
+    """Returns the numbers of a column as float64. Nulls and texts that are no numbers are left out."""
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    if pa.types.is_string(array.type):
+        array = numbers(array)
+    return np.asarray(pc.cast(array, pa.float64(), safe=False).drop_null().to_numpy())
+
+
+def _column(name: str, values: pa.ChunkedArray, *, is_text: bool) -> SampledColumn | None:
+    if pa.types.is_dictionary(values.type):
+        values = pc.cast(values, values.type.value_type)
+    if pa.types.is_large_string(values.type):
+        values = pc.cast(values, pa.string())
+    if pa.types.is_null(values.type):
+        values = pc.cast(values, pa.string())
+    if pa.types.is_string(values.type):
+        return _text_column(name, values, in_text_file=is_text)
+    kind = _native_type(values.type)
+    if kind is None:
+        return None
+    blank = SampledColumn(name, kind, ISO, None, None, values.null_count, 0, (), (), values)
+    if kind in ("list<int>", "list<string>"):
+        flat = pc.list_flatten(values)
+        return _counted(blank, flat)
+    column = _counted(blank, values)
+    return replace(column, unit=_unit(name, column, values.drop_null())) if kind == "int" else column
+
+
+def _native_type(kind: pa.DataType) -> ColumnType | None:
+    tests: tuple[tuple[ColumnType, bool], ...] = (
+        ("bool", pa.types.is_boolean(kind)),
+        ("int", pa.types.is_integer(kind)),
+        ("float", pa.types.is_floating(kind)),
+        ("decimal", pa.types.is_decimal(kind)),
+        ("timestamp", pa.types.is_timestamp(kind)),
+        ("date", pa.types.is_date(kind)),
+    )
+    found: ColumnType | None = next((name for name, fits in tests if fits), None)
+    if found is None and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        if pa.types.is_integer(kind.value_type):
+            return "list<int>"
+        if pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type):
+            return "list<string>"
+    return found
+
+
+def _text_column(name: str, values: pa.ChunkedArray, *, in_text_file: bool) -> SampledColumn:
+    """Infers the type of texts. In files with types of their own, they are times, lists or texts."""
+    values, null_texts = _without_nulls(values, in_text_file=in_text_file)
+    filled = values.drop_null()
+    blank = SampledColumn(name, "string", ISO, None, None, values.null_count, 0, (), null_texts, values)
+    column = _counted(blank, filled)
+    if not len(filled):
+        return column
+    probe = filled.combine_chunks().unique()[:_PROBED]
+    if in_text_file and (typed := _number_or_bool(name, column, probe)) is not None:
+        return typed
+    if _matching(probe, _DIGITS_ONLY):  # with zeros in front or more than 18 digits, such as ids of articles
+        return column
+    for notation, kind in _NOTATIONS:
+        if _reads(probe, notation, kind):
+            return replace(column, type=kind, format=notation)
+    separator = _list_separator(filled.slice(0, _PROBED), probe)
+    return replace(column, type="list<string>", separator=separator) if separator else column
+
+
+def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> SampledColumn | None:
+    """Returns the column with the type int, float, bool or a time of digits; None if it has other values."""
+    if column.distinct <= 2 and set(pc.utf8_lower(probe).to_pylist()) <= set(_BOOLS):
+        return replace(column, type="bool")
+    if pc.any(pc.match_substring_regex(probe, _LEADING_ZERO)).as_py():
+        return None
+    if len(probe) - integers(probe).null_count >= _FITTING_SHARE * len(probe):
+        digits = _digit_time(name, probe)
+        if digits is not None:
+            return replace(column, type=digits[1], format=digits[0])
+        return replace(column, type="int", unit=_unit(name, column, probe))
+    is_number = _matching(probe, _FLOAT) and not _matching(probe, _DIGITS_ONLY)
+    return replace(column, type="float") if is_number else None
+
+
+def _without_nulls(values: pa.ChunkedArray, *, in_text_file: bool) -> tuple[pa.ChunkedArray, tuple[str, ...]]:
+    """Returns the values, in which texts that mean null are null, and these texts."""
+    if not in_text_file:
+        return values, ()
+    present = [text for text in NULL_TEXTS if pc.any(pc.equal(values, text)).as_py()]
+    tokens = ["", *present]
+    probe = values.filter(pc.invert(pc.is_in(values, pa.array(tokens)))).combine_chunks().unique()[:_PROBED]
+    is_typed = len(probe) and (_matching(probe, _FLOAT) or any(_reads(probe, *one) for one in _NOTATIONS[:3]))
+    nulls = present if is_typed else [text for text in present if text in _ALWAYS_NULL]
+    means_null = pc.is_in(values, pa.array(["", *nulls]))
+    return pc.if_else(means_null, pa.scalar(None, pa.string()), values), tuple(nulls)
+
+
+def _counted(column: SampledColumn, values: pa.ChunkedArray | pa.Array) -> SampledColumn:
+    """Adds the number of distinct values, and the most frequent ones."""
+    counts = (
+        values.drop_null().value_counts()
+        if len(values)
+        else pa.array([], pa.struct({"values": pa.string(), "counts": pa.int64()}))
+    )
+    if isinstance(counts, pa.ChunkedArray):
+        counts = counts.combine_chunks()
+    order = np.argsort(-counts.field("counts").to_numpy(), kind="stable")[:3]
+    examples = tuple(str(counts.field("values")[int(index)].as_py()) for index in order)
+    return replace(column, distinct=len(counts), examples=examples)
+
+
+def _matching(probe: pa.Array, pattern: str) -> bool:
+    return bool(
+        pc.mean(pc.cast(pc.match_substring_regex(probe, pattern), pa.float64())).as_py() >= _FITTING_SHARE
+    )
+
+
+def _reads(probe: pa.Array, notation: str, kind: ColumnType) -> bool:
+    """Returns whether texts are times in a notation. The first ten decide quickly."""
+    for few in (probe[:10], probe):
+        if len(few) - _times(few, notation, kind).null_count < _FITTING_SHARE * len(few):
+            return False
+    return True
+
+
+def _times(texts: pa.Array, notation: str, kind: ColumnType) -> pa.Array:
+    """Returns the times of texts in UTC, in µs since 1970-01-01; null if a text is not in the notation."""
+    if kind == "timestamp":
+        return timestamps(texts, notation, UTC)
+    return pc.multiply(pc.cast(dates(texts, notation), pa.int64()), _DAY_MICROS)
+
+
+def _digit_time(name: str, probe: pa.Array) -> tuple[str, ColumnType] | None:
+    if not _TIME_NAME.search(name):
+        return None
+    return next((one for one in _DIGITS if _reads(probe, *one)), None)
+
+
+def _unit(name: str, column: SampledColumn, probe: pa.ChunkedArray | pa.Array) -> str | None:
+    """Returns the unit of integers that are times since 1970; None if they are other integers.
+
+    Nearly all values must be between 1990 and 2040. Ids can be such integers too. So the column needs a name
+    of a time, or no name and many different values.
+    """
+    if not len(probe):
+        return None
+    named = bool(_TIME_NAME.search(name))
+    if not named and (not re.fullmatch(r"c\d+", name) or column.distinct < 100):
+        return None
+    found = numbers_of(probe)
+    for unit, factor in _UNITS:
+        inside = (found >= _FIRST_SECOND * factor) & (found < _LAST_SECOND * factor)
+        if inside.mean() >= _FITTING_SHARE:
+            return unit
+    return None
+
+
+def _list_separator(rows: pa.Array, distinct: pa.Array) -> str | None:
+    """Returns the text that divides texts into lists of words that occur again and again; None for others.
+
+    Commas and blanks also occur in texts that are no lists. So with them, many different texts must consist
+    of the same words.
+    """
+    for separator in _LIST_SEPARATORS:
+        is_certain = separator in _CERTAIN_SEPARATORS
+        texts = (rows if is_certain else distinct).to_pylist()
+        divided = [text.split(separator) for text in texts]
+        lists = sum(len(words) > 1 for words in divided)
+        if lists < _LIST_SHARE * len(texts) or len(texts) < _FEWEST_LISTS:
+            continue
+        words = [word for one in divided for word in one]
+        if len(set(words)) <= _MOST_WORDS_SHARE * len(words) and max(map(len, words)) <= _LONGEST_WORD:
+            return separator
+    return None
+
+
+def unique_names(sources: Sequence[str], taken: Mapping[str, object] | Sequence[str] = ()) -> Iterator[str]:
+    """Yields a name for each column that a configuration accepts, and that differs from all others."""
+    known = {name.lower() for name in taken}
+    for source in sources:
+        plain = re.sub(r"\W+", "_", source.split(":")[0], flags=re.ASCII).strip("_") or "column"
+        name, number = plain, 2
+        while name.lower() in known:
+            name, number = f"{plain}_{number}", number + 1
+        known.add(name.lower())
+        yield name

@@ -1,0 +1,413 @@
+"""Reads the first rows of raw files whose layout is not known: format, separator, header and columns.
+
+Text files are read as columns of texts. Other formats have types of their own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv as arrow_csv
+from pyarrow import fs, orc
+
+from conf.errors import ConfigError, DataError
+from conf.raw_types import SEPARATORS
+from etl.raw.delta_tables import files_at
+from etl.raw.file_splits import FileSplit, compression, read_blocks
+from etl.raw.files import find_files
+from storage import file_io
+
+# Bytes of text, and rows of other formats, that are read of the first file and of the last one.
+_FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
+_FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
+# Lines by which the separator and the header are recognised.
+_LINES = 500
+# A separator divides at least this share of the lines into equally many fields.
+_REGULAR_SHARE = 0.9
+
+_DATE = re.compile(r"(?<!\d)(\d{4}-\d{2}-\d{2})(?!\d)")
+_NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
+_LONGEST_NAME = 64
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_ENDINGS = {
+    ".parquet": "parquet",
+    ".orc": "orc",
+    ".avro": "avro",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+}
+_COMPRESSED = (".gz", ".bz2", ".zst")
+
+
+@dataclass(frozen=True)
+class RawPath:
+    """Where a table's files are.
+
+    Attributes:
+        pattern: path or glob, with `{date}` if the files are stored by day.
+        files: the files, ordered by name.
+        days: the days in the names, ascending; empty without `{date}`.
+    """
+
+    pattern: str
+    files: tuple[str, ...]
+    days: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a table.
+
+    Attributes:
+        path: where the files are.
+        format: name of the reader.
+        separator: character between two fields; None if lines have no fields.
+        has_names: whether the files name their columns. Otherwise they are named c1, c2 and so on.
+        is_quoted: whether fields of a text file stand in quotes.
+        is_text: whether all values are texts.
+        rows: the rows of the first file and of the last one.
+        is_whole: whether `rows` are all rows of the table.
+    """
+
+    path: RawPath
+    format: str
+    separator: str | None
+    has_names: bool
+    is_quoted: bool
+    is_text: bool
+    rows: pa.Table
+    is_whole: bool
+
+
+def find_table(location: str) -> RawPath:
+    """Finds the files of a table by the path of a file or folder, or by a glob, which may contain `{date}`.
+
+    If the names of the files differ by a date YYYY-MM-DD, the pattern has `{date}` in its place.
+
+    Raises:
+        ConfigError: there is no file, or the files of a folder lie in folders that do not differ by dates.
+    """
+    if files_at_delta(location):
+        return RawPath(location, (location,), ())
+    files = _files(location)
+    if not files:
+        raise ConfigError(f"there is no file at {location}", "pass the path of a file, a folder or a glob")
+    dates = {tuple(_DATE.findall(name)) for name in files}
+    if len(dates) == len({found[-1] for found in dates if found}) > 1 or "{date}" in location:
+        return _by_day(location, files)
+    if len(files) == 1:
+        return RawPath(files[0], files, ())
+    pattern = location if "*" in location or "?" in location else _pattern_of(location, files)
+    return RawPath(pattern, files, ())
+
+
+def files_at_delta(location: str) -> bool:
+    """Returns whether the folder is a Delta table."""
+    files, inner = file_io.filesystem(location)
+    return files.get_file_info(f"{inner.rstrip('/')}/_delta_log").type == fs.FileType.Directory
+
+
+def read_sample(path: RawPath) -> Sample:
+    """Reads the first rows of the first file, and of the last one.
+
+    Raises:
+        DataError: the files are empty or damaged, or the format cannot be recognised.
+    """
+    if path.files == (path.pattern,) and files_at_delta(path.pattern):
+        files = [file.path for file in files_at(path.pattern) or ()]
+        return _columnar(path, "delta", files)
+    form = _format_by_name(path.files[0])
+    if form == "avro":
+        return _avro(path)
+    if form in ("parquet", "orc"):
+        return _columnar(path, form, path.files)
+    head, is_whole = _head(path.files[0], _FIRST_BYTES)
+    texts = [head] if len(path.files) == 1 else [head, _head(path.files[-1], _LAST_BYTES)[0]]
+    if form == "jsonl" or head.lstrip()[:1] == b"{":
+        return _json_lines(path, texts, is_whole and len(path.files) == 1)
+    return _separated(path, texts, is_whole and len(path.files) == 1)
+
+
+def _files(location: str) -> tuple[str, ...]:
+    """Returns the files at a path, below a folder, or of a glob, ordered by name; without hidden ones."""
+    pattern = location.replace("{date}", "*")
+    if "*" in pattern or "?" in pattern:
+        return find_files(pattern, "tsv")
+    files, inner = file_io.filesystem(location)
+    info = files.get_file_info(inner)
+    if info.type == fs.FileType.File:
+        return (location,)
+    if info.type != fs.FileType.Directory:
+        return ()
+    root = location.rstrip("/")
+    below = files.get_file_info(fs.FileSelector(inner, recursive=True))
+    names = sorted(
+        entry.path[len(inner.rstrip("/")) + 1 :]
+        for entry in below
+        if entry.type == fs.FileType.File and entry.size
+    )
+    shown = [name for name in names if not any(part.startswith((".", "_")) for part in name.split("/"))]
+    return tuple(f"{root}/{name}" for name in shown)
+
+
+def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
+    """Returns the path of files whose names contain their day."""
+    days = sorted({found[-1] for name in files if (found := _DATE.findall(name))})
+    if "{date}" in location:
+        return RawPath(location, files, tuple(days))
+    templates = {_last_date_as_key(name) for name in files}
+    if len(templates) > 1:
+        templates = {f"{template.rsplit('/', 1)[0]}/*{_ending(template)}" for template in templates}
+    if len(templates) > 1 or "{date}" not in next(iter(templates)):
+        raise ConfigError(
+            f"the files below {location} are in folders that differ by more than a date: "
+            f"{sorted(templates)[:3]}",
+            "pass one of these paths, with {date} for the day and * for other parts, in quotes",
+        )
+    return RawPath(next(iter(templates)), files, tuple(days))
+
+
+def _last_date_as_key(name: str) -> str:
+    found = list(_DATE.finditer(name))
+    return f"{name[: found[-1].start()]}{{date}}{name[found[-1].end() :]}" if found else name
+
+
+def _pattern_of(location: str, files: Sequence[str]) -> str:
+    folders = {name.rsplit("/", 1)[0] for name in files}
+    endings = {_ending(name) for name in files}
+    if len(folders) > 1 or len(endings) > 1:
+        raise ConfigError(
+            f"{location} has files of several tables: {[name.rsplit('/', 1)[1] for name in files][:5]}",
+            "pass the file of the log, or a glob in quotes, such as 'folder/events_*.csv'",
+        )
+    return f"{folders.pop()}/*{endings.pop()}"
+
+
+def _ending(name: str) -> str:
+    """Returns the end of a file's name from its first dot on, without parts that are numbers."""
+    last = name.rsplit("/", 1)[1]
+    return "".join(f".{part}" for part in last.split(".")[1:] if not part.isdigit())
+
+
+def _format_by_name(name: str) -> str | None:
+    bare = name
+    for ending in _COMPRESSED:
+        bare = bare.removesuffix(ending)
+    found = next((form for ending, form in _ENDINGS.items() if bare.lower().endswith(ending)), None)
+    if found is not None:
+        return found
+    files, inner = file_io.filesystem(name)
+    with files.open_input_stream(inner) as stream:
+        magic = stream.read(4)
+    return {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}.get(magic if magic != b"ORC\n" else b"ORC")
+
+
+def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
+    """Returns the first lines of a text file, without a partial last line, and whether these are all."""
+    end = None if compression(path) else most_bytes
+    parts, size, is_whole = [], 0, True
+    for block in read_blocks(FileSplit(path, 0, end), min(most_bytes, 1 << 22)):
+        parts.append(bytes(block))
+        size += len(parts[-1])
+        if size >= most_bytes:
+            is_whole = False
+            break
+    files, inner = file_io.filesystem(path)
+    if end is not None and files.get_file_info(inner).size > most_bytes:
+        is_whole = False
+    return b"".join(parts), is_whole
+
+
+def _separated(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> Sample:
+    first = texts[0].decode("utf-8", errors="replace")
+    lines = [line for line in first.split("\n")[:_LINES] if line.strip()]
+    if not lines:
+        raise DataError(f"{path.files[0]} has no line with text", "pass the path of another file")
+    separator, quoted = _separator(lines)
+    if separator is None:
+        raise DataError(
+            f"{path.files[0]}: no separator of {list(SEPARATORS)} divides its lines into equally many "
+            f"fields; the first line is {lines[0][:80]!r}",
+            "pass a table whose lines have a fixed number of fields, JSON lines, or Parquet",
+        )
+    head = _fields(lines, separator, quoted)
+    width = Counter(map(len, head)).most_common(1)[0][0]
+    rows = [fields for fields in head if len(fields) == width]
+    has_names = len(head[0]) == width and _is_header(rows[0], rows[1:])
+    names = rows[0] if has_names else [f"c{number}" for number in range(1, width + 1)]
+    if has_names:
+        names = _different(names)
+    table = pa.concat_tables([_parsed(text, separator, names, has_names, quoted) for text in texts])
+    form = "csv" if has_names else "tsv"
+    return Sample(path, form, separator, has_names, quoted, True, table, is_whole)
+
+
+def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
+    """Returns the separator that divides lines into equally many fields, and whether fields are quoted."""
+    best: tuple[float, str, bool] | None = None
+    for separator in SEPARATORS:
+        if separator == ":" and not any("::" in line for line in lines[:5]):
+            continue  # a colon alone is a part of times
+        for quoted in (False, True):
+            if quoted and '"' not in "".join(lines):
+                continue
+            widths = Counter(len(fields) for fields in _fields(lines, separator, quoted))
+            width, count = widths.most_common(1)[0]
+            share = count / len(lines)
+            if width > 1 and share >= _REGULAR_SHARE and (best is None or (share, width) > best[0]):  # type: ignore[operator]
+                best = ((share, width), separator, quoted)  # type: ignore[assignment]
+    return (None, False) if best is None else (best[1], best[2])
+
+
+def _fields(lines: Iterable[str], separator: str, quoted: bool) -> list[list[str]]:
+    if not quoted:
+        return [line.split(separator) for line in lines]
+    return list(csv.reader(io.StringIO("\n".join(lines)), delimiter=separator))
+
+
+def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Returns whether the first line has the names of the columns.
+
+    Names are neither empty nor numbers nor dates, and differ. If a column has numbers or dates in the other
+    lines, its first line must be a name. Otherwise all names must look like names, and must not be values.
+    """
+    if any(not name.strip() or _NUMBER.fullmatch(name) or _DATE.search(name) for name in first):
+        return False
+    if len(set(first)) < len(first) or any(len(name) > _LONGEST_NAME for name in first):
+        return False
+    columns = list(zip(*others, strict=True))
+    if any(_has_numbers(values) for values in columns):
+        return True
+    is_value = any(name in values for name, values in zip(first, columns, strict=False))
+    return not is_value and all(_NAME.fullmatch(name) for name in first)
+
+
+def _has_numbers(values: Sequence[str]) -> bool:
+    """Returns whether nearly all filled values are numbers or begin with a date."""
+    filled = [value for value in values if value]
+    fitting = sum(bool(_NUMBER.fullmatch(value) or _DATE.match(value)) for value in filled)
+    return bool(filled) and fitting >= _REGULAR_SHARE * len(filled)
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    return [name.strip('"') for name in names]
+
+
+def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, quoted: bool) -> pa.Table:
+    """Returns the rows of a text as columns of texts. Lines with another number of fields are left out."""
+    clean = text.decode("utf-8", errors="replace").encode()
+    return arrow_csv.read_csv(
+        io.BytesIO(clean),
+        arrow_csv.ReadOptions(
+            column_names=list(names), skip_rows=int(has_names), block_size=max(len(clean), 1)
+        ),
+        arrow_csv.ParseOptions(
+            delimiter=separator,
+            quote_char='"' if quoted else False,
+            invalid_row_handler=lambda _: "skip",
+            ignore_empty_lines=True,
+        ),
+        arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False, null_values=[]
+        ),
+    )
+
+
+def _json_lines(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> Sample:
+    rows = []
+    for line in b"\n".join(texts).split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if not rows:
+                raise DataError(
+                    f"{path.files[0]} does not have a JSON object in each line; the first line is "
+                    f"{line[:60]!r}",
+                    "write one JSON object in each line (JSON lines)",
+                ) from None
+        if len(rows) >= _FIRST_ROWS:
+            break
+    flat: dict[str, list[object]] = {}
+    for number, row in enumerate(rows):
+        for name, value in _leaves("", row if isinstance(row, dict) else {}):
+            column = flat.setdefault(name, [])
+            column.extend([None] * (number - len(column)))
+            column.append(value)
+    columns = {
+        name: _json_column([*values, *[None] * (len(rows) - len(values))]) for name, values in flat.items()
+    }
+    return Sample(path, "jsonl", None, True, False, False, pa.table(columns), is_whole)
+
+
+def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]:
+    """Yields the values of an object and of the objects in it, with their paths such as `a.b`."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from _leaves(f"{prefix}{name}.", value)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _json_column(values: list[object]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):  # several types
+        return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+def _columnar(path: RawPath, form: str, files: Sequence[str]) -> Sample:
+    if not files:
+        raise DataError(f"{path.pattern} has no files", "pass the path of another table")
+    kind = "orc" if form == "orc" else "parquet"
+    first, rows = _first_rows(files[0], kind, _FIRST_ROWS)
+    if len(files) == 1:
+        return Sample(path, form, None, True, False, False, first, first.num_rows == rows)
+    last, _ = _first_rows(files[-1], kind, _LAST_ROWS)
+    same = last.schema.equals(first.schema)  # otherwise the first file alone decides
+    table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
+    return Sample(path, form, None, True, False, False, table, False)
+
+
+def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
+    """Returns the first rows of a file, and the number of all its rows."""
+    files, inner = file_io.filesystem(path)
+    try:
+        with files.open_input_file(inner) as source:
+            if form == "orc":
+                table = orc.ORCFile(source).read()
+                return table.slice(0, most), table.num_rows
+            parquet = pq.ParquetFile(source)
+            batches, rows = [], 0
+            for batch in parquet.iter_batches(min(most, 65_536)):
+                batches.append(batch)
+                rows += batch.num_rows
+                if rows >= most:
+                    break
+            return pa.Table.from_batches(batches, parquet.schema_arrow), parquet.metadata.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path} cannot be read as {form}: {error}", "correct or replace the file") from error
+
+
+def _avro(path: RawPath) -> Sample:
+    import fastavro
+
+    files, inner = file_io.filesystem(path.files[0])
+    with files.open_input_file(inner) as source:
+        records: Iterable[Any] = fastavro.reader(source)
+        rows = [dict(record) for record in islice(records, _FIRST_ROWS)]
+    names = list(rows[0]) if rows else []
+    columns = {name: _json_column([row.get(name) for row in rows]) for name in names}
+    return Sample(path, "avro", None, True, False, False, pa.table(columns), len(rows) < _FIRST_ROWS)

@@ -1,0 +1,540 @@
+"""Chooses the sections of a new configuration from what the first rows of its tables say."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import ConfigError
+from etl.inference.column_types import SampledColumn, micros_of
+from etl.inference.roles import LabelGuess, label_of, roles_of
+from jobs.new_config.questions import Questions
+from jobs.new_config.tables import (
+    NamedColumn,
+    NewFeature,
+    NewTable,
+    feature_of,
+    key_of,
+    most_frequent,
+    open_new_table,
+)
+from storage import file_io
+
+# With fewer days, a log is one table: there must be a train, a validation and a test day, and a day before.
+_FEWEST_DAYS, _MOST_TRAIN_DAYS = 4, 30
+# Up to this number of items, every item is scored for each user.
+_ALL_ITEMS = 20_000
+_SMALL_ROWS = 200_000
+# Names of files and folders that say nothing about a log.
+_VAGUE_NAMES = {
+    "csv",
+    "tsv",
+    "data",
+    "raw",
+    "log",
+    "logs",
+    "parquet",
+    "train",
+    "dt",
+    "part",
+    "events",
+    "home",
+    "tmp",
+}
+# Rows are sorted by user if each user has about one run of consecutive rows.
+_SORTED_RUNS = 1.2
+# A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
+_SAME_SHARE = 0.98
+
+
+# Tables of attributes by section, each with its column of the key.
+_Joined = dict[str, tuple[NewTable, NamedColumn]]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the person who calls `init` has said.
+
+    Attributes:
+        log, users, items: paths of the tables; None for tables that do not exist.
+        user, item, time, label: columns of the log by their names in the files; None if they are inferred.
+        name: name of the configuration; None for the name of the file.
+        lake: folder of the lake; None for a folder beside the configuration.
+        time_zone: zone of times without an offset.
+        k: number of items of a list.
+    """
+
+    log: str
+    users: str | None = None
+    items: str | None = None
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+    label: str | None = None
+    name: str | None = None
+    lake: str | None = None
+    time_zone: str = "UTC"
+    k: int = 10
+
+
+@dataclass
+class NewConfig:
+    """A new configuration.
+
+    Attributes:
+        sections: its keys and their values, in the order of the file.
+        comments: for a key, the lines above it.
+        reasons: what was chosen and why: pairs (choice, reason).
+        run_date: the date with which to run it first.
+        tables: its tables by section.
+        left_out: for each column without a feature, its table, name and the reason.
+        has_lists: whether lists can be made.
+    """
+
+    sections: dict[str, Any] = field(default_factory=dict)
+    comments: dict[str, str] = field(default_factory=dict)
+    reasons: list[tuple[str, str]] = field(default_factory=list)
+    run_date: str = ""
+    tables: dict[str, NewTable] = field(default_factory=dict)
+    left_out: list[tuple[str, str, str]] = field(default_factory=list)
+    has_lists: bool = True
+
+    def choose(self, choice: str, reason: str) -> None:
+        """Records a choice and its reason."""
+        self.reasons.append((choice, reason))
+
+
+@dataclass(frozen=True)
+class _Log:
+    """The log, with the roles of its columns."""
+
+    table: NewTable
+    user: NamedColumn | None
+    item: NamedColumn | None
+    time: NamedColumn | None
+    group: NamedColumn | None
+    label: LabelGuess
+    label_column: NamedColumn | None
+
+    @property
+    def keys(self) -> list[NamedColumn]:
+        return [column for column in (self.user, self.item) if column is not None]
+
+    @property
+    def is_of_choices(self) -> bool:
+        """Returns whether the log records only what users chose."""
+        return not self.label.has_shown
+
+    @property
+    def rows(self) -> int:
+        return self.table.sample.rows.num_rows
+
+
+def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
+    """Returns a configuration for a log.
+
+    Raises:
+        ConfigError: a file does not exist, or the log has no columns that can be the user and the item.
+        DataError: a file cannot be read.
+    """
+    config = NewConfig()
+    log = _log_of(wishes, questions, config)
+    config.tables["log"] = log.table
+    config.has_lists = len(log.keys) == 2
+    if log.is_of_choices and not config.has_lists:
+        sources = [column.sampled.source for column in log.table.columns]
+        raise ConfigError(
+            f"no column of {log.table.sample.path.files[0]} looks like the user or the item of a row: "
+            f"{sources}",
+            "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
+        )
+    joined = _joined_tables(wishes, log, config)
+    name = wishes.name or _name_of(wishes.log)
+    config.choose(f"name: {name}", "the name of the log's file" if wishes.name is None else "--name")
+    _add_tables(name, wishes, log, joined, config)
+    days = _split(log, config)
+    _features(log, joined, config)
+    _model(log, days, config)
+    _lists(wishes, log, config)
+    _use_data_folder(config)
+    return config
+
+
+def _log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> _Log:
+    table = open_new_table(wishes.log)
+    sample = table.sample
+    roles = roles_of([one.sampled for one in table.columns], sample.rows.num_rows, has_names=sample.has_names)
+
+    def chosen(wish: str | None, found: Sequence[SampledColumn], question: str) -> NamedColumn | None:
+        if wish is not None:
+            return table.column(wish)
+        if not found:
+            return None
+        return table.column(questions.choose(question, [one.source for one in found]))
+
+    user = chosen(wishes.user, roles.user, "Which column has the user?")
+    items = [one for one in roles.item if user is None or one.source != user.sampled.source]
+    item = chosen(wishes.item, items, "Which column has the item?")
+    time = chosen(wishes.time, roles.time[:1], "Which column has the time?")
+    label = roles.label
+    if wishes.label is not None:
+        label = label_of([table.column(wishes.label).sampled], has_names=True)
+        if label.column is None:
+            label = LabelGuess(table.column(wishes.label).sampled, has_shown=True, why="--label")
+    how = "by its name" if sample.has_names else "by the order and the values of the columns"
+    for role, column, wish in (
+        ("user", user, wishes.user),
+        ("item", item, wishes.item),
+        ("time", time, wishes.time),
+    ):
+        if column is not None:
+            config.choose(f"{role}: {column.sampled.source}", how if wish is None else f"--{role}")
+    label_column = None if label.column is None else table.column(label.column.source)
+    config.choose(f"clicks: {_said(label)}", label.why)
+    group = None if roles.group is None else table.column(roles.group.source)
+    renamed = _renamed(table, {"user": user, "item": item, "time": time, "label": label_column})
+    by_source = {one.sampled.source: one for one in renamed.columns}
+
+    def again(column: NamedColumn | None) -> NamedColumn | None:
+        return None if column is None else by_source[column.sampled.source]
+
+    return _Log(renamed, again(user), again(item), again(time), again(group), label, again(label_column))
+
+
+def _said(label: LabelGuess) -> str:
+    if label.column is None:
+        return "every row"
+    if label.weights:
+        return f"the events {list(label.weights)} of {label.column.source}"
+    if label.positive_at_least is not None:
+        return f"{label.column.source} of at least {label.positive_at_least:g}"
+    return f"{label.column.source} is 1"
+
+
+def _renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
+    """Names the columns of a file without names by their roles, and declares keys of text files as texts."""
+    role_of = {column.sampled.source: role for role, column in roles.items() if column is not None}
+    columns = []
+    for column in table.columns:
+        role = role_of.get(column.sampled.source)
+        name = role if role and not table.sample.has_names else column.name
+        if name == "label" and role != "label":
+            name = "label_2"
+        is_text_key = role in ("user", "item") and table.sample.is_text
+        columns.append(replace(column, name=name, type="string" if is_text_key else column.type))
+    reserved = {"row_id", "user_key", "item_key", "group_key", "split", "weight", "event_time", "history"}
+    columns = [replace(one, name=f"{one.name}_2") if one.name in reserved else one for one in columns]
+    return replace(table, columns=tuple(columns))
+
+
+def _joined_tables(wishes: Wishes, log: _Log, config: NewConfig) -> _Joined:
+    """Returns the tables of users and items with the column that has the key of the log."""
+    joined: _Joined = {}
+    taken = [column.name for column in log.table.columns]
+    for section, location, key in (("users", wishes.users, log.user), ("items", wishes.items, log.item)):
+        if location is None:
+            continue
+        if key is None:
+            raise ConfigError(
+                f"the log has no column for the key of --{section}", f"name it: --{section[:-1]} COLUMN"
+            )
+        table = open_new_table(location, [*taken, "history"])
+        found = key_of(table, key)
+        column = replace(found, name=key.name, type=key.type)
+        columns = tuple(column if one.name == found.name else one for one in table.columns)
+        table = replace(table, columns=columns)
+        joined[section] = table, column
+        config.tables[section] = table
+        taken += [one.name for one in columns]
+        config.choose(
+            f"{section} joined by {found.sampled.source}", f"its values are those of {key.sampled.source}"
+        )
+    return joined
+
+
+def _name_of(location: str) -> str:
+    """Returns the name of the file without days, or of the nearest folder with a name of its own."""
+    bare = re.sub(r"\d{4}-\d{2}-\d{2}|\{date\}|\*", "", location)
+    for part in reversed(PurePosixPath(bare).parts):
+        plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
+        if plain and plain not in _VAGUE_NAMES:
+            return plain
+    return "log"
+
+
+def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: NewConfig) -> None:
+    sections = config.sections
+    sections["name"] = name
+    sections["data"] = ""  # in this place; `_use_data_folder` sets it
+    sections["lake"] = wishes.lake or os.path.abspath(f"lake/{name}")
+    sections["log"] = {}  # in this place; `_finish_log` fills it
+    for section, (table, key) in joined.items():
+        features = [
+            one
+            for one in table.columns
+            if isinstance(feature_of(one, table.sample.rows.num_rows), NewFeature)
+        ]
+        sections[section] = table.section([key, *features])
+    if log.user is not None and log.item is not None:
+        sections["keys"] = {"user": log.user.name, "item": log.item.name}
+        if log.group is not None:
+            sections["keys"]["group"] = log.group.name
+    label: dict[str, Any] = {}
+    if log.label_column is not None:
+        label["column"] = log.label_column.name
+        if log.label.positive_at_least is not None:
+            label["positive_at_least"] = round(log.label.positive_at_least, 6)
+        if log.label.weights:
+            label["positive"] = list(log.label.weights)
+            if log.is_of_choices:
+                label["weights"] = dict(log.label.weights)
+    used = [one for one in (*log.keys, log.time, log.group, log.label_column) if one is not None]
+    log_section: dict[str, Any] = log.table.section([*used, *_context_columns(log)], _zone(wishes, log))
+    if label:
+        log_section["label"] = label
+    if log.time is not None:
+        unit = log.time.sampled.unit
+        log_section["event_time"] = {"column": log.time.name, **({"unit": unit} if unit else {})}
+    sections["log"] = log_section
+
+
+def _use_data_folder(config: NewConfig) -> None:
+    """Writes local paths as `{data}/…`, with the absolute path of their common folder as `data`.
+
+    So the configuration can be used from any folder, and the data can be moved with one key.
+    """
+    tables = [config.sections[name] for name in ("log", "users", "items") if name in config.sections]
+    paths = {id(table): str(table["path"]) for table in tables if isinstance(table, dict)}
+    if not all(file_io.is_local(path) for path in paths.values()):
+        del config.sections["data"]
+        return
+    whole = {key: os.path.abspath(path) for key, path in paths.items()}
+    fixed = [re.split(r"[*?\[]|\{date\}", path)[0] for path in whole.values()]
+    common = os.path.commonpath([path.rsplit("/", 1)[0] or "/" for path in fixed])
+    config.sections["data"] = common
+    for table in tables:
+        if isinstance(table, dict):
+            table["path"] = "{data}" + whole[id(table)][len(common.rstrip("/")) :]
+
+
+def _zone(wishes: Wishes, log: _Log) -> str | None:
+    return wishes.time_zone if wishes.time_zone != "UTC" and log.time is not None else None
+
+
+def _context_columns(log: _Log) -> list[NamedColumn]:
+    """Returns the other columns of the log, of which features are made if it has shown items too."""
+    roles = {one.name for one in (*log.keys, log.time, log.group, log.label_column) if one is not None}
+    others = [one for one in log.table.columns if one.name not in roles]
+    if log.is_of_choices:
+        return []
+    return [one for one in others if isinstance(feature_of(one, log.rows), NewFeature)]
+
+
+def _split(log: _Log, config: NewConfig) -> int:
+    """Adds the section `split`, chooses the run date, and returns the number of days of a history; else 0."""
+    days = log.table.sample.path.days
+    if len(days) >= _FEWEST_DAYS:
+        train = min(len(days) - 2, _MOST_TRAIN_DAYS)
+        config.sections["split"] = {
+            "by": "day",
+            "train_days": train,
+            "validation_days": 1,
+            "test_days": 1,
+            "min_train_days": max(train // 2, 1),
+        }
+        config.run_date = days[-1]
+        config.choose(f"split by day, {train} train days", f"the names of the files have {len(days)} days")
+        return train
+    section = config.sections["log"]
+    section["path"] = str(section["path"]).replace("{date}", "*")
+    if log.time is not None:
+        config.run_date = _last_day(log.time.sampled)
+        config.sections["split"] = {"by": "fraction", "train": 0.8, "validation": 0.1}
+        config.choose(
+            "split by time: 80% train, 10% validation, 10% test", f"one table with times in {log.time.name}"
+        )
+        return 0
+    config.run_date = datetime.now(UTC).date().isoformat()
+    if log.user is not None and log.is_of_choices and _is_sorted_by(log.user.sampled):
+        config.sections["split"] = {"by": "leave_last_out"}
+        config.choose(
+            "split: each user's last two choices are measured", "rows are sorted by user and have no time"
+        )
+        return 0
+    config.sections["split"] = {"by": "fraction", "train": 0.8, "validation": 0.1}
+    config.choose(
+        "split by the order of rows: 80% train", "rows have no time, so their order is taken for it"
+    )
+    return 0
+
+
+def _last_day(time: SampledColumn) -> str:
+    micros = micros_of(time)
+    if not len(micros):
+        return datetime.now(UTC).date().isoformat()
+    last = datetime.fromtimestamp(int(micros[-1]) / 1e6, UTC).date()
+    return min(last, datetime.now(UTC).date()).isoformat()
+
+
+def _is_sorted_by(column: SampledColumn) -> bool:
+    codes = column.values.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    runs = 1 + int(np.count_nonzero(codes[1:] != codes[:-1]))
+    return runs <= _SORTED_RUNS * max(column.distinct, 1)
+
+
+def _features(log: _Log, joined: _Joined, config: NewConfig) -> None:
+    """Adds the sections `features` and `scopes`, and for a log of choices `history` and `negatives`."""
+    scopes: dict[str, list[str]] = {"user": [], "item": [], "context": []}
+    features = _features_of_tables(joined, scopes, config)
+    for column in _context_columns(log):
+        feature = feature_of(column, log.rows)
+        if isinstance(feature, NewFeature):
+            features.append(feature)
+            scopes[_side_of(column, log, joined)].append(column.name)
+    groups = _grouped(features)
+    if log.user is not None and log.item is not None:
+        groups += _key_features(log.user.name, log.item.name, scopes, of_choices=log.is_of_choices)
+        config.sections["scopes"] = {side: names for side, names in scopes.items() if names}
+    if log.is_of_choices:
+        by_day = config.sections["split"]["by"] == "day"
+        days = {"days": config.sections["split"]["train_days"]} if by_day else {}
+        config.sections["history"] = {"length": 50, **days}
+        config.sections["negatives"] = {"per_positive": 4, **({} if by_day else {"train": False})}
+        config.choose(
+            "a history of 50 items, 4 negatives for each click", "the log has only what users chose"
+        )
+    config.sections["features"] = groups
+
+
+def _features_of_tables(joined: _Joined, scopes: dict[str, list[str]], config: NewConfig) -> list[NewFeature]:
+    """Returns the features of the tables of users and items, and adds their names to the scopes."""
+    features = []
+    for section, (table, key) in joined.items():
+        for column in table.columns:
+            if column.name == key.name:
+                continue
+            feature = feature_of(column, table.sample.rows.num_rows)
+            if isinstance(feature, str):
+                config.left_out.append((section, column.sampled.source, feature))
+                continue
+            features.append(feature)
+            scopes[section.removesuffix("s")].append(column.name)
+    return features
+
+
+def _key_features(user: str, item: str, scopes: dict[str, list[str]], *, of_choices: bool) -> list[Any]:
+    """Returns the features of the keys: the item, and the history of the user or else the user."""
+    shared: dict[str, Any] = {"min_count": 1, "share": item}
+    of_item = {"columns": [item], "kind": "categorical", "ops": [{"categorify": shared}]}
+    scopes["item"].append(item)
+    scopes["user"].append("history" if of_choices else user)
+    if of_choices:
+        of_history = {**shared, "counts": False}
+        return [of_item, {"columns": ["history"], "kind": "multi_hot", "ops": [{"categorify": of_history}]}]
+    of_user = {"columns": [user], "kind": "categorical", "ops": [{"categorify": {"min_count": 5}}]}
+    return [of_item, of_user]
+
+
+def _side_of(column: NamedColumn, log: _Log, joined: _Joined) -> str:
+    """Returns whether an attribute of the log belongs to the user, the item, or the context of a row."""
+    for side, section, key in (("item", "items", log.item), ("user", "users", log.user)):
+        # With a table of users or items, only its columns may belong to them.
+        if key is not None and section not in joined and _depends_on(column.sampled, key.sampled):
+            return side
+    return "context"
+
+
+def _depends_on(column: SampledColumn, key: SampledColumn) -> bool:
+    if column.is_list or key.distinct > 0.5 * max(len(key.values), 1):
+        return False
+    table = pa.table({"key": key.values, "value": column.values})
+    pairs = table.group_by(["key", "value"]).aggregate([("value", "count")])
+    usual = pairs.group_by("key").aggregate([("value_count", "max"), ("value_count", "sum")])
+    total = pc.sum(usual.column("value_count_sum")).as_py() or 0
+    return bool(total) and pc.sum(usual.column("value_count_max")).as_py() >= _SAME_SHARE * total
+
+
+def _grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:
+    """Returns the entries of `features`: columns with the same kind and operators are in one entry."""
+
+    def same(feature: NewFeature) -> str:
+        return f"{feature.kind} {feature.ops}"
+
+    return [
+        {"columns": [one.column.name for one in group], "kind": group[0].kind, "ops": list(group[0].ops)}
+        for group in (list(members) for _, members in groupby(sorted(features, key=same), key=same))
+    ]
+
+
+def _model(log: _Log, days: int, config: NewConfig) -> None:
+    """Adds the sections `model` and `train`."""
+    small = log.table.sample.is_whole and log.rows < _SMALL_ROWS
+    if log.is_of_choices:
+        config.sections["model"] = {
+            "architecture": "sasrec", "embedding_dim": 64, "blocks": 2, "heads": 1, "dropout": 0.2,
+            "multi_hot": {"lengths": {"history": 50}},
+        }  # fmt: skip
+        config.sections["train"] = {
+            "global_batch_size": 256 if small else 1024,
+            "epochs": 10 if small else 4,
+            "negatives": {"per_positive": 20},
+            "loss": "softmax",
+            "learning_rate": 0.001,
+            "embedding_learning_rate": 0.001,
+            "embeddings": {"optimizer": "lazy_adam"},
+            "refit": True,
+        }
+        config.choose("model: sasrec", "it reads the order of a user's choices")
+        return
+    groups = config.sections["features"]
+    dense = any(group["kind"] == "dense" for group in groups)
+    config.sections["model"] = {
+        "architecture": "dlrm",
+        "embedding_dim": 16,
+        **({"bottom_mlp": [64, 16]} if dense else {}),
+        "top_mlp": [64, 32],
+    }
+    config.sections["train"] = {"global_batch_size": 512 if small else 2048, "epochs": 3 if small else 1}
+    config.choose(
+        "model: dlrm", "the log says which shown rows were clicked, so a model can learn the click rate"
+    )
+
+
+def _lists(wishes: Wishes, log: _Log, config: NewConfig) -> None:
+    """Adds the sections `candidates` and `score`."""
+    if log.item is None or not config.has_lists:
+        config.choose("no lists", "no columns look like a user and an item (--user, --item)")
+        return
+    items = log.item.sampled.distinct
+    if items <= _ALL_ITEMS:
+        config.choose("candidates: all items", f"the sample has only {items:,} items")
+    else:
+        config.sections["candidates"] = {
+            "sources": [
+                {"source": "covisitation", "n": 200},
+                {"source": "als", "n": 200},
+                {"source": "popular", "n": 100},
+            ]
+        }
+        config.choose("candidates: bought or read together, ALS, popular", f"the sample has {items:,} items")
+    score: dict[str, object] = {"k": wishes.k}
+    scopes = config.sections["scopes"]
+    context = {
+        one.name: most_frequent(one.sampled)
+        for one in log.table.columns
+        if one.name in scopes.get("context", [])
+    }
+    if context:
+        score["context"] = context
+        config.choose(f"score.context: {context}", "the most frequent value of each context column")
+    config.sections["score"] = score

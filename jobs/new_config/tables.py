@@ -1,0 +1,228 @@
+"""Describes the tables of a new configuration: their columns, and the features that models can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import ConfigError
+from conf.raw_types import ISO, ColumnType
+from etl.inference.column_types import SampledColumn, numbers_of, sampled_columns, unique_names
+from etl.inference.sample import Sample, find_table, read_sample
+
+# A text whose values differ in more than this share of the rows is a title or an address, not a category.
+_MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
+# Integers with at most this number of values are categories.
+_FEW_VALUES = 20
+# Integers that differ in more than this share of the rows are numbers of rows.
+_UNIQUE_SHARE = 0.95
+# With fewer rows, every value gets an id of its own.
+_SMALL_ROWS, _RARE_COUNT = 200_000, 5
+# Numbers are skewed if the mean is this many times the median.
+_SKEWED = 2.0
+# At least this share of the log's ids must be in the column of a table that is joined by it.
+_JOINED_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class NamedColumn:
+    """A column with the name that the configuration gives it.
+
+    Attributes:
+        name: the name.
+        type: the type that the configuration declares, which for keys is `string` in text files.
+        sampled: what the sample says about it.
+    """
+
+    name: str
+    type: ColumnType
+    sampled: SampledColumn
+
+    @property
+    def declaration(self) -> dict[str, object]:
+        """Returns the entry of `columns`."""
+        entry: dict[str, object] = {"name": self.name}
+        if self.name != self.sampled.source:
+            entry["source"] = self.sampled.source
+        entry["type"] = self.type
+        if self.type in ("timestamp", "date") and self.sampled.format != ISO:
+            entry["format"] = self.sampled.format
+        if self.type in ("list<int>", "list<string>") and self.sampled.separator not in (None, "|"):
+            entry["separator"] = self.sampled.separator
+        return entry
+
+
+@dataclass(frozen=True)
+class NewTable:
+    """A table of the new configuration.
+
+    Attributes:
+        sample: its first rows.
+        columns: all its columns, in the order of the files.
+        null_texts: texts that stand for null in some column.
+    """
+
+    sample: Sample
+    columns: tuple[NamedColumn, ...]
+
+    @property
+    def null_texts(self) -> list[str]:
+        """Returns the texts that stand for null in at least one column."""
+        return sorted({text for column in self.columns for text in column.sampled.null_texts})
+
+    def column(self, source: str) -> NamedColumn:
+        """Returns a column by its name in the files, or in the configuration.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for column in self.columns:
+            if source in (column.sampled.source, column.name):
+                return column
+        raise ConfigError(
+            f"{self.sample.path.files[0]} has no column {source!r}",
+            f"its columns are {[column.sampled.source for column in self.columns]}",
+        )
+
+    def section(self, used: Iterable[NamedColumn], time_zone: str | None = None) -> dict[str, object]:
+        """Returns the keys of the section: path, format and columns.
+
+        Files without names of columns need all of them; of other files only the used ones are listed.
+        """
+        sample, names = self.sample, {column.name for column in used}
+        listed = [one for one in self.columns if one.name in names or not sample.has_names]
+        section: dict[str, object] = {"path": sample.path.pattern, "format": sample.format}
+        if sample.separator not in (None, "," if sample.format == "csv" else "\t"):
+            section["separator"] = sample.separator
+        if self.null_texts:
+            section["null_values"] = ["", *self.null_texts]
+        if time_zone:
+            section["time_zone"] = time_zone
+        section["columns"] = [
+            one.declaration if sample.has_names else {"name": one.name, **_without_source(one.declaration)}
+            for one in listed
+        ]
+        return section
+
+
+def _without_source(declaration: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in declaration.items() if key not in ("source", "name")}
+
+
+def open_new_table(location: str, taken: Sequence[str] = ()) -> NewTable:
+    """Reads the first rows of a table, and names its columns.
+
+    Args:
+        location: path of a file or folder, or a glob.
+        taken: names that the columns must not have.
+
+    Raises:
+        ConfigError, DataError: there is no file, or it cannot be read.
+    """
+    sample = read_sample(find_table(location))
+    sampled = sampled_columns(sample)
+    names = unique_names([column.source for column in sampled], taken)
+    return NewTable(
+        sample,
+        tuple(NamedColumn(name, column.type, column) for name, column in zip(names, sampled, strict=True)),
+    )
+
+
+def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:
+    """Returns the column of a table of attributes that has the ids of a key column of the log.
+
+    Raises:
+        ConfigError: no column has them.
+    """
+    ids = _texts(key.sampled.values).unique()
+    best, most = None, 0.0
+    for column in table.columns:
+        if column.sampled.is_list or column.sampled.type in ("float", "bool"):
+            continue
+        share = (
+            pc.mean(pc.cast(pc.is_in(ids, _texts(column.sampled.values).unique()), pa.float64())).as_py() or 0
+        )
+        if share > most:
+            best, most = column, share
+    if best is None or most < _JOINED_SHARE:
+        raise ConfigError(
+            f"no column of {table.sample.path.files[0]} has the values of the log's column "
+            f"{key.sampled.source!r}, such as {key.sampled.examples[0] if key.sampled.examples else ''!r}",
+            "pass the table with one row for each of them, or name the key of the log with --user or --item",
+        )
+    return best
+
+
+def _texts(values: pa.ChunkedArray) -> pa.Array:
+    whole = values.combine_chunks()
+    if pa.types.is_floating(whole.type):
+        whole = pc.cast(whole, pa.int64(), safe=False)
+    return pc.cast(whole, pa.string())
+
+
+@dataclass(frozen=True)
+class NewFeature:
+    """A feature of the new configuration.
+
+    Attributes:
+        column: the column.
+        kind: dense, categorical or multi_hot.
+        ops: the operators.
+    """
+
+    column: NamedColumn
+    kind: str
+    ops: tuple[object, ...]
+
+
+def feature_of(column: NamedColumn, rows: int) -> NewFeature | str:
+    """Returns the feature of a column, or a clause that says why it has none.
+
+    Args:
+        column: the column.
+        rows: number of rows of the sample.
+    """
+    sampled = column.sampled
+    categorify = {"categorify": {"min_count": 1 if rows < _SMALL_ROWS else _RARE_COUNT}}
+    if sampled.distinct < 2:
+        return "it has only one value"
+    if sampled.is_list:
+        return NewFeature(column, "multi_hot", (categorify,))
+    if sampled.is_time:
+        if sampled.unit is not None:
+            return "it is a time"
+        return NewFeature(column, "dense", ("fill_median", "normalize"))
+    if sampled.type == "bool" or (sampled.type == "int" and sampled.distinct <= _FEW_VALUES):
+        return NewFeature(column, "categorical", (categorify,))
+    if sampled.distinct > _UNIQUE_SHARE * max(rows - sampled.nulls, 1) and sampled.type != "float":
+        return "nearly each row has another value"
+    if sampled.is_number:
+        return NewFeature(column, "dense", _of_numbers(sampled))
+    if sampled.distinct > min(_MOST_CATEGORIES, _MOST_DISTINCT_SHARE * max(rows - sampled.nulls, 1)):
+        return "nearly each row has another value"
+    return NewFeature(column, "categorical", (categorify,))
+
+
+def _of_numbers(column: SampledColumn) -> tuple[object, ...]:
+    numbers = numbers_of(column.values)
+    positive = numbers.min() >= 0 and numbers.mean() > _SKEWED * max(
+        float(sorted(numbers)[len(numbers) // 2]), 1e-9
+    )
+    skewed: tuple[object, ...] = ({"clip": {"min": 0}}, "log1p") if positive else ()
+    return ("fill_median", *skewed, "normalize")
+
+
+def most_frequent(column: SampledColumn) -> object:
+    """Returns the most frequent value, as `score.context` takes it: a number or a text."""
+    counts = column.values.drop_null().combine_chunks().value_counts()
+    best = counts.field("values")[
+        int(pc.index(counts.field("counts"), pc.max(counts.field("counts"))).as_py())
+    ].as_py()
+    if isinstance(best, str) and column.type == "int":
+        return int(float(best))
+    if isinstance(best, str) and column.type == "float":
+        return float(best)
+    return best if isinstance(best, int | float | str) and not isinstance(best, bool) else str(best)

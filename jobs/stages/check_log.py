@@ -1,0 +1,148 @@
+"""Reads the first rows of all files that a run needs, and says what of them a run would refuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from conf.errors import DataError
+from etl.checked_days import raw_days
+from etl.raw.file_splits import FileSplit
+from etl.raw.files import RawFiles
+from etl.raw.rejected_lines import RejectedLine, description, remedy
+from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, read_split
+from etl.workflow.feature_plan import FeaturePlan, plan_of
+from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
+from reporting.terminal import text_table
+from spark.profile import DEFAULT_PROFILE, find_profile
+from storage.feature_spec import LABEL
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
+
+# Of each day, the first rows of at most this number of files are read.
+_FILES_A_DAY = 4
+_BYTES = 1 << 20
+
+
+@dataclass
+class _Head:
+    """What the first rows of the files of a day have.
+
+    Attributes:
+        raw: the files.
+        rows: number of rows that were read.
+        clicks: number of valid rows with label 1.
+        reasons: number of rejected rows by reason.
+        left_out: number of rows that the configuration leaves out, such as rows of other events.
+        examples: the first rejected row of each reason.
+    """
+
+    raw: RawFiles
+    rows: int = 0
+    clicks: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    left_out: int = 0
+    examples: dict[str, RejectedLine] = field(default_factory=dict)
+
+    @property
+    def rejected(self) -> int:
+        return sum(self.reasons.values())
+
+
+def run(context: RunContext) -> tuple[str, JobSummary]:
+    """Checks the configuration, its tables, and the first rows of the log's files of a run.
+
+    Returns the text to print, and the job summary.
+
+    Raises:
+        ConfigError: a key breaks its rule.
+        DataError: a file is missing, a table cannot be parsed, or of the first rows of a day, a larger share
+            than `quality.max_bad_share` would be quarantined, or no row is valid.
+    """
+    config = context.config
+    with context.phase("configuration"):
+        check_config(config)
+        check_training(config)
+        check_lists(config)
+        check_sinks(config, find_profile(DEFAULT_PROFILE))
+    with context.phase("tables"):
+        check_tables(config, context.run_date)
+    plan = plan_of(config)
+    with context.phase("log"):
+        days = {raw.dt: raw for of_split in raw_days(plan, context.run_date).values() for raw in of_split}
+        layout = layout_of_days(plan, list(days.values()))
+        heads = [_head(plan, layout, raw) for raw in days.values()]
+    for head in heads:
+        _require_valid(plan, head)
+    rejected = sum(head.rejected for head in heads)
+    rows = sum(head.rows for head in heads)
+    facts = {"days": len(heads), "files": sum(len(head.raw.paths) for head in heads), "rejected": rejected}
+    return _text(plan, heads), JobSummary(output="", rows_in=rows, rows_out=rows - rejected, facts=facts)
+
+
+def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles) -> _Head:
+    """Reads the first block of the first files of a day."""
+    head = _Head(raw)
+    inputs = [name for chain in plan.chains for name in chain.inputs]
+    wanted = columns_to_parse(layout, inputs)
+    firsts: dict[str, FileSplit] = {}
+    for file_split in layout.reader.splits(_BYTES):
+        if file_split.path in raw.paths:
+            firsts.setdefault(file_split.path, file_split)
+    for file_split in [*firsts.values()][:_FILES_A_DAY]:
+        block = next(read_split(file_split, layout, wanted), None)
+        if block is None:
+            continue
+        head.rows += len(block.row_lines) + len(block.rejected)
+        head.clicks += int(np.count_nonzero(np.asarray(block.columns[LABEL])))
+        for line, reason in block.rejected:
+            if reason in plan.reasons_left_out:
+                head.left_out += 1
+                continue
+            head.reasons[reason] += 1
+            if reason not in head.examples:
+                text = block.texts([line])[0]
+                head.examples[reason] = RejectedLine(file_split.path, line + 1, reason, text)
+    return head
+
+
+def _require_valid(plan: FeaturePlan, head: _Head) -> None:
+    log, limit = plan.config.log, plan.config.quality.max_bad_share
+    if not head.rejected or head.rejected <= limit * head.rows:
+        return
+    reason = head.reasons.most_common(1)[0][0]
+    example = head.examples[reason]
+    raise DataError(
+        f"{head.rejected:,} of the first {head.rows:,} rows of {head.raw.dt} would be quarantined "
+        f"({head.rejected / head.rows:.1%}; quality.max_bad_share={limit:.1%}), by reason: "
+        f"{dict(head.reasons)}; {example.file}: {description(log, example)}",
+        f"for the reason {reason}: {remedy(log, 'log', example)}",
+    )
+
+
+def _text(plan: FeaturePlan, heads: Sequence[_Head]) -> str:
+    rows = [
+        (
+            head.raw.dt,
+            f"{len(head.raw.paths):,}",
+            f"{head.raw.bytes / 1e6:,.1f}",
+            f"{head.rows:,}",
+            f"{head.clicks:,}",
+            f"{head.left_out:,}",
+            f"{head.rejected:,}",
+        )
+        for head in heads
+    ]
+    headers = ("day", "files", "MB", "rows read", "clicks", "left out", "rejected")
+    parts = [text_table(headers, rows, range(1, len(headers)))]
+    examples = {reason: one for head in reversed(heads) for reason, one in head.examples.items()}
+    for reason, example in sorted(examples.items()):
+        parts.append(
+            f"  {reason}: {example.file}: {description(plan.config.log, example)}\n"
+            f"    what to do: {remedy(plan.config.log, 'log', example)}"
+        )
+    parts.append("  the configuration and the first rows of all tables are valid")
+    return "\n".join(parts)

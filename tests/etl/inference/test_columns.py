@@ -1,0 +1,149 @@
+"""The types of the columns of a sample, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from etl.inference.column_types import SampledColumn, micros_of, sampled_columns, unique_names
+from etl.inference.roles import Roles, roles_of
+from etl.inference.sample import find_table, read_sample
+
+N = 400
+RNG = np.random.default_rng(7)
+USERS = [f"u{user}" for user in RNG.integers(0, 50, N)]
+ITEMS = [f"{item:010d}" for item in RNG.integers(0, 40, N)]
+SECONDS = 1_600_000_000 + np.arange(N) * 100
+
+
+def _columns(tmp_path: Path, frame: pd.DataFrame, *, header: bool = True) -> dict[str, SampledColumn]:
+    path = tmp_path / "log.csv"
+    frame.to_csv(path, index=False, header=header)
+    return {column.source: column for column in sampled_columns(read_sample(find_table(str(path))))}
+
+
+def _roles(tmp_path: Path, frame: pd.DataFrame, *, header: bool = True) -> Roles:
+    return roles_of([*_columns(tmp_path, frame, header=header).values()], len(frame), has_names=header)
+
+
+TIMES = pd.to_datetime(SECONDS, unit="s")
+
+
+@pytest.mark.parametrize(
+    "values, kind, notation",
+    [
+        (TIMES.strftime("%Y-%m-%d %H:%M:%S"), "timestamp", "iso"),
+        (TIMES.strftime("%Y-%m-%dT%H:%M:%SZ"), "timestamp", "iso"),
+        (TIMES.strftime("%Y-%m-%d"), "date", "iso"),
+        (TIMES.strftime("%d.%m.%Y %H:%M"), "timestamp", "%d.%m.%Y %H:%M"),
+        (TIMES.strftime("%a %b %d %H:%M:%S +0000 %Y"), "timestamp", "%a %b %d %H:%M:%S %z %Y"),
+        (TIMES.strftime("%Y-%m-%d %H:%M:%S UTC"), "timestamp", "%Y-%m-%d %H:%M:%S UTC"),
+    ],
+)
+def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind: str, notation: str) -> None:
+    frame = pd.DataFrame({"user": USERS, "when": values})
+    column = _columns(tmp_path, frame)["when"]
+    assert (column.type, column.format) == (kind, notation)
+    parsed = pd.to_datetime(values, format=None if notation == "iso" else notation, utc=True)
+    expected = np.unique(parsed.astype("datetime64[us, UTC]").astype(np.int64))
+    assert np.unique(micros_of(column)).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("unit, factor", [("s", 1), ("ms", 1_000), ("us", 10**6), ("ns", 10**9)])
+def test_integers_since_1970_have_a_unit(tmp_path: Path, unit: str, factor: int) -> None:
+    column = _columns(tmp_path, pd.DataFrame({"user": USERS, "time": SECONDS * factor}))["time"]
+    assert (column.type, column.unit) == ("int", unit)
+    assert micros_of(column).tolist() == (SECONDS * 10**6).tolist()
+
+
+def test_ids_in_the_range_of_times_are_no_times(tmp_path: Path) -> None:
+    assert _columns(tmp_path, pd.DataFrame({"user_id": SECONDS, "x": USERS}))["user_id"].unit is None
+
+
+@pytest.mark.parametrize(
+    "values, kind",
+    [
+        ([1985.0, None] * (N // 2), "int"),
+        ([0.5, 3.25] * (N // 2), "float"),
+        (["True", "False"] * (N // 2), "bool"),
+        (ITEMS, "string"),  # zeros in front
+        ([str(10**20 + value) for value in range(N)], "string"),
+        (["Action|Drama", "Drama"] * (N // 2), "list<string>"),
+        (["red wine", "tea"] * (N // 2), "string"),
+    ],
+)
+def test_types_of_values(tmp_path: Path, values: list[object], kind: str) -> None:
+    assert _columns(tmp_path, pd.DataFrame({"user": USERS, "column": values}))["column"].type == kind
+
+
+def test_texts_for_null_are_null_where_other_values_are_numbers(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"price": ["1.5", "NULL", "-", ""] * (N // 4), "word": ["-", "a"] * (N // 2)})
+    columns = _columns(tmp_path, frame)
+    assert (columns["price"].type, columns["price"].nulls) == ("float", 3 * N // 4)
+    assert set(columns["price"].null_texts) == {"NULL", "-"}
+    assert (columns["word"].type, columns["word"].nulls) == ("string", 0)
+
+
+def test_roles_by_name(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "order_id": range(N),
+            "product_name": [f"name {item}" for item in ITEMS],
+            "productId": ITEMS,
+            "customer_id": USERS,
+            "birth_date": ["1980-01-01", "1990-02-02"] * (N // 2),
+            "created_at": TIMES,
+            "event_type": ["view", "cart", "purchase", "remove_from_cart"] * (N // 4),
+        }
+    )
+    roles = _roles(tmp_path, frame)
+    assert [roles.user[0].source, roles.item[0].source] == ["customer_id", "productId"]
+    assert [column.source for column in roles.time] == ["created_at"]
+    assert roles.label.weights == {"view": 0.1, "cart": 0.5, "purchase": 1.0}
+    assert roles.label.left_out == ("remove_from_cart",)
+    assert not roles.label.has_shown
+
+
+def test_roles_by_order(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": USERS, "b": ITEMS, "c": ["pv", "buy"] * (N // 2), "d": SECONDS})
+    roles = _roles(tmp_path, frame, header=False)
+    assert [roles.user[0].source, roles.item[0].source, roles.time[0].source] == ["c1", "c2", "c4"]
+    assert roles.label.column is not None
+    assert roles.label.column.source == "c3"
+
+
+@pytest.mark.parametrize(
+    "name, values, at_least, has_shown",
+    [
+        ("rating", [1, 3, 4, 5], 4.0, False),
+        ("score", [2, 7, 9, 10], 8.0, False),
+        ("clicked", [0, 1, 0, 1], None, True),
+        ("watch_ratio", [0.1, 0.5, 1.5, 2.0], 0.8, False),
+        ("event", ["impression", "click", "impression", "impression"], None, True),
+    ],
+)
+def test_labels(
+    tmp_path: Path, name: str, values: list[object], at_least: float | None, has_shown: bool
+) -> None:
+    label = _roles(tmp_path, pd.DataFrame({"user": USERS, "item": ITEMS, name: values * (N // 4)})).label
+    assert label.column is not None
+    assert (label.column.source, label.positive_at_least, label.has_shown) == (name, at_least, has_shown)
+
+
+def test_without_a_label_every_row_is_a_click(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"user": USERS, "item": ITEMS, "play_duration": RNG.uniform(0, 1, N)})
+    assert _roles(tmp_path, frame).label.column is None
+
+
+def test_a_key_with_nulls_is_the_last_choice(tmp_path: Path) -> None:
+    artists = [None if row % 10 == 0 else f"a{row % 30}" for row in range(N)]
+    roles = _roles(tmp_path, pd.DataFrame({"u": USERS, "a": artists, "b": ITEMS}), header=False)
+    assert roles.item[0].source == "c3"
+
+
+def test_names_of_columns_differ_and_are_plain() -> None:
+    names = [*unique_names(["user:token", "a.b", "User", "_id", "é"], taken=["ID"])]
+    assert names == ["user", "a_b", "User_2", "id_2", "column"]

@@ -1,0 +1,109 @@
+"""The format, the separator, the header and the days of files that nobody has described."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from conf.errors import ConfigError, DataError
+from etl.inference.sample import Sample, find_table, read_sample
+
+ROWS = [(f"u{row % 7}", f"i{row % 5}", 1_700_000_000 + row) for row in range(60)]
+
+
+def _sample(path: Path) -> Sample:
+    return read_sample(find_table(str(path)))
+
+
+@pytest.mark.parametrize("separator", ["\t", ",", ";", "|"])
+@pytest.mark.parametrize("names", [None, ("user", "item", "time")])
+def test_a_separator_and_a_header_are_recognised(
+    tmp_path: Path, separator: str, names: tuple[str, ...] | None
+) -> None:
+    path = tmp_path / "log.txt"
+    lines = [*([names] if names else []), *ROWS]
+    path.write_text("".join(separator.join(map(str, line)) + "\n" for line in lines))
+    sample = _sample(path)
+    assert (sample.format, sample.separator) == ("csv" if names else "tsv", separator)
+    assert sample.rows.column_names == list(names or ("c1", "c2", "c3"))
+    assert sample.rows.to_pandas().astype(str).to_numpy().tolist() == [[*map(str, row)] for row in ROWS]
+    assert sample.is_whole
+
+
+def test_a_header_over_texts_only_is_recognised_unless_it_could_be_a_row(tmp_path: Path) -> None:
+    named, unnamed = tmp_path / "named.csv", tmp_path / "unnamed.csv"
+    named.write_text("user,genre\n" + "".join(f"anna,{genre}\n" for genre in ("rock", "jazz") * 10))
+    unnamed.write_text("".join(f"anna,{genre}\n" for genre in ("rock", "jazz") * 10))
+    assert _sample(named).has_names
+    assert not _sample(unnamed).has_names
+
+
+def test_names_with_digits_over_numbers_are_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "users.csv"
+    path.write_text("user_id,feat0,feat1\n" + "".join(f"{row},{row % 2},{row % 3}\n" for row in range(30)))
+    assert _sample(path).rows.column_names == ["user_id", "feat0", "feat1"]
+
+
+def test_quoted_fields_keep_their_separators(tmp_path: Path) -> None:
+    path = tmp_path / "items.csv"
+    pd.DataFrame({"item": range(30), "title": ['Tea, "green"'] * 30}).to_csv(path, index=False)
+    sample = _sample(path)
+    assert sample.is_quoted
+    assert set(sample.rows.column("title").to_pylist()) == {'Tea, "green"'}
+
+
+def test_lines_with_other_numbers_of_fields_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("user,item\n" + "1,2\n" * 40 + "1,2,3\n4\n" + "5,6\n")
+    assert _sample(path).rows.num_rows == 41
+
+
+def test_compressed_json_lines_have_the_values_of_nested_objects(tmp_path: Path) -> None:
+    path = tmp_path / "log.json.gz"
+    rows = [{"user": {"id": row}, "tags": ["a"], "item": f"i{row}"} for row in range(20)]
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    sample = _sample(path)
+    assert sample.format == "jsonl"
+    assert sample.rows.column("user.id").to_pylist() == list(range(20))
+
+
+@pytest.mark.parametrize("form", ["parquet", "orc"])
+def test_files_with_types_keep_them(tmp_path: Path, form: str) -> None:
+    frame = pd.DataFrame(ROWS, columns=["user", "item", "time"])
+    path = tmp_path / f"log.{form}"
+    frame.to_parquet(path) if form == "parquet" else frame.to_orc(path)
+    sample = _sample(path)
+    assert sample.format == form
+    assert sample.rows.to_pandas().equals(frame)
+
+
+def test_days_in_names_become_a_part_of_the_path(tmp_path: Path) -> None:
+    for day in (1, 2, 3):
+        folder = tmp_path / f"dt=2026-01-0{day}"
+        folder.mkdir()
+        for part in ("a", "b"):
+            (folder / f"part-{part}.csv").write_text("user,item\n1,2\n")
+    found = find_table(str(tmp_path))
+    assert found.pattern == f"{tmp_path}/dt={{date}}/*.csv"
+    assert found.days == ("2026-01-01", "2026-01-02", "2026-01-03")
+    assert len(found.files) == 6
+
+
+def test_a_folder_with_several_tables_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "users.csv").write_text("user\n1\n")
+    (tmp_path / "log.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="several tables"):
+        find_table(str(tmp_path))
+
+
+def test_what_is_no_table_is_refused_with_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("Dear reader\nthis is\nno table of anything at all\n")
+    with pytest.raises(DataError, match="Dear reader"):
+        _sample(path)
+    with pytest.raises(ConfigError, match="no file"):
+        find_table(str(tmp_path / "missing.csv"))
