@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy:
-        """A proxy for a module, or for an object of a module. Attributes are looked up there."""
+        """A proxy for a module, or for an object of a module. It has the same attributes."""
 
         def __init__(self, module: str, name: str | None = None) -> None:
             self._module = module

@@ -80,7 +80,9 @@ def time_format(pattern: str) -> str:
             'day, such as "%d/%m/%Y %H:%M:%S"'
         )
     if ("%I" in directives) != ("%p" in directives):
-        raise ValueError("%I (hour of 12) and %p (AM or PM) need each other; an hour of 24 is %H")
+        raise ValueError(
+            "%I (hours from 1 to 12) and %p (AM or PM) must be used together; write %H for hours from 0 to 23"
+        )
     return pattern
 
 
@@ -141,7 +143,7 @@ TIME_TYPES = ("date", "timestamp")
 LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
-_MOST_NAMES = 10_000  # of one range
+_MOST_NAMES = 10_000  # largest number of names of one range
 
 # Separators that occur in practice. Letters, digits, signs and quotes are parts of values.
 SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
@@ -414,8 +416,8 @@ class RawTable(Strict):
             for column in self.columns:
                 if column.type in LIST_TYPES and self.field_separator in column.element_separator:
                     raise ValueError(
-                        f"column {column.name!r}: `separator` of its elements is also that of the fields "
-                        "of a line: write another one"
+                        f"column {column.name!r}: the `separator` of its elements contains the separator of "
+                        "the fields of a line: write another `separator` for the elements"
                     )
         return self
 
