@@ -176,6 +176,6 @@ def _delete_abandoned(private: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             lock_path.unlink(missing_ok=True)
         except BlockingIOError:
-            pass  # its process is alive
+            pass  # the process of this folder is alive and holds the lock
         finally:
             os.close(lock)
