@@ -300,7 +300,8 @@ class Model:
             k: maximum number of items of a list; None for `score.k` of the configuration, or 10.
             context: maps each raw column of the context features to its value; None for `score.context` of
                 the configuration.
-            unknown: what happens if a user is not in the table of users: an error, or the user has no list.
+            unknown: what happens if a user is not in the table of users. `raise`: DataError. `skip`: the user
+                has no list.
 
         Returns:
             A table with the columns user_id, position (from 1), item_id, score and reason, in the order of

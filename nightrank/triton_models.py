@@ -126,7 +126,7 @@ class LookUpFeatures(_PythonModel):
         }
         self._require_version()
         tables = {USER_KEY: self._store.users(keys[USER_KEY]), ITEM_KEY: self._store.items(keys[ITEM_KEY])}
-        self._require_version()  # so both tables are of this workflow, even if a delivery came between
+        self._require_version()  # again: a delivery may have replaced the tables in the meantime
         columns: dict[str, pa.ChunkedArray] = {}
         for name, table in tables.items():
             places = _places(name, keys[name], table.column(0).to_pylist())
@@ -147,7 +147,7 @@ class LookUpFeatures(_PythonModel):
         if not url:
             raise ConfigError(
                 f"the environment variable {_VARIABLES}URL is not set",
-                "start the server with it, such as redis://localhost:6379/0",
+                "set it to the URL of the store, such as redis://localhost:6379/0, and restart the server",
             )
         options = {name: os.environ.get(f"{_VARIABLES}{name.upper()}") for name in _OPTIONS}
         self._store = open_online(url, **{name: text for name, text in options.items() if text})
@@ -172,7 +172,7 @@ class RunProgram(_PythonModel):
     def _load(self, folder: Path) -> None:
         onnxruntime: Any = importlib.import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors only: it warns of constants that it computes at each call
+        options.log_severity_level = 3  # log only errors: it would warn of constants at each call
         # Waiting threads do not spin, because the cores have work of the server and of other models.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(
