@@ -28,7 +28,7 @@ from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 # A single id that violates the rule could stop the delivery of all recommendation lists, because PostgreSQL
 # can store neither NUL characters nor index entries of more than 2,704 bytes.
 
-MAX_KEY_BYTES = 256  # of UTF-8
+MAX_KEY_BYTES = 256  # bytes of the text in UTF-8
 RULE = (
     "an id must not contain a control character (U+0000 to U+001F, U+007F to U+009F) "
     f"or have more than {MAX_KEY_BYTES} bytes of UTF-8"
