@@ -1,4 +1,4 @@
-"""The blends that learn_blend learned: how a champion and the sources of candidates rank together.
+"""The blends that learn_blend learned: how to combine scores of a champion and of the candidate sources.
 
     models/<name>/blends/dt=<run date>.json
 

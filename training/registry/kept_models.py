@@ -2,8 +2,8 @@
 
 A version is needed if it served on a date that is kept, was trained for such a date, may serve again after a
 rollback, is the treatment of the configured experiment, or is the retriever of a kept workflow version. The
-refits and the ancestors of a needed version are needed too: a refit starts from the parent, and the
-withdrawal of an ancestor also withdraws the model.
+refits and the ancestors of a needed version are needed too: a refit starts from the same parent as the model
+that it refits, and the withdrawal of an ancestor also withdraws the model.
 """
 
 from __future__ import annotations
