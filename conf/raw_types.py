@@ -532,7 +532,7 @@ class TableOfRoles(RawTable):
         return {name: value for name, value in values.items() if name not in new or value != new[name]}
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
-        """Returns the table with a type for each column, and the name in this table of each role's column.
+        """Returns the table with a type for each column to read, and maps each such column to its name there.
 
         Args:
             defaults: maps the name of each column to read to its type if `columns` does not declare it.
