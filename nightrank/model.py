@@ -267,9 +267,9 @@ class Model:
             `version` (of the ensemble), `model_version`, `workflow_version` and `inputs`.
 
         Raises:
-            ConfigError: the models in the repository have another backend or other inputs, or were not
-                written by this project; the names or scopes of columns do not allow it; or a package is not
-                installed.
+            ConfigError: the models in the repository have a different backend or different inputs, or were
+                not written by this project; a raw column has the name of an input or output of the ensemble;
+                a scope of features does not allow `online`; or a package is not installed.
             DataError: a file of the repository is damaged.
             InfrastructureError: the repository cannot be written, or the program differs too much from the
                 model.

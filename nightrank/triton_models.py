@@ -60,7 +60,7 @@ class _PythonModel(ABC):
 
     @abstractmethod
     def compute(self, inputs: Arrays) -> Arrays:
-        """Returns the outputs for n rows. Raises NightrankError if there are none."""
+        """Returns the outputs for n rows. Raises NightrankError if they cannot be computed."""
 
     @abstractmethod
     def _load(self, folder: Path) -> None:

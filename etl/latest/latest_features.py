@@ -173,7 +173,7 @@ def _side(
     inputs: Mapping[str, str],
     histories: LatestHistories | None,
 ) -> _Side:
-    """Returns the data to publish for one side, with its manifest if it is already published."""
+    """Returns the data to publish for users or for items, with the manifest if it is already published."""
     is_users = section == "users"
     scope = "user" if is_users else "item"
     table = lake.users(workflow.version) if is_users else lake.items(workflow.version)

@@ -95,8 +95,8 @@ class RunFacts:
     Attributes:
         mode: whether the workflow was fitted, extended or applied; None without a dataset.
         days: the days of the dataset, one entry for each split that contains rows of the day.
-        missing: the numbers of users and of items of the log without a row in their table of attributes. A
-            side without such a table has no entry.
+        missing: the numbers of users and of items of the log without a row in their table of attributes.
+            Without a table of users, there is no entry for users; the same holds for items.
         quality: the data report. It exists even if a limit of the section `quality` stopped the run.
         evaluation: the facts that evaluate_model published on this date; None for a run without training.
         model: the content of a model.json. It describes the challenger trained on this date or, without
