@@ -76,7 +76,7 @@ def default_folder() -> Path:
 
 
 def find_project() -> Path | None:
-    """Returns the folder of the project whose environment was made; None if there is none.
+    """Returns the folder of the installed project; None if no project with an environment is found.
 
     Raises:
         ConfigError: the variable NIGHTRANK_HOME names a folder without the project.

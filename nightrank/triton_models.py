@@ -106,7 +106,9 @@ class EncodeRows(_PythonModel):
 
 
 class LookUpFeatures(_PythonModel):
-    """Looks up features: `user_key` and `item_key` (n, 1), and raw columns of the context -> as `EncodeRows`.
+    """Looks up features: `user_key` and `item_key` (n, 1), and raw columns of the context.
+
+    The outputs are those of `EncodeRows`.
 
     Features of users and items are those that the sink `redis` delivered last. These environment variables of
     the server say where they are: NIGHTRANK_ONLINE_URL, and NIGHTRANK_ONLINE_PREFIX, …_USER, …_PASSWORD and

@@ -335,8 +335,8 @@ def attributes_of(
 ) -> KeyedAttributes:
     """Returns the rows of the table of attributes (section `users` or `items`) with keys.
 
-    The rows are tables of this process if `workers` are processes of this machine; otherwise they are frames.
-    The other arguments are those of `keyed_attributes`.
+    The rows are Arrow tables if `workers` are processes of this machine and `of_log` is not a frame.
+    Otherwise they are frames. The other arguments are those of `keyed_attributes`.
     """
     if isinstance(workers, LocalWorkers) and (of_log is None or isinstance(of_log, pa.Table)):
         return keyed_table(plan, run_date, section, of_log)

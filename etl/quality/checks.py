@@ -421,7 +421,7 @@ FACT = "of_log"
 
 @dataclass(frozen=True)
 class MissingRows:
-    """The numbers of users, or of items, in the log of a run and without a row in their table.
+    """How many users, or items, of the log of a run have no row in their table of attributes.
 
     Attributes:
         section: the section of the table: `users` or `items`.

@@ -455,7 +455,7 @@ def histories(
 
 # Reads published Parquet files for the report, on one machine. Of large tables, only some files are read.
 
-MOST_ROWS = 5_000_000  # of one column; they are read in seconds, and suffice for a report
+MOST_ROWS = 5_000_000  # largest number of rows of a column that are read, which takes seconds
 
 
 def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
