@@ -50,7 +50,7 @@ def all_overrides(call: Call, settings: Settings) -> tuple[str, ...]:
 
 
 def doctor_arguments(call: Call, settings: Settings, master: str) -> list[str]:
-    """Returns the arguments of an interpreter that checks its node, the profile of the job, and the lake."""
+    """Returns the arguments with which Python checks its node, the profile of the job, and the lake."""
     words = ["--profile", settings.profile(call.job), "--master", master, "--config", settings.config]
     for override in all_overrides(call, settings):
         words += ["--set", override]

@@ -24,8 +24,8 @@ from airflow_dags.settings import spark_master
 
 _CONTAINER = "base"
 _LAST_LINES = 100
-# With these answers to a new pod, the API refuses the pod or its namespace. With 403 it may also refuse a pod
-# that exceeds a quota, which another attempt may not.
+# The HTTP status codes with which the API refuses a new pod or its namespace, so that a retry cannot help.
+# 403 is not one of them: it may mean that a quota is exceeded, and then a retry can help.
 _HOPELESS = {400, 404, 422}
 _POD_IP, _POD_NAME = "POD_IP", "POD_NAME"
 
@@ -39,13 +39,13 @@ class KubernetesRunner(Runner):
     def _run(self, context: Mapping[str, Any]) -> dict[str, Any]:
         self._operator = self.operator()
         try:
-            self._operator.execute_sync(context)  # its `execute` may be called by Airflow's task runner only
+            self._operator.execute_sync(context)  # only Airflow's task runner may call `execute`
         except ApiException as error:
             raise self._api_error(error) from error
         except HTTPError as error:
             raise AirflowException(f"the Kubernetes API cannot be reached: {error}") from error
         except AirflowException as error:
-            if isinstance(error.__context__, AirflowTaskTimeout):  # the operator's clean-up has hidden it
+            if isinstance(error.__context__, AirflowTaskTimeout):  # its clean-up raised another error
                 raise error.__context__ from None
             raise
         finally:

@@ -123,7 +123,7 @@ class LivyRunner(Runner):
             if self._hook.get_batch(earlier["batch"]).get("name") == earlier["name"]:
                 self._hook.delete_batch(earlier["batch"])
         except AirflowException as error:
-            self.log.info("The batch of the last attempt is gone: %s", error)
+            self.log.info("The batch of the last attempt does not exist, or cannot be deleted: %s", error)
 
 
 def log_of(hook: LivyHook, batch: int) -> list[str]:

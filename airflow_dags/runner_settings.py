@@ -58,7 +58,7 @@ def runner_settings_of(value: Any) -> RunnerSettings:
         SettingError: the value is wrong.
     """
     if not isinstance(value, dict):
-        raise SettingError(f'needs runner={{"kind": …}}, and has {value!r}')
+        raise SettingError(f'needs runner={{"kind": …}}, but it is {value!r}')
     kind = value.get("kind", SUBMIT)
     if kind not in _KEYS_OF:
         raise SettingError(f"names runner.kind={kind!r}; known: {', '.join(_KEYS_OF)}")
@@ -77,7 +77,7 @@ def runner_settings_of(value: Any) -> RunnerSettings:
 def _checked(key: str, value: Any, convert: Callable[[Any], Any], form: str) -> Any:
     converted = convert(value)
     if converted is None:
-        raise SettingError(f"needs runner.{key}={form}, and has {value!r}")
+        raise SettingError(f"needs runner.{key}={form}, but it is {value!r}")
     return converted
 
 

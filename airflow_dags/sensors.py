@@ -90,7 +90,7 @@ class OtherDagSensor(BaseSensorOperator):
             0 if self.yields else ti.get_ti_count(dag_id=self.other, task_ids=[self.task_id], states=_WAITING)
         )
         if running > waiting:
-            self.log.info("%s is at work in %d runs", self.other, running - waiting)
+            self.log.info("waiting for %d active runs of %s", running - waiting, self.other)
         return bool(running <= waiting)
 
 

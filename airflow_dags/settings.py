@@ -163,20 +163,20 @@ def _check_types(values: Mapping[str, Any]) -> None:
     """Raises SettingError if a value of the Variable has the wrong type."""
     profiles, overrides = values["profiles"], values.get("set", [])
     if not isinstance(profiles, dict) or "default" not in profiles:
-        raise SettingError(f'needs profiles={{"default": "conf/spark/….conf"}}, and has {profiles!r}')
+        raise SettingError(f'needs profiles={{"default": "conf/spark/….conf"}}, but it is {profiles!r}')
     if not _are_texts(overrides):
-        raise SettingError(f'needs set=["a.b=value", …], and has {overrides!r}')
+        raise SettingError(f'needs set=["a.b=value", …], but it is {overrides!r}')
     param_keys = values.get("param_keys", list(DEFAULT_KEYS))
     if not _are_texts(param_keys):
-        raise SettingError(f'needs param_keys=["a.b", "a.", …], and has {param_keys!r}')
+        raise SettingError(f'needs param_keys=["a.b", "a.", …], but it is {param_keys!r}')
     environment, check_node = values.get("environment", {}), values.get("check_node", False)
     if not isinstance(environment, dict):
-        raise SettingError(f"needs environment={{name: value}}, and has {environment!r}")
+        raise SettingError(f"needs environment={{name: value}}, but it is {environment!r}")
     if not isinstance(check_node, bool):
-        raise SettingError(f"needs check_node=true or false, and has {check_node!r}")
+        raise SettingError(f"needs check_node=true or false, but it is {check_node!r}")
     connection = values.get("spark_connection", SPARK_CONNECTION)
     if not isinstance(connection, str) or not connection:
-        raise SettingError(f"needs spark_connection=the id of a connection, and has {connection!r}")
+        raise SettingError(f"needs spark_connection=the id of a connection, but it is {connection!r}")
 
 
 def _are_texts(values: Any) -> bool:

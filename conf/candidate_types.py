@@ -35,7 +35,7 @@ class SourceSettings(Strict):
 
     Attributes:
         every_item: whether the source proposes every item. If true, it cannot be combined with other sources,
-            and its lists have the columns of the table `candidates` with nulls.
+            and it returns null instead of a list of all items.
     """
 
     every_item: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class SourceSettings(Strict):
 
     @property
     def name(self) -> str:
-        """Returns the name of this object in messages and tables. All sources need different names."""
+        """Returns the name of the source in messages and tables. Two sources must not have the same name."""
         return self.source
 
     @property
@@ -128,7 +128,7 @@ def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 @lru_cache(maxsize=32)
 def _tagged(kind: type[SourceSettings], tag: str) -> TypeAdapter[SourceSettings]:
-    """Returns the adapter that reads a source. Errors have the tag after the number of the source."""
+    """Returns the adapter that reads a source. In errors, the tag follows the number of the source."""
 
     def schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.tagged_union_schema({tag: handler(source)}, lambda values: tag)

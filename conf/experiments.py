@@ -37,8 +37,8 @@ class Experiment:
 
     Attributes:
         name: the name of the experiment.
-        changes: maps dotted keys to values. A key follows the keys above it. The value for a model file is
-            its absolute path.
+        changes: maps dotted keys to values. A key of a section comes after the section itself: `model.dim`
+            comes after `model`. If the value of `model` is a model file, it is the absolute path of the file.
         configs: maps each seed to the configuration of the training with this seed.
     """
 
@@ -281,8 +281,8 @@ def configuration_files(
 ) -> dict[str, str]:
     """Returns the texts of a configuration file that extends the compared file, and of its model file.
 
-    The sections of the new files completely replace the sections of the extended file. If no key of `model`
-    differs, there is no model file. The seed of the extended file stays.
+    The new file contains `model` and the changed keys of `train`, and inherits all others. If no key of
+    `model` differs, there is no model file. The seed of the extended file stays.
 
     Args:
         path: the path of the configuration file. The model file is next to it.
@@ -300,7 +300,8 @@ def configuration_files(
         model_file = Path(path).with_suffix(".model.yaml")
         files[str(model_file)] = _yaml(model.model_dump(mode="json"))
         values["model"] = model_file.name
-    # The key below `train` is written with all keys of its section, because `extends` merges sections.
+    # If a changed key is in a subsection of `train`, write the complete subsection: `extends` would merge it
+    # with the subsection of the extended file.
     keys = sorted({key.split(".")[1] for key in changes if key.startswith("train.")})
     if keys:
         train = config.train.model_dump(mode="json")

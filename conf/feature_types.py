@@ -52,10 +52,10 @@ class WorkflowConfig(Strict):
     engine: Literal["auto", "sql", "arrow"] = Field(
         default="auto",
         description="`sql` fits workflows and looks up ids with Spark expressions and joins, which RAPIDS "
-        "can run on a GPU. `arrow` does so in Python workers on Arrow batches, which is faster, also where "
-        "there is a GPU (docs/gpu.md). `auto` is `arrow`. Both engines give the same rows, and parse logs in "
-        "tasks. With `auto`, a job that Python and not spark-submit has started on one machine reads and "
-        "prepares logs in processes of its own, and starts a JVM only for what needs it (docs/roads.md). "
+        "can run on a GPU. `arrow` does so in Python workers on Arrow batches, which is faster, even on a "
+        "machine with a GPU (docs/gpu.md). `auto` is `arrow`. Both engines give the same rows, and parse "
+        "logs in tasks. With `auto`, a job that Python and not spark-submit has started on one machine reads "
+        "and prepares logs in processes of its own, and starts a JVM only for what needs it (docs/roads.md). "
         "`arrow` reads logs in the Python workers of Spark in any case.",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(

@@ -1,4 +1,4 @@
-"""Names of pyspark that are imported when one of their attributes is first used.
+"""The modules of pyspark that operators use. A module is imported when one of its attributes is first used.
 
 Operators have code for Spark and for Arrow in one file. A process that only encodes or scores Arrow tables
 runs without pyspark: the import would take half a second, and the package may not be installed.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy:
-        """A proxy for a module, or for an object of a module. Attributes are looked up there."""
+        """A proxy for a module, or for an object of a module. It has the same attributes."""
 
         def __init__(self, module: str, name: str | None = None) -> None:
             self._module = module

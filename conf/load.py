@@ -1,6 +1,6 @@
 """Reads a configuration file, the files that it refers to, and `--set` overrides.
 
-Error messages contain the wrong key.
+Error messages name the key whose value is wrong.
 """
 
 from __future__ import annotations

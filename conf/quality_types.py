@@ -16,8 +16,8 @@ class Quality(Strict):
     """Limits on the differences between a day's log and the log of its train days.
 
     `max_bad_share`, `misdated_share_warn` and `max_misdated_share` are limits for each day that a run reads.
-    `users_without_row_…` and `items_without_row_…` are limits for the tables of users and items. All others
-    are for figures that compare the day of the run date with its train days. If a figure is above its limit
+    `users_without_row_…` and `items_without_row_…` are limits for the tables of users and items. All other
+    limits are for figures that compare the run date with its train days. If a figure is above its limit
     `…_warn`, the job logs the figure and marks it in the report. If a figure is above its limit `…_stop`,
     build_features ends with exit code 3 before it publishes features. The limits of users and items without
     a row are checked later: before the tables `users` and `items` are published.

@@ -80,7 +80,9 @@ def time_format(pattern: str) -> str:
             'day, such as "%d/%m/%Y %H:%M:%S"'
         )
     if ("%I" in directives) != ("%p" in directives):
-        raise ValueError("%I (hour of 12) and %p (AM or PM) need each other; an hour of 24 is %H")
+        raise ValueError(
+            "%I (hours from 1 to 12) and %p (AM or PM) must be used together; write %H for hours from 0 to 23"
+        )
     return pattern
 
 
@@ -141,7 +143,7 @@ TIME_TYPES = ("date", "timestamp")
 LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
-_MOST_NAMES = 10_000  # of one range
+_MOST_NAMES = 10_000  # largest number of names of one range
 
 # Separators that occur in practice. Letters, digits, signs and quotes are parts of values.
 SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
@@ -414,8 +416,8 @@ class RawTable(Strict):
             for column in self.columns:
                 if column.type in LIST_TYPES and self.field_separator in column.element_separator:
                     raise ValueError(
-                        f"column {column.name!r}: `separator` of its elements is also that of the fields "
-                        "of a line: write another one"
+                        f"column {column.name!r}: the `separator` of its elements contains the separator of "
+                        "the fields of a line: write another `separator` for the elements"
                     )
         return self
 
@@ -530,7 +532,7 @@ class TableOfRoles(RawTable):
         return {name: value for name, value in values.items() if name not in new or value != new[name]}
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
-        """Returns the table with a type for each column, and the name in this table of each role's column.
+        """Returns the table with a type for each column to read, and maps each such column to its name there.
 
         Args:
             defaults: maps the name of each column to read to its type if `columns` does not declare it.
@@ -628,7 +630,8 @@ class Label(Strict):
 
     @model_validator(mode="after")
     def _one_rule(self) -> Label:
-        ruled = [key for key in ("positive_at_least", "positive", "weights") if getattr(self, key) is not None]
+        rules = ("positive_at_least", "positive", "weights")
+        ruled = [key for key in rules if getattr(self, key) is not None]
         if self.column is None and ruled:
             raise ValueError(f"{ruled} are rules for the values of a column: set `column`")
         if self.positive is None:

@@ -62,8 +62,8 @@ class RuleSettings(Strict):
     """Base of the settings of rules.
 
     Attributes:
-        place: the order of the rule. `first`: before all others. `middle`: in the order of the configuration.
-            `last`: after all others.
+        place: when the rule is applied. `first`: before all other rules. `middle`: in the order of the
+            configuration. `last`: after all other rules.
         keeps_draws: whether exploration draws items with the same probabilities as without the rule.
     """
 

@@ -35,11 +35,11 @@ class ServingExperiment(Strict):
     dates. Experiments with different salts choose variants independently of each other.
     """
 
-    name: FolderName = Field(description="Name of the experiment. Another experiment needs another name.")
+    name: FolderName = Field(description="Name of the experiment. Each experiment needs its own name.")
     salt: FolderName | None = Field(
         default=None,
-        description="Text that is hashed with the user. Two experiments with one salt have the same users in "
-        "the treatment, if their shares are equal. Null: the name.",
+        description="Text that is hashed with the user. If two experiments have the same salt and the same "
+        "share, they have the same users in the treatment. Null: the name.",
     )
     share: Annotated[float, Field(gt=0, lt=1)] = Field(description="Share of the users in the treatment.")
     model: FolderName = Field(

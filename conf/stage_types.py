@@ -217,8 +217,8 @@ class Measure(Strict):
         default="next_day",
         description="The clicks that the lists are compared with. `next_day`: the clicks of the day after "
         "the run date. `test_split`: the positive rows of the test split, for lists that are not served. It "
-        "needs `candidates.exclude_clicked` without `test` or `candidates.repeats: all`, because other lists "
-        "leave these rows' items out.",
+        "needs `candidates.exclude_clicked` without `test` or `candidates.repeats: all`, because otherwise "
+        "the lists do not contain the items of these rows.",
     )
     group_k: PositiveInt = Field(
         default=12,

@@ -205,9 +205,9 @@ class Reading(Strict):
     )
     pools: Literal["auto", "host", "device"] = Field(
         default="auto",
-        description="Where pools are made; batches are the same. `host`: in the memory of the host, from "
-        "which a GPU's training copies them. `device`: on the device of the training. `auto`: on a GPU if "
-        "that needs at most `device_mib`, else on the host.",
+        description="Where buffer pools are made. The batches do not depend on this. `host`: in the memory "
+        "of the host, from which a training on a GPU copies them. `device`: in the memory of the training's "
+        "device. `auto`: on a GPU if that needs at most `device_mib`, else on the host.",
     )
     device_mib: PositiveInt = Field(
         default=8192,
@@ -326,9 +326,9 @@ class Train(Strict):
     unknown_share: dict[str, UnknownShare] = Field(
         default={},
         description="Maps the name of a feature to the share of its ids that training replaces by the id of "
-        "unknown values (OOV_ID), such as `{user_id: 0.1, item_id: 0.1}`. Other ids are replaced in every "
-        "epoch, selected by a hash of (seed, epoch, row). The model then learns to score users and items "
-        "that appear after the training, by their other features. Every feature must get its ids from "
+        "unknown values (OOV_ID), such as `{user_id: 0.1, item_id: 0.1}`. A hash of (seed, epoch, row) "
+        "selects these ids, so each epoch replaces different ids. The model then learns to score users and "
+        "items that appear after the training, by their other features. Every feature must get its ids from "
         "`categorify` with oov_buckets=1. Validation, test and scoring never replace ids.",
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
@@ -342,8 +342,8 @@ class Train(Strict):
     )
     embedding_memory: Literal["device", "auto"] = Field(
         default="device",
-        description="Memory of embedding rows in training. `device`: that of the device. `auto`: if the rows "
-        "of a rank and their optimizer state need more than `embedding_memory_mib`, the rows of the most "
+        description="Memory of embedding rows in training. `device`: the memory of the device. `auto`: if "
+        "the rows and optimizer state of a rank need more than `embedding_memory_mib`, the rows of the most "
         "frequent ids are on the device, and the others in host memory. Results are the same.",
     )
     embedding_memory_mib: PositiveInt | None = Field(

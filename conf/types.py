@@ -297,9 +297,7 @@ class Config(Strict):
         if self.candidates.repeats != "auto":
             return self.candidates.repeats
         label = self.log.label
-        of_choices = (
-            self.negatives is not None or label.positive_at_least is not None or label.is_only_clicks
-        )
+        of_choices = self.negatives is not None or label.positive_at_least is not None or label.is_only_clicks
         return "none" if of_choices else "unclicked"
 
     @property

@@ -60,7 +60,7 @@ class BuildResult:
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
         missing: the number of users and the number of items in the log that have no row in their table of
-            attributes. A side without such a table has no entry.
+            attributes. Without a table of users, there is no entry for users; the same holds for items.
         warnings: one message for each figure above its limit `quality.…_warn`.
         empty_days: train days that were left out because their raw log has no row.
     """
@@ -211,7 +211,7 @@ def encoded_days(
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
         passes = passes_of(workers, plan, lake)
-        if isinstance(passes, PreparedPasses):  # rows with the attributes that build_features joined
+        if isinstance(passes, PreparedPasses):  # keep the attributes that build_features joined
             passes.keep_tables([raw.dt for raw in missing])
         counts = passes.scan_days(missing)
         of_days = {raw.dt: (raw, counts[raw.dt], inputs[raw.dt]) for raw in missing}
@@ -233,7 +233,8 @@ def _workflow(
         parent = _load(workers, plan, lake, parent_version)
     if parent and mode == "apply":
         return parent, mode
-    # After a fit, a model is trained, which needs clicks and non-clicks. An existing champion needs neither.
+    # A model is trained on the features of a new or extended workflow, and a training needs clicks and rows
+    # without a click. A run that only applies the champion's workflow needs neither.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
     if not any(rows for _, rows, _ in labels):
         raise no_training_row([dt for dt, _, _ in labels], plan.config.split)

@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         required=True,
         metavar="N",
-        help="number of days to keep, which end on the run date; at least those that a run reads",
+        help="number of days to keep: the run date and the days before it; at least as many as a run reads",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be deleted; nothing is changed"

@@ -76,7 +76,7 @@ def run_with_options(
     try:
         use_profile(arguments.profile)
         code = _run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession())
-    except NightrankError as error:  # of the profile
+    except NightrankError as error:  # the profile cannot be used
         log.error("%s failed: %s", name, error)
         code = error.exit_code
     except KeyboardInterrupt:
@@ -115,7 +115,7 @@ def run_in_application(
     _log_to_stderr()
     try:
         return _run(name, stage, arguments, write_summary, sessions)
-    except Exception:  # a bug; a job in a process of its own ends with a traceback too
+    except Exception:  # a bug: print the traceback, as Python does for a job in its own process
         traceback.print_exc()
         return EXIT_CRASHED
 
@@ -150,7 +150,7 @@ def _run(
     exit_code, summary = EXIT_CRASHED, None
     failure: BaseException | None = None
     try:
-        check_config(config)  # before any work
+        check_config(config)  # before the job does any work
         total = time.monotonic() - start
         summary = stage(context).completed(name, context.run_date, context.phases, total)
         summary.line()  # raises an error for a value that is not JSON, before the run counts as successful

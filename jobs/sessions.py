@@ -21,7 +21,7 @@ class OwnSession:
     def open(self, context: RunContext) -> SparkSession:
         """Builds the session.
 
-        Attaches the error log before this, because building can fail, and again after it.
+        Attaches the error log before the session is built, because this can fail, and again afterwards.
         """
         allow_pandas()
         self.error_log.attach()

@@ -67,16 +67,16 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
 _ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py puts it into the wheel
-_KEPT = (".venv", ".bootstrap", ".setup.lock")  # if a newer release is installed over an older one
+_KEPT = (".venv", ".bootstrap", ".setup.lock")  # stay when a newer release replaces an older one
 
 
 def default_folder() -> Path:
-    """Returns the folder of the project below this environment."""
+    """Returns the folder in this Python environment in which `nightrank setup` installs the project."""
     return Path(sys.prefix) / "share" / "nightrank"
 
 
 def find_project() -> Path | None:
-    """Returns the folder of the project whose environment was made; None if there is none.
+    """Returns the folder of the installed project; None if no project with an environment is found.
 
     Raises:
         ConfigError: the variable NIGHTRANK_HOME names a folder without the project.
@@ -102,8 +102,8 @@ def install_project(folder: Path | None, python: str) -> int:
     """Unpacks the project, and makes its environment.
 
     Args:
-        folder: the folder of the project; None for the folder below this environment.
-        python: the program of a Python 3.11.
+        folder: the folder of the project; None for `default_folder()`.
+        python: the program of Python 3.11.
 
     Returns:
         The exit code of the installation.
@@ -114,7 +114,8 @@ def install_project(folder: Path | None, python: str) -> int:
     """
     if not _ARCHIVE.is_file():
         raise ConfigError(
-            "this package is not from the wheel, so it has no project to install", "run `make setup`"
+            "this package is part of a checkout and not from the wheel, so it contains no project to install",
+            "run `make setup` in the checkout",
         )
     if (program := shutil.which(python)) is None:
         raise ConfigError(
@@ -157,8 +158,14 @@ def _unpack(target: Path) -> None:
     scratch.rename(target)
 
 
-# Short names of commands. All other jobs have the name of their script.
-SHORT_NAMES = {"check": "check_config", "run": "nightly", "compare": "compare_models", "erase": "erase_user", "serve": "serve_model"}
+# Short names of commands. The command of every other job is the name of its script.
+SHORT_NAMES = {
+    "check": "check_config",
+    "run": "nightly",
+    "compare": "compare_models",
+    "erase": "erase_user",
+    "serve": "serve_model",
+}
 DOCTOR = "doctor"
 _EVERYDAY = ("demo", "init", "check", "run", "report", "show", "champion", "compare", "serve", "doctor")
 _BASH = '. "$0/setup/env.sh" && exec python "$@"'
@@ -242,14 +249,18 @@ def _parser() -> argparse.ArgumentParser:
         "`nightrank COMMAND --help` shows the options of a command.",
     )
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    setup = parsers.add_parser("setup", help="install the project: jobs, Spark, Horovod (7 GB)")
+    setup = parsers.add_parser("setup", help="install the jobs with Spark and Horovod (7 GB of disk space)")
     setup.add_argument(
         "--folder",
         type=Path,
-        help=f"where (default: below this environment); for another folder, also set {HOME_VARIABLE}",
+        help="folder for the project (default: a folder in this Python environment); if you pass a folder, "
+        f"also set {HOME_VARIABLE} to it",
     )
     setup.add_argument(
-        "--python", default="python3.11", metavar="PROGRAM", help="a Python 3.11 (default: %(default)s)"
+        "--python",
+        default="python3.11",
+        metavar="PROGRAM",
+        help="the program of Python 3.11 (default: %(default)s)",
     )
     shell = parsers.add_parser("completion", help="print a script that completes commands and options")
     shell.add_argument("shell", choices=SHELLS, help='for example: eval "$(nightrank completion bash)"')

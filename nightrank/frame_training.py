@@ -76,8 +76,8 @@ def train(
 
 
 def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table], workflow: Workflow) -> Model:
-    """Trains in a temporary folder, which is deleted with the model, or now if the training fails."""
-    from training.loop.run import train_in_process  # torch
+    """Trains in a temporary folder, which is deleted when the model is freed, or if the training fails."""
+    from training.loop.run import train_in_process  # imports torch
     from training.loop.training_plan import make_table_plan
 
     folder = private_folder()

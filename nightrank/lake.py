@@ -109,7 +109,7 @@ class Lake:
         """Returns the published dates of a table, in ascending order.
 
         Args:
-            table: a name as for the method `table`, or `datasets`: the run dates of build_features.
+            table: a name that the method `table` accepts, or `datasets` for the run dates of build_features.
             workflow: the workflow version of a table of features; None for the version of the latest run.
 
         Raises:
@@ -263,8 +263,8 @@ def _iso(date: Date) -> str:
 class Published:
     """One date of a table, as it was published when this object was created.
 
-    The files that its manifest names are read. So all methods return the same rows, even if a job replaces
-    the date meanwhile, until these files are deleted (`output.grace_hours`).
+    All methods read the files that the manifest named at that time. So they return the same rows even if a
+    job replaces the date, until the old files are deleted (`output.grace_hours`).
 
     Attributes:
         partition: the date of the table.

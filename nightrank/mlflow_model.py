@@ -53,5 +53,8 @@ def _load_pyfunc(path: str) -> RawRowScorer:
     lake = LakePaths(str(here.parents[2]) if in_lake else flavor["lake"])
     info = read_model_info(f"{lake.models(name)}/{version}")
     if info.version != version:
-        raise DataError(f"{info.path} has the version {info.version}, not {version}", "train the model again")
+        raise DataError(
+            f"{info.path} contains the model.json of version {info.version} instead of {version}",
+            "delete this folder, then train the model again",
+        )
     return RawRowScorer(Model(lake, info, str(info.description["run_date"])))

@@ -267,9 +267,9 @@ class Model:
             `version` (of the ensemble), `model_version`, `workflow_version` and `inputs`.
 
         Raises:
-            ConfigError: the models in the repository have another backend or other inputs, or were not
-                written by this project; the names or scopes of columns do not allow it; or a package is not
-                installed.
+            ConfigError: the models in the repository have a different backend or different inputs, or were
+                not written by this project; a raw column has the name of an input or output of the ensemble;
+                a scope of features does not allow `online`; or a package is not installed.
             DataError: a file of the repository is damaged.
             InfrastructureError: the repository cannot be written, or the program differs too much from the
                 model.
@@ -300,7 +300,8 @@ class Model:
             k: maximum number of items of a list; None for `score.k` of the configuration, or 10.
             context: maps each raw column of the context features to its value; None for `score.context` of
                 the configuration.
-            unknown: what happens if a user is not in the table of users: an error, or the user has no list.
+            unknown: what happens if a user is not in the table of users. `raise`: DataError. `skip`: the user
+                has no list.
 
         Returns:
             A table with the columns user_id, position (from 1), item_id, score and reason, in the order of

@@ -172,7 +172,8 @@ class OnlineReader:
                 return pointer, {key: values_by_key[key] for key in wanted if key in values_by_key}
         raise InfrastructureError(
             f"{self._address.url}: buckets of the table {name} are missing",
-            "run deliver_recommendations again; the server must not evict keys (maxmemory-policy)",
+            "set maxmemory-policy of the server to noeviction, so that it deletes no keys; then run "
+            "deliver_recommendations again",
         )
 
     def _read(self, of_bucket: Mapping[str, Sequence[str]]) -> dict[str, bytes] | None:

@@ -60,7 +60,7 @@ class _PythonModel(ABC):
 
     @abstractmethod
     def compute(self, inputs: Arrays) -> Arrays:
-        """Returns the outputs for n rows. Raises NightrankError if there are none."""
+        """Returns the outputs for n rows. Raises NightrankError if they cannot be computed."""
 
     @abstractmethod
     def _load(self, folder: Path) -> None:
@@ -106,7 +106,9 @@ class EncodeRows(_PythonModel):
 
 
 class LookUpFeatures(_PythonModel):
-    """Looks up features: `user_key` and `item_key` (n, 1), and raw columns of the context -> as `EncodeRows`.
+    """Looks up features: `user_key` and `item_key` (n, 1), and raw columns of the context.
+
+    The outputs are those of `EncodeRows`.
 
     Features of users and items are those that the sink `redis` delivered last. These environment variables of
     the server say where they are: NIGHTRANK_ONLINE_URL, and NIGHTRANK_ONLINE_PREFIX, …_USER, …_PASSWORD and
@@ -126,7 +128,7 @@ class LookUpFeatures(_PythonModel):
         }
         self._require_version()
         tables = {USER_KEY: self._store.users(keys[USER_KEY]), ITEM_KEY: self._store.items(keys[ITEM_KEY])}
-        self._require_version()  # so both tables are of this workflow, even if a delivery came between
+        self._require_version()  # again: a delivery may have replaced the tables in the meantime
         columns: dict[str, pa.ChunkedArray] = {}
         for name, table in tables.items():
             places = _places(name, keys[name], table.column(0).to_pylist())
@@ -147,7 +149,7 @@ class LookUpFeatures(_PythonModel):
         if not url:
             raise ConfigError(
                 f"the environment variable {_VARIABLES}URL is not set",
-                "start the server with it, such as redis://localhost:6379/0",
+                "set it to the URL of the store, such as redis://localhost:6379/0, and restart the server",
             )
         options = {name: os.environ.get(f"{_VARIABLES}{name.upper()}") for name in _OPTIONS}
         self._store = open_online(url, **{name: text for name, text in options.items() if text})
@@ -172,7 +174,7 @@ class RunProgram(_PythonModel):
     def _load(self, folder: Path) -> None:
         onnxruntime: Any = importlib.import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors only: it warns of constants that it computes at each call
+        options.log_severity_level = 3  # log only errors: it would warn of constants at each call
         # Waiting threads do not spin, because the cores have work of the server and of other models.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(

@@ -437,7 +437,7 @@ def refuse_label(workflow: LocalWorkflow, label: str, other_names: Sequence[str]
         measured = [name for name in (label, *other_names) if repr(name) in description]
         if measured and "join_groupby(" in description:
             raise ConfigError(
-                f"join_groupby computes a statistic of {measured[0]!r}, the label, with the row itself",
+                f"join_groupby would compute features of a row from the label {measured[0]!r} of this row",
                 "use target_encoding, which leaves out the fold of a row",
             )
 

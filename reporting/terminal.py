@@ -56,7 +56,7 @@ class LiveLine:
 
 # Shows the progress of a run on a terminal: one line per stage, with the seconds of the running stage.
 
-_JOB_WIDTH = 23  # measure_recommendations
+_JOB_WIDTH = 23  # length of the longest name, measure_recommendations
 
 
 class StageProgress:

@@ -29,7 +29,7 @@ _PROVIDERS = "META-INF/services/com.nvidia.spark.rapids.SparkShimServiceProvider
 _CLASS_PATH = "spark.driver.extraClassPath"
 _JAR_REMEDY = (
     f"put the jar of the accelerator (requirements/jars.lock names the release) at the same path "
-    f"on every node and name that path in {_CLASS_PATH} and spark.executor.extraClassPath; docs/gpu.md"
+    f"on every node and name that path in {_CLASS_PATH} and spark.executor.extraClassPath (docs/gpu.md)"
 )
 
 

@@ -25,7 +25,7 @@ _DEFAULT_MASTER = "local[*]"
 def choose_workers(
     engine: Literal["auto", "sql", "arrow"], open_session: Callable[[], SparkSession]
 ) -> Workers:
-    """Returns processes of this machine if Spark would run only on this machine, else Spark's workers.
+    """Returns LocalWorkers if Spark would run tasks only on this machine, and otherwise SparkWorkers.
 
     Spark's workers are also used
 

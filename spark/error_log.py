@@ -71,7 +71,8 @@ _OF_DATA = re.compile(
     r"|Parquet column cannot be converted|is not a Parquet file"
     r"|Spark(?:Arithmetic|DateTime|NumberFormat|Upgrade)Exception|java\.lang\.ArithmeticException"
 )
-# Causes outside the data, which also occur while a file is read.
+# Causes that are not in the data, such as a full disk. The reader of a file can raise them too, so they are
+# searched first.
 _OF_SYSTEM = re.compile(
     r"No space left|OutOfMemory|ExecutorLost|FetchFailed|FileNotFoundException|AccessControlException"
     r"|AccessDenied|Permission denied|Input/output error|Stale file handle|Too many open files|Broken pipe"

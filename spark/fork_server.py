@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from types import ModuleType
 
-_LONGEST_FOLDER = 70  # bytes
+_LONGEST_FOLDER = 70  # largest number of bytes of the folder's path
 
 
 def start_server() -> None:

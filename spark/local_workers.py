@@ -1,9 +1,9 @@
 """Runs Python functions in processes of this machine, without a JVM.
 
 The processes are forked from a server process (forkserver of multiprocessing), which has imported their
-modules and has no threads. They end when the object that started them is freed. So later calls need not start
-processes, and use the memory that earlier calls have freed. Between two calls, a large process returns its
-freed memory to the system.
+modules and has no threads. They end when the object that started them is freed. Until then, later calls use
+the same processes, and the memory that earlier calls have freed. Between two calls, a large process returns
+its freed memory to the system.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _end_with_parent() -> None:
 
 @lru_cache(maxsize=1)
 def _function(file: str) -> Callable[[int], str]:
-    """Returns the function of the current tasks. All tasks of a call of `run` or `collect` have the same."""
+    """Returns the function that all tasks of the current call of `run` or `collect` run."""
     if return_freed_memory(_KEPT_BYTES):
         pa.default_memory_pool().release_unused()
     function: Callable[[int], str] = pickle.loads(Path(file).read_bytes())

@@ -155,7 +155,7 @@ def _problem_of(path: str) -> str | None:
         return None
     if "/" not in path:
         return None if shutil.which(path) or Path(path).exists() else "which is not on PATH"
-    if any(character in path for character in "*?[{"):  # in folders too, as Hadoop's patterns are
+    if any(character in path for character in "*?[{"):  # Hadoop also expands patterns in folders
         return None if "{" in path or glob(path) else "which matches no file"
     file = Path(path)
     if file.exists():

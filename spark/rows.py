@@ -45,9 +45,9 @@ Rows: TypeAlias = "pa.Table | DataFrame"
 ReadableRows: TypeAlias = "pa.Table | StoredRows | DataFrame"
 Batches = Iterable[pa.RecordBatch]
 
-# Number of rows of a table that a function gets in one batch, as by Spark's default.
+# Number of rows of a table that a function gets in one batch. Spark's default is the same number.
 _BATCH_ROWS = 10_000
-_SEED = 42  # of Spark's xxhash64
+_SEED = 42  # the seed of Spark's xxhash64
 
 
 def read_rows(

@@ -31,7 +31,7 @@ _REQUIRED = {
 _WITHOUT_BARS = {"spark.ui.showConsoleProgress": "false"}
 _KEPT_CLASSES = ("functions", "PythonUtils", "SparkSession")
 _DAEMON = "spark.python.daemon.module"
-_FORMER_DAEMONS = ("etl.worker_daemon",)  # 0.1.0
+_FORMER_DAEMONS = ("etl.worker_daemon",)  # the daemon of release 0.1.0
 
 
 def build_session(

@@ -33,5 +33,5 @@ class SparkWorkers(Workers):
         return run_tasks(self._spark, tasks, run, spark_types(schema))
 
     def collect(self, tasks: int, run: Callable[[int], str]) -> list[str]:
-        """Runs one Spark job."""
+        """Runs all tasks in one Spark job, and returns their texts in order."""
         return collect_results(self._spark, tasks, run)

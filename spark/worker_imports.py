@@ -22,6 +22,6 @@ def requested_imports() -> list[str]:
 
 
 def import_plugins() -> None:
-    """Imports the operators and readers of the checkout. No import statement does, as they are plug-ins."""
+    """Imports the operators and readers of the checkout, which are plug-ins that no other module imports."""
     for plugin in (*OPERATOR.plugins(), *READER.plugins()):
         getattr(plugin.load(), "reader", object)()  # the module of a format imports the module of its reader

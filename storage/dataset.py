@@ -165,7 +165,7 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
         "check the quarantine of these days and the section `log.label`, then deliver the days again"
         if not clicks
         else "check `log.label`; if the log records only what users chose, add the section `negatives`. If "
-        "the configuration has this section, no item was left to draw: each user has rows with all items",
+        "the configuration has this section, no item was left to draw: each user has a row with every item",
     )
 
 
@@ -224,7 +224,8 @@ def with_present_rows(lake: LakePaths, dataset: Dataset) -> tuple[Dataset, list[
     """Returns the dataset with the current digests of its partitions, and a list of changed days.
 
     A day is changed if its rows were replaced after the dataset was published. Use this function to read the
-    days in their current state. A training must not use it: it must fail if rows were replaced.
+    days in their current state. A training must not use this function, because a training must fail if rows
+    were replaced.
 
     Raises:
         DataError: a partition is missing.

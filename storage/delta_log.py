@@ -87,7 +87,9 @@ def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
     ]
     if wrong:
         log.warning(
-            "no Delta log is written for a table with the columns %s: other tools cannot read it", wrong
+            "no Delta log is written for a table, so other tools cannot read the table: the names of the "
+            "columns %s are not allowed in Delta tables",
+            wrong,
         )
     return not wrong
 

@@ -1,8 +1,8 @@
 """The list of erased users of a lake: salted digests of their ids, never the ids themselves.
 
 The job erase_user adds users to `erasures/users.json`. Jobs that read a raw log leave out the rows of these
-users (etl/raw/erased_rows.py), because nobody changes the raw log. The salt is random and belongs to the
-lake, so digests of two lakes cannot be compared. Whoever has the list can still check whether an id is in it.
+users (etl/raw/erased_rows.py), because nobody changes the raw log. Each lake has its own random salt, so the
+digests of two lakes cannot be compared. Anyone who can read the list can check whether an id is in it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def add_erased(lake: LakePaths, known: ErasedList, users: Iterable[str], through
     now = read_erased(lake) or known
     if now.salt != known.salt:
         raise InfrastructureError(
-            f"another erasure has written {_path(lake)} meanwhile", "run erase_user again, one after another"
+            f"another erasure has written {_path(lake)} at the same time",
+            "run erase_user again when no other erase_user is running",
         )
     known = now
     days = dict(known.through)
@@ -133,8 +134,8 @@ def require_listed(lake: LakePaths, users: Iterable[str]) -> None:
     known = list_or_new(lake)
     if not known.through.keys() >= {known.digest(user) for user in users}:
         raise InfrastructureError(
-            f"another erasure has replaced {_path(lake)} without these users",
-            "run erase_user again: it continues",
+            f"another erasure has replaced {_path(lake)} by a list without these users",
+            "run erase_user again when no other erase_user is running: it continues",
         )
 
 

@@ -161,8 +161,8 @@ class FeatureSpec:
             )
         raise DataError(
             f"{mine} and {theirs} have different features: {difference}",
-            "use features and a model of the same workflow version: run build_features with the workflow "
-            "version of the model",
+            "use features and a model of the same workflow version: if the model is the champion, run "
+            "build_features with --set workflow.mode=apply; otherwise train a model on these features",
         )
 
 

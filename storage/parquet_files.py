@@ -60,7 +60,7 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 @contextmanager
 def errors_of_file(path: str, remedy: str) -> Iterator[None]:
-    """Replaces errors while a Parquet file is read by errors whose messages contain its path.
+    """Converts errors of reading a Parquet file to errors whose messages contain the path of the file.
 
     Args:
         path: the file.

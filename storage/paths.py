@@ -17,16 +17,18 @@ datasets/dt=…                   data manifest of a run of build_features: work
 models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
 models/<name>/refits/           the refit of the model that was promoted on a run date (train.refit)
-models/<name>/blends/           how the model and the sources of candidates rank together, by run date
+models/<name>/blends/           for each run date, the weights that combine scores of the model and of sources
 candidates/<workflow version>/dt=…          the items to score for each user
 candidate_items/<workflow version>/dt=…     all items that may be recommended, with their indices
 item_vectors/<workflow version>/<source>/dt=…   what a source of candidates computed for each item
 recommendations/dt=…            top-k lists
 scores/dt=…                     probabilities of feature rows
 evaluations/dt=…                comparison of challenger and champion
-gate_items/<workflow version>/dt=…          the items that evaluate_model ranks (as before the test)
-blend_items/<workflow version>/dt=…         the items that learn_blend ranks (as before the validation)
+gate_items/<workflow version>/dt=…          items for evaluate_model, with features from before the test split
+blend_items/<workflow version>/dt=…         items for learn_blend, with features from before validation
+experiment_items/<workflow version>/dt=…    candidate_items with the features of an experiment's treatment
 measures/dt=…                   comparison of the lists with later clicks
+experiments/<name>/dt=…         measures of an experiment in production, by date of the lists
 comparisons/<name>/dt=…         comparison of models and settings (compare_models)
 list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
                                 written if the lists of the date exceed a limit and are not published
@@ -35,7 +37,8 @@ checkpoints/<version>/          checkpoints of trainings in progress
 runs/dt=…                       one run record for each attempt at a job (reporting/monitoring)
 spark-events/                   Spark's event logs, for Spark's history server
 erasures/                       records of erased users, and users.json: salted digests of their ids
-reports/, logs/, mlflow.db      MLflow's store is only in a local lake
+reports/, logs/                 HTML reports; logs of stages, and stack traces
+mlflow.db                       MLflow's store (only in a local lake)
 
 The folder of a partition (`<table>/dt=…`) contains the manifest. On a local file system it also contains one
 hard link for each published file, for tools that list folders. The files themselves are in a separate folder,

@@ -126,7 +126,7 @@ _PREFIX, _LOCK = "workers-", ".lock"
 
 
 class ScratchFolder:
-    """The folder of this process.
+    """A folder for the temporary files of this process.
 
     Attributes:
         path: the folder, which only this user can read.
@@ -153,7 +153,7 @@ class ScratchFolder:
         atexit.register(self.delete)
 
     def new_name(self) -> str:
-        """Returns a path in the folder that no other file has as a prefix."""
+        """Returns a new path in the folder. No path of another file begins with it."""
         return str(self.path / uuid.uuid4().hex[:12])
 
     def delete(self) -> None:
@@ -176,6 +176,6 @@ def _delete_abandoned(private: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             lock_path.unlink(missing_ok=True)
         except BlockingIOError:
-            pass  # its process is alive
+            pass  # the process of this folder is alive and holds the lock
         finally:
             os.close(lock)

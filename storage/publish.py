@@ -430,7 +430,7 @@ def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any
             continue
         try:
             low, high = statistics.min, statistics.max
-        except pa.ArrowNotImplementedError:  # for a decimal column, which no rule of a table limits
+        except pa.ArrowNotImplementedError:  # a decimal column; no rule limits its values
             continue
         lowest = low if lowest is None else min(lowest, low)
         highest = high if highest is None else max(highest, high)

@@ -122,8 +122,8 @@ FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
     "profiles",
 )
 
-# Tables that the next run computes again from the raw log, without erased users. Counts of other columns also
-# include the users' rows, so removing rows is not enough.
+# Tables that the next run computes again from the raw log, without erased users. It is not enough to remove
+# the users' ids from these tables, because the counts of all other columns include the users' rows too.
 COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
 _FEATURES_DT = "features_dt"
 _COUNTED = {"column", "value"}
@@ -282,8 +282,8 @@ def _has_part(users: UsersToErase, positions: frozenset[int], rows: pa.Table) ->
 #
 # A vocabulary keeps the id of an erased value, so no other id changes. The value is replaced by a text with a
 # control character. etl/raw/row_rules.py rejects rows with such a text as an id, so no id of a log is looked
-# up as the erased value. A user who returns with the same id is unknown until the next extension, and then
-# gets a new id.
+# up as the erased value. A user who returns with the same id is unknown until the next extension of the
+# workflow, and then gets a new id.
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class ErasurePlan:
     @property
     def days(self) -> set[str]:
         """Returns the days whose partitions have rows of the users."""
-        others = (WORKFLOW, COPIES)  # these may have no days
+        others = (WORKFLOW, COPIES)  # their partitions may have no day
         return {one.published.partition.dt for one in self.rows.values() if one.published.kind not in others}
 
     @property
@@ -177,8 +177,8 @@ def _is_computed_again(
 ) -> bool:
     """Returns whether the next run computes a partition again, such as typed or prepared rows.
 
-    If the user is not a feature, value counts and profiles contain no id of a user. But they still count the
-    users' rows, and a fit must count the same rows as it reads.
+    If no feature is computed from the user's id, value counts and profiles contain no id of a user. But they
+    still count the users' rows, and a fit must count exactly the rows that it reads.
     """
     day = (published.partition.dt, published.manifest.inputs.get("raw", ""))
     if published.kind == PROFILES:
@@ -284,7 +284,7 @@ def _with_fewer_rows(manifest: Manifest, matched: UserRows, logged: int) -> Mani
 
 
 def _dropped(dropped: Mapping[str, int], matched: UserRows | None, unused: int) -> dict[str, int]:
-    """Returns the number of rows by reason, after quarantined and used rows got the reason ERASED."""
+    """Returns the number of rows by reason. Quarantined and used rows of the users count as ERASED."""
     counts = Counter(dropped)
     reasons = matched.rows["reason"].to_pylist() if matched else []
     counts.subtract(reasons)
@@ -381,7 +381,7 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
 # rows. If this code misses a reference, the next run computes the partition again, without the users.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
-_MAX_PASSES = 50  # a chain of inputs is shorter
+_MAX_PASSES = 50  # more than the length of any chain of inputs
 Clicks = Mapping[tuple[str, str, str | None], int]
 
 

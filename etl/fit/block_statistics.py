@@ -172,7 +172,7 @@ class BlockStatistics:
 
 
 def _reads_rows(step: Step) -> bool:
-    """Returns whether a step needs a pass over the rows. Some vocabularies are not counted."""
+    """Returns whether a step needs a pass over the rows. Vocabularies without counted values need none."""
     operator = step.operator
     return not isinstance(operator, Categorify) or (operator.counts and operator.values is None)
 

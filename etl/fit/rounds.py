@@ -353,8 +353,9 @@ class ChainProgress:
         if not isinstance(step, Fitted):
             operator = self.chain.steps[len(self.fitted)].operator
             raise ConfigError(
-                f"the operator {operator.name} was fitted to a {type(step).__name__}, not to a Fitted",
-                "let the method fit of the operator return its fitted step",
+                f"the method `fit` of the operator {operator.name} returned a {type(step).__name__}, not a "
+                "Fitted",
+                "let this method return the fitted step, an object of a subclass of Fitted",
             )
         self.fitted.append(step)
         if step.cardinality is not None:

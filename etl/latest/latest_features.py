@@ -173,7 +173,7 @@ def _side(
     inputs: Mapping[str, str],
     histories: LatestHistories | None,
 ) -> _Side:
-    """Returns the data to publish for one side, with its manifest if it is already published."""
+    """Returns the data to publish for users or for items, with the manifest if it is already published."""
     is_users = section == "users"
     scope = "user" if is_users else "item"
     table = lake.users(workflow.version) if is_users else lake.items(workflow.version)
@@ -335,8 +335,8 @@ def attributes_of(
 ) -> KeyedAttributes:
     """Returns the rows of the table of attributes (section `users` or `items`) with keys.
 
-    The rows are tables of this process if `workers` are processes of this machine; otherwise they are frames.
-    The other arguments are those of `keyed_attributes`.
+    The rows are Arrow tables if `workers` are processes of this machine and `of_log` is not a frame.
+    Otherwise they are frames. The other arguments are those of `keyed_attributes`.
     """
     if isinstance(workers, LocalWorkers) and (of_log is None or isinstance(of_log, pa.Table)):
         return keyed_table(plan, run_date, section, of_log)

@@ -125,7 +125,7 @@ def latest_histories_table(
 
 
 def _known_splits(plan: FeaturePlan, before: Split | None) -> list[Split]:
-    """Returns the splits whose clicks are in the histories. They precede the splits that are left out."""
+    """Returns the splits whose clicks are in the histories: those before the first split that is left out."""
     known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
     if plan.config.measure.against == "test_split" and "test" in known:
         known.remove("test")

@@ -53,7 +53,7 @@ def groups_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, int]:
     groups, size = np.zeros(len(rows), np.int64), 1
     for name in names:
         codes, distinct = codes_of(rows.column(name))
-        values = len(distinct) + 1  # with null
+        values = len(distinct) + 1  # null counts as a value
         if size > _LARGEST // values:
             kept, groups = np.unique(groups, return_inverse=True)
             size = len(kept)

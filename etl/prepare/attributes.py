@@ -105,7 +105,7 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
     """
     known_values = plain_array(known)
     dictionaries: list[pa.Array] = []
-    dictionary_of: list[int] = []  # of each chunk; a dictionary that several chunks share is looked up once
+    dictionary_of: list[int] = []  # index of each chunk's dictionary; chunks may share a dictionary
     for chunk in keys.chunks:
         is_encoded = isinstance(chunk, pa.DictionaryArray)
         distinct = chunk.dictionary if is_encoded else chunk
@@ -121,8 +121,8 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
         twice = counted.filter(pc.greater(counted.field("counts"), 1))
         if len(twice):
             raise DataError(
-                f"the table with the column {name} has several texts of the integer "
-                f"{twice[0]['values'].as_py()}, which is a key of the log",
+                f"the table with the column {name} has several texts for the integer "
+                f"{twice[0]['values'].as_py()}, but keys of the log are integers",
                 f"give {name} the same type in the log and in the table",
             )
     known_index = pc.index_in(values, value_set=known_values, skip_nulls=True)

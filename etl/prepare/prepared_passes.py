@@ -100,7 +100,7 @@ class PreparedPasses(ABC):
         """
         self._workers, self._plan, self._lake = workers, plan, lake
         self._digest_before = digest_before
-        self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # by date and digest of the raw log
+        self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # keys: date, digest of the raw log
         self._kept: set[str] = set()  # the days of `keep_tables`
 
     def keep_tables(self, days: Collection[str]) -> None:
@@ -315,7 +315,7 @@ class PreparedPasses(ABC):
         """Scans the raw logs of some days, and publishes their quarantine and their prepared rows."""
         if not days:
             return
-        for raw in days:  # their rows get the attributes of the current tables
+        for raw in days:  # rows that are prepared again get the current attributes
             self._kept.discard(raw.dt)
             self._inputs_of.pop((raw.dt, raw.digest), None)
         self._prepare_days(days)
@@ -552,7 +552,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
                     log.info("%s rows of %s are deleted, because its raw log does not exist", kind, dt)
                     remove(partition, 0)
                 elif dt < first_day and not is_younger(partition, grace_hours):
-                    log.info("%s rows of %s are deleted, because runs begin with %s", kind, dt, first_day)
+                    log.info("%s rows of %s are deleted: the first day of a run is %s", kind, dt, first_day)
                     remove(partition, grace_hours)
             except (OSError, DataError) as error:  # for example, another job deletes the same day
                 log.warning("%s rows of %s cannot be deleted, the next run tries again: %s", kind, dt, error)

@@ -188,9 +188,10 @@ class TaskPasses(PreparedPasses):
         preparation: Preparation,
         cuts: Mapping[int, Cuts | None],
     ) -> list[DayInputs]:
-        """Reads the tables that tasks need, and computes the items and the cuts by time of each day.
+        """Reads the tables that tasks need. Computes the items of each day, and the times of its cuts.
 
-        `cuts` maps the index of each day to its cuts by position.
+        `cuts` maps the index of each day to the row_ids at which its splits end; it is empty if they end at
+        times.
         """
         inputs = []
         for raw in days:
@@ -221,7 +222,7 @@ class TaskPasses(PreparedPasses):
         return inputs
 
     def _cuts(self, tasks: Sequence[BucketTask], preparation: Preparation) -> dict[int, Cuts | None]:
-        """Returns the cuts of each day, by the index of the day."""
+        """Returns the times at which the splits of each day end, by the index of the day."""
         counted = times_of(self._workers, tasks, preparation)
         days = counted["day"].to_numpy()
         cuts = {}
@@ -470,7 +471,7 @@ def _of_users(impressions: pa.Table, rows: pa.Table) -> pa.Table:
 
 
 def _users_of(rows: pa.Table) -> pa.Array:
-    """Returns keys that include those of the users of some rows. A key may occur more than once."""
+    """Returns the keys of the users of some rows, and perhaps of others. A key may occur more than once."""
     chunks = rows.column(USER_KEY).chunks
     keys = [chunk.dictionary if isinstance(chunk, pa.DictionaryArray) else chunk for chunk in chunks]
     return pa.concat_arrays(keys) if keys else pa.array([], pa.string())

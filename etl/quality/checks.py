@@ -150,7 +150,7 @@ def unchecked(
     """
     texts = []
     if split.by != "day":
-        texts.append("the number of rows, because the log is one partition")
+        texts.append("the number of rows, because the log is not divided into days")
     if why := _why_no_click_rate(split, compared, draws):
         texts.append(f"the click rate, because {why}")
     if names := [column.name for column in compared.columns if column.name in drawn_columns]:
@@ -421,7 +421,7 @@ FACT = "of_log"
 
 @dataclass(frozen=True)
 class MissingRows:
-    """The numbers of users, or of items, in the log of a run and without a row in their table.
+    """How many users, or items, of the log of a run have no row in their table of attributes.
 
     Attributes:
         section: the section of the table: `users` or `items`.

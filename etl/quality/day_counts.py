@@ -26,7 +26,7 @@ from storage.paths import Partition
 
 log = logging.getLogger("nightrank.etl")
 
-_SHOWN_ROWS = 200  # of the quarantine, from which the values in an error message are taken
+_SHOWN_ROWS = 200  # number of quarantined rows that are read to show their values in an error message
 
 
 @dataclass(frozen=True)

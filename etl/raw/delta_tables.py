@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _FILTER = re.compile(r"([^/=]+)=([^/]*)")
-_PARTITION = "partition."  # before the name of a partition column, in delta-rs
+_PARTITION = "partition."  # delta-rs adds this prefix to the names of partition columns
 _LOG = "_delta_log"
 _MAPPING = "delta.columnMapping.mode"
 
@@ -120,7 +120,7 @@ def version_of(file: str) -> DeltaVersion:
                 return version
         root = root.rpartition("/")[0]
     raise DataError(
-        f"{file} is below no folder with a {_LOG}",
+        f"no folder above {file} contains a {_LOG}, so the file is not part of a Delta table",
         "give the folder of a Delta table as `path`; files of shallow clones cannot be read",
     )
 

@@ -18,8 +18,8 @@ from storage import file_io
 FILE_SPLIT_BYTES = 64 * 2**20
 BLOCK_BYTES = 2 * FILE_SPLIT_BYTES
 _LONGEST_LINE_BYTES = 64 * 2**20
-_PIECE_BYTES = 1 << 19  # decompressed at a time; small, so that it is copied within the cache
-_READ_AHEAD_BYTES = 1 << 14  # for the last line, which may end after its split
+_PIECE_BYTES = 1 << 19  # bytes that are decompressed at a time; so few that they fit into the cache
+_READ_AHEAD_BYTES = 1 << 14  # read after a split, because its last line may end there
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_COMPRESSED = (
     "deliver the file again: it is damaged or incomplete, or it is not compressed as the end of its name says"

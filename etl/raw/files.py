@@ -90,7 +90,7 @@ def find_raw(
     _require_readable(matches, table.format)
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in matches])
     extension = READER.find_in_package(table.format)
-    if extension is not None:  # another version of the reader may return other rows
+    if extension is not None:  # the rows depend on the version of the package's reader
         digest = digest_of([digest, extension.digest()])
     size = sum(info.size for _, _, info in matches)
     recorder.record_read(pattern, digest, size_bytes=size)

@@ -22,7 +22,7 @@ from storage import file_io
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _SMALLEST_BYTES = 12  # magic, length of the footer, magic
 _UNREADABLE_CODECS = ("LZO",)  # Arrow has no decoder for them
-_MOST_DIGITS = 38  # of a decimal
+_MOST_DIGITS = 38  # largest number of digits of a decimal
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
 # The names of the types of columns without a logical type, and of integers.
@@ -277,7 +277,7 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
 
 _FOOTER_MAGIC = b"PAR1"
 _END_BYTES = 8  # length of the footer, magic
-_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # of equal length
+_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # both have the same length
 
 
 def parquet_metadata(source: pa.NativeFile) -> pq.FileMetaData:

@@ -28,7 +28,7 @@ from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 # A single id that violates the rule could stop the delivery of all recommendation lists, because PostgreSQL
 # can store neither NUL characters nor index entries of more than 2,704 bytes.
 
-MAX_KEY_BYTES = 256  # of UTF-8
+MAX_KEY_BYTES = 256  # bytes of the text in UTF-8
 RULE = (
     "an id must not contain a control character (U+0000 to U+001F, U+007F to U+009F) "
     f"or have more than {MAX_KEY_BYTES} bytes of UTF-8"
@@ -127,7 +127,7 @@ def _label_rules(label: Label, keys: Keys | None, types: Mapping[str, str]) -> l
 
 
 def _always_one(column: str) -> RowRule:
-    """Returns the rule of a label that is 1 in every row. The values of `column` only say how many there are."""
+    """Returns the rule of a label that is 1 in every row. Only the number of values of `column` is used."""
     return RowRule(LABEL, column, (), lambda values: pa.array(np.ones(len(values), np.float32)))
 
 

@@ -15,7 +15,7 @@ from storage.manifest import digest_of
 from storage.paths import LakePaths, Partition, Table
 
 COPIES = "copies"
-ALL_DAYS = "all"  # the "date" of a table that is not read by day
+ALL_DAYS = "all"  # stands in place of the date if the table is not read by day
 # The fact in a copy's manifest with the name of the column of user ids; missing if there is no such column.
 USER_COLUMN = "user"
 # The fact with the digest of the rows. erase_user removes it, because it removes rows.

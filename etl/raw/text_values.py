@@ -32,7 +32,7 @@ _ZEROS = r"[.]0*$"
 
 # [.] instead of \., because the accelerator does not support a repeated escaped character.
 _NUMBER = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?$"
-_MOST_DIGITS = 38  # of a decimal, in Spark, Arrow and Parquet
+_MOST_DIGITS = 38  # largest number of digits of a decimal in Spark, Arrow and Parquet
 _DECIMAL = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)$"
 _BOOLEANS = {1: ("true", "t", "yes", "y", "1"), 0: ("false", "f", "no", "n", "0")}
 

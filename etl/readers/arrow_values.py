@@ -65,7 +65,7 @@ _REASONS = {
     "list<string>": "list",
 }
 _ELEMENTS = {"list<int>": "int", "list<string>": "string"}
-_MOST_DIGITS = 38  # of a decimal of 128 bits
+_MOST_DIGITS = 38  # largest number of digits of a decimal of 128 bits
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ _HEADER: Any = {
 _SPLIT_BYTES = 16 * 2**20
 _BLOCK_ROWS = 1 << 16
 _SEARCH_BYTES = 1 << 20
-_MOST_DIGITS = 38  # of a decimal of 128 bits
+_MOST_DIGITS = 38  # largest number of digits of a decimal of 128 bits
 
 _PRIMITIVES: Mapping[str, pa.DataType] = {
     "null": pa.null(),

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     import duckdb
 
 BROKEN, NOT_UTF8 = "json", "not_utf8"
-_HEAD_BYTES = 2**20  # of a file, in which the reader looks for the columns
+_HEAD_BYTES = 2**20  # the reader looks for the columns in this number of bytes of each file
 _NUMBER_TYPES = ("int", "float", "decimal")
 _QUOTE, _OBJECT, _ARRAY = ord('"'), ord("{"), ord("[")
-_MOST_SHOWN = 20  # fields of a line in an error message
+_MOST_SHOWN = 20  # largest number of fields of a line in an error message
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class JsonLinesReader(TableReader):
         for column in self.table.columns:
             place = names.index(column.source_name)
             encoded = scanned.columns[place]
-            if broken:  # their values are null
+            if broken:  # leave out the broken lines
                 encoded = pa.DictionaryArray.from_arrays(
                     encoded.indices.take(pa.array(rows)), encoded.dictionary
                 )
@@ -133,7 +133,7 @@ class JsonLinesReader(TableReader):
                 columns[column.name] = values.take(encoded.indices)
                 continue
             if column.type == "string" and not (_first_bytes(encoded.dictionary) == _QUOTE).any():
-                columns[column.name] = without_null_values(encoded.indices, values)  # each text is there once
+                columns[column.name] = without_null_values(encoded.indices, values)  # the texts are distinct
             else:
                 columns[column.name] = _distinct(encoded.indices, values)
             if len(columns[column.name].dictionary) == len(values):

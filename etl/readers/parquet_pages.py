@@ -29,8 +29,8 @@ _COUNT, _ENCODING = (
 )
 _LEVEL_ENCODING, _LEVEL_BYTES, _IS_COMPRESSED = (5, 3), (8, 5), (8, 7)
 _PLAIN, _OLD_DICTIONARY, _RUNS, _DICTIONARY = 0, 2, 3, 8
-_LENGTH_BYTES = 4  # before the levels
-_LEAST_BYTES = 4  # of a number, or of the length of a text
+_LENGTH_BYTES = 4  # size of the length before the levels
+_LEAST_BYTES = 4  # smallest size of a number, and size of the length of a text
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ def _read_column(
         if pages is None:
             return None
         if sum(page.count for page in pages[1:]) != row_group.num_rows:
-            raise WrongPageError(f"the pages of the column {chunk.path_in_schema!r} have other rows")
+            raise WrongPageError(
+                f"the pages of the column {chunk.path_in_schema!r} do not have as many rows as the row group"
+            )
         chunks.append(pages)
         rows += row_group.num_rows
     values = sum(pages[0].count for pages in chunks)

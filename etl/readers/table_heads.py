@@ -20,8 +20,8 @@ from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader
 from etl.readers.discovery import open_table
 
-_ROWS = 100  # of each file
-_BYTES = 1 << 16  # of text that is read at once
+_ROWS = 100  # number of rows of each file that are checked
+_BYTES = 1 << 16  # number of bytes of text that are read at once
 _GROUP_BYTES = 64 << 20  # larger row groups and stripes are not read
 
 

@@ -28,8 +28,8 @@ from storage.manifest import digest_of
 _DATE = "{date}"
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_MOST_FIELDS = 2**31 - 1  # of a plan's text
-_FUNCTION_OF_USER = "UDF"  # in a plan; the code of the function may change while the plan stays the same
+_MOST_FIELDS = 2**31 - 1  # no limit: the text of a plan names all fields
+_FUNCTION_OF_USER = "UDF"  # part of a plan's text; the code of the function may change, but not the text
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 # Spark's messages if the class path lacks the jar of a format or of a catalogue.
 _JAR_MISSING = re.compile(

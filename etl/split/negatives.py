@@ -18,8 +18,8 @@ from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# A part of the digest of prepared rows, so that they are prepared again when this text changes. Change it
-# together with any code that draws negatives, if it draws other ones from the same log.
+# A part of the digest of prepared rows, so that they are prepared again when this text changes. Change the
+# text whenever a change of the code makes it draw different negatives from the same log.
 DRAW = "from the split of the row and before"
 _SINCE = "_since"
 

@@ -259,7 +259,8 @@ def require_free_weight(config: Config, columns: Mapping[str, Type], chains: Cha
     steps = {name for chain in chains for step in chain.steps for name in step.outputs}
     if config.log.label.weights is not None and WEIGHT in {*columns, *steps}:
         raise ConfigError(
-            f"an operator would add a column {WEIGHT!r}, which is that of the weights of log.label.weights",
+            f"an operator would add a column {WEIGHT!r}, which is the internal column with the weights of "
+            "log.label.weights",
             "give this column another name",
         )
 
@@ -493,5 +494,5 @@ def _positions_method(config: Config) -> str | None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
     names |= {"null_values", "time_zone", "columns"}
-    values = {"separator": ",", **settings.model_dump(include=names)}  # as in earlier releases
+    values = {"separator": ",", **settings.model_dump(include=names)}  # the default of earlier releases
     return f"{_POSITIONS}, {digest_of(values)}"

@@ -91,7 +91,8 @@ def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
     missing = [name for name in names if name not in rows.column_names]
     if missing:
         raise DataError(
-            f"the rows lack the columns {missing}; of those that are read, they have {rows.column_names}",
+            f"the rows lack the columns {missing}; of the columns that are read, they have "
+            f"{rows.column_names}",
             "add these columns, with the names of the log; a column of nulls says that values are not known",
         )
 

@@ -111,7 +111,8 @@ class RunPlan:
     def _lacks_blend(self) -> bool:
         """Returns whether score.blend=auto is set, but the champion has no blend for these sources.
 
-        A record of a date without validation clicks (`users` is 0) is no blend: a later run learns one.
+        A record of a date without validation clicks (`users` is 0) contains no blend. If there is no other
+        record, this run learns one.
         """
         if self.config.score.blend == "none":
             return False

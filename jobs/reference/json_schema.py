@@ -224,7 +224,7 @@ def _source(name: str, settings: type[SourceSettings]) -> type[SourceSettings]:
 
 
 def _field(section: type[BaseModel], name: str, default: Any) -> Any:
-    """Returns a field of a section with a default in place of the function that makes it."""
+    """Returns a field of a section whose default is a value, not a function that creates the value."""
     return Field(default=default, description=section.model_fields[name].description)
 
 

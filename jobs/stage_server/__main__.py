@@ -50,7 +50,7 @@ def main() -> NoReturn:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
     start_server_early()  # its workers read the log in the first stage
     requests = _Requests()
-    if cores_without_jvm() is None:  # otherwise a small run does without a JVM
+    if cores_without_jvm() is None:  # otherwise a stage starts a JVM only if it needs one
         threading.Thread(target=_start_jvm, daemon=True).start()
     importing = threading.Thread(target=_import_modules, args=(sys.argv[3:],), daemon=True)
     shared = SharedSession()
@@ -72,7 +72,7 @@ def _run(
     if importing.ident is None:
         if len(sys.argv) > 3:
             mlflow_process.start()
-        importing.start()  # not before, because two threads that import take turns
+        importing.start()  # not before this stage's imports, which it would delay
     try:
         parsed = job_parser(job, description).parse_args(arguments)
     except SystemExit as ended:

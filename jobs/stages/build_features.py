@@ -29,7 +29,7 @@ def run(context: RunContext) -> JobSummary:
         check_training(context.config)
     plan = plan_of(context.config)
     copy_tables_of_run(context, plan)
-    raw_days(plan, context.run_date, context.recorder)  # reject a bad window before a session starts
+    raw_days(plan, context.run_date, context.recorder)  # if days are missing, fail before a session starts
     parent, other = workflows_of_run(context)
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
     built = build(workers, plan, context.lake, context.run_date, parent, context.phase, other)

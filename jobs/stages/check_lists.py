@@ -94,8 +94,8 @@ def check_experiment(context: RunContext, lists: Manifest) -> None:
     if lists.inputs.get("experiment") != (experiment and experiment.digest):
         name = experiment.settings.name if experiment else None
         raise DataError(
-            f"the lists of {context.run_date} were computed with other settings of an experiment than those "
-            f"of the configuration (serving.experiment.name={name})",
+            f"the lists of {context.run_date} were not computed with the experiment of the configuration "
+            f"(serving.experiment.name={name})",
             f"run score_daily for {context.run_date} again",
         )
 

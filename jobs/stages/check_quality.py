@@ -23,7 +23,7 @@ def run(context: RunContext) -> JobSummary:
     """Checks the raw log of the window of days that ends on the run date."""
     plan = plan_of(context.config)
     copy_tables_of_run(context, plan)
-    raw_days(plan, context.run_date, context.recorder)  # reject a bad window before a session starts
+    raw_days(plan, context.run_date, context.recorder)  # if days are missing, fail before a session starts
     workers = choose_workers(context.config.workflow.engine, lambda: context.spark)
     lake, run_date = context.lake, context.run_date
     has_features = applied_features(workers, plan, lake, *workflows_of_run(context))

@@ -89,7 +89,7 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     if done and not plan.rows and not context.config.deliver.sinks:
         record = replace(record, status="complete")
         return _text(record, "was removed before"), _summary(lake, record, dry_run=False)
-    # From now on, no job reads the rows of the users, so what it publishes does not have them.
+    # From now on, jobs leave out the rows of the users, so no job publishes them again.
     add_erased(lake, known, ids, through)
     write_record(lake, record)
     with context.phase("tables"):
@@ -157,7 +157,7 @@ def _require_none(left: ErasurePlan) -> None:
 def _remains(
     context: RunContext, plan: ErasurePlan, before: Mapping[str, Sequence[Any]]
 ) -> dict[str, Sequence[Any]]:
-    """Returns what remains; after an attempt that was killed, also what this attempt had listed."""
+    """Returns the data that still contains the users, also the data that a killed attempt had listed."""
     now: dict[str, Sequence[Any]] = {
         "raw_files": raw_files(context.config, plan),
         "models": models_with_users(saved_models(context.lake), plan),

@@ -37,8 +37,8 @@ def run(
         A text for a terminal, and the summary.
 
     Raises:
-        ConfigError: the folder exists, `online` is set, or there is no C++ compiler for compiled programs.
-            With `triton`: `formats` or `compiled` is set, or see `add_to_repository`.
+        ConfigError: without `triton`: the folder exists, `online` is set, or there is no C++ compiler for
+            compiled programs. With `triton`: `formats` or `compiled` is set, or see `add_to_repository`.
         DataError: there is no champion.
         InfrastructureError: the folder cannot be written, or a program differs too much from the model.
     """

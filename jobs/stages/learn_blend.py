@@ -1,4 +1,4 @@
-"""Learns how the champion and the sources of candidates rank together, and records it in the registry."""
+"""Learns how to combine the scores of the champion and of the candidate sources, and records the result."""
 
 from __future__ import annotations
 

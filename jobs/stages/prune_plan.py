@@ -64,7 +64,7 @@ def plan_prune(config: Config, run_date: str, keep_days: int) -> tuple[Limits, l
         DataError: a data manifest, a model.json or a file of the registry is damaged.
     """
     check_days(config, run_date, keep_days)
-    lake = LakePaths(config.lake)  # what is read here is no input of the run
+    lake = LakePaths(config.lake)  # without a recorder: the files that are read here are no inputs of the run
     files = list_lake(lake)
     if not any(file.path.endswith(f"/{MANIFEST_NAME}") for file in files):
         raise ConfigError(
@@ -163,12 +163,12 @@ _DAY_S = 24 * 3600
 
 @dataclass(frozen=True)
 class Item:
-    """What is deleted together: a date of a table, a version, or the files of attempts.
+    """Files that are deleted together: of a date of a table, of a version, or of attempts.
 
     Attributes:
         kind: the name of a row in the table for a terminal, such as `features`.
         name: the date, version or folder.
-        files: the files that are deleted. If a deletion in this order is killed, the next plan continues it.
+        files: the files, in the order of their deletion. If prune is killed, the next prune deletes the rest.
         folders: folders below the root of the lake that are deleted if they are empty then.
         partition: the date of a table; None for all other items.
     """
@@ -199,8 +199,8 @@ class Limits:
         first_date: the first date that is kept.
         old: files that were changed before this time may be deleted (`output.grace_hours`), in seconds since
             1970.
-        expired: files of attempts without a date were written too long ago if they were changed before this
-            time.
+        expired: files of attempts whose names contain no date are deleted if they were last changed before
+            this time, in seconds since 1970.
     """
 
     run_date: str

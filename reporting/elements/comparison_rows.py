@@ -25,13 +25,14 @@ HEADERS = (
     "Test log loss",
     "Model versions",
 )
-TEXT_COLUMNS = (1, 2, 10)  # all others are numbers
+TEXT_COLUMNS = (1, 2, 10)  # all other columns are numbers
 
 
 def comparison_rows(comparison: Comparison) -> list[list[str]]:
-    """Returns the cells of each experiment. The best experiment is first, experiments without a place last.
+    """Returns the cells of each experiment, the best experiment first.
 
-    The place depends only on the validation split. Measures are means over the seeds, with the sample
+    The order depends only on the measure `choose_by` on the validation split. Experiments without a value of
+    this measure come last. Measures are means over the seeds, with the sample
     standard deviation if there are several seeds. The best epoch of a seed is the epoch with the best value
     of `choose_by` on the validation split.
     """

@@ -35,7 +35,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "other": (),
 }
 _MEASURES = "measure_recommendations"
-# The jobs of a run whose failure stops it. `report` is not one of them, because a page shows that it has run.
+# The jobs whose failure stops a run. `report` is left out: if a report page exists, the job has succeeded.
 _RUN_JOBS = (
     *(job for jobs in GROUPS.values() for job in jobs),
     "check_quality",
@@ -186,7 +186,8 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
 
     Args:
         records: the records whose failures are returned.
-        others: records of other dates. A stage that has one of them is not taken from the exit codes.
+        others: records of other dates. If a stage has a record there, its exit code in the record of
+            `nightly` adds no second failure.
     """
     failed = [record for record in records if record.failed and record.job != "nightly"]
     failures = [_failure(record) for record in failed]
@@ -198,7 +199,7 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
         }
         for stage, code in run.facts.get("exit_codes", {}).items():
             if code not in _CLEAN_EXITS and stage.removesuffix("_again") not in recorded:
-                problem = "killed, or crashed before it could say why"
+                problem = "the job was killed, or it crashed before it could record an error"
                 remedy = (run.error or {}).get("remedy", "")
                 failures.append(Failure(run.run_date, stage, run.ended_at, code, problem, remedy))
         if (run.error or {}).get("kind") not in (None, "StageError"):  # no stage of the run failed
@@ -221,8 +222,9 @@ def _failure(record: RunRecord) -> Failure:
 def open_failure(config: Config, run_date: str) -> Failure | None:
     """Returns the last failure of a stage of a run; None if there is none, or if a later attempt succeeded.
 
-    A later success of the same stage replaces a failure. A later success of any stage replaces a stop of
-    `nightly`, whose own record is written after the page of its run. If lists are compared with the clicks of
+    A failure no longer counts after a later success of the same stage. A failure of `nightly` itself no
+    longer counts after a later success of any stage, because `nightly` writes its record only after the
+    report of its run. If lists are compared with the clicks of
     the next day, the run measures the lists of the day before. Therefore attempts to measure those lists
     belong to this run.
     """

@@ -95,8 +95,8 @@ class RunFacts:
     Attributes:
         mode: whether the workflow was fitted, extended or applied; None without a dataset.
         days: the days of the dataset, one entry for each split that contains rows of the day.
-        missing: the numbers of users and of items of the log without a row in their table of attributes. A
-            side without such a table has no entry.
+        missing: the numbers of users and of items of the log without a row in their table of attributes.
+            Without a table of users, there is no entry for users; the same holds for items.
         quality: the data report. It exists even if a limit of the section `quality` stopped the run.
         evaluation: the facts that evaluate_model published on this date; None for a run without training.
         model: the content of a model.json. It describes the challenger trained on this date or, without
@@ -455,7 +455,7 @@ def histories(
 
 # Reads published Parquet files for the report, on one machine. Of large tables, only some files are read.
 
-MOST_ROWS = 5_000_000  # of one column; reading them takes seconds, and a report needs no more
+MOST_ROWS = 5_000_000  # largest number of rows of a column that are read, which takes seconds
 
 
 def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:

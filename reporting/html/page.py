@@ -93,7 +93,7 @@ def document(title: str, head: Html, sections: list[Html | None]) -> Html:
 
 # Builds the HTML page of a comparison of models and settings.
 
-_MOST_CURVES = 8  # the style sheet has as many colours
+_MOST_CURVES = 8  # the style sheet has 8 colours
 
 
 def comparison_page(comparison: Comparison, run_date: str, command: str) -> Html:
@@ -167,7 +167,7 @@ def _failures(comparison: Comparison) -> Html | None:
     ]
     if not rows:
         return None
-    sentence = "If a training of an experiment failed, the experiment has no place."
+    sentence = "If a training of an experiment failed, the experiment is not ranked."
     cells = table(("Experiment", "Seed", "Error"), rows, "Failed trainings", (0, 2))
     return section("failures", "Failures", lead(sentence), cells)
 

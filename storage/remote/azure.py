@@ -122,7 +122,8 @@ def _connected(authority: str, settings: tuple[str, ...], _process: int) -> Cont
         except ValueError as error:
             raise ConfigError(
                 f"{_CONNECTION} cannot be used: {error}",
-                "copy the connection string again from the access keys of the storage account (Azure portal)",
+                "copy the connection string again: it is under the access keys of the storage account in the "
+                "Azure portal",
             ) from error
     if not account and not named:
         raise ConfigError(

@@ -112,7 +112,8 @@ def test_rerun_with_failures_changes_nothing_and_a_training_waits_for_it(
     training = api.trigger(WEEKLY, {"run_date": day})
     wait_for(lambda: api.tasks(WEEKLY, training)["wait_for_other_dag"]["state"] == "up_for_reschedule")
     api.patch(f"/dags/{WEEKLY}/dagRuns/{quote(training)}", {"state": "failed"})
-    assert "daily_recommendations is at work in 1 runs" in api.log(WEEKLY, training, "wait_for_other_dag", 1)
+    log = api.log(WEEKLY, training, "wait_for_other_dag", 1)
+    assert "waiting for 1 active runs of daily_recommendations" in log
     kill_an_executor_of(airflow_setup, api, run, "score_daily")
     assert api.wait(DAILY, run, PATIENCE_S) == "success"
     use_master(api, LOCAL_MASTER)

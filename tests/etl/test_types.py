@@ -436,7 +436,7 @@ def test_lists_drop_empty_elements_and_an_empty_field_is_null() -> None:
         ({"type": "timestamp", "format": "%Y-%m-%d %Q"}, "'%Q'.*are not known"),
         ({"type": "timestamp", "format": "%Y-%m-%d %"}, "are not known|percent sign"),
         ({"type": "timestamp", "format": "%Y-%m-%d %y"}, "reads the year more than once"),
-        ({"type": "timestamp", "format": "%Y-%m-%d %I"}, "need each other"),
+        ({"type": "timestamp", "format": "%Y-%m-%d %I"}, "must be used together"),
         ({"type": "timestamp", "format": "%Y年%m%d"}, "only ASCII"),
         ({"type": "datetime"}, "type"),
     ],
@@ -461,7 +461,7 @@ def test_settings_that_mean_nothing_are_refused(column: dict[str, Any], problem:
         ({"format": "tsv", "time_zone": ""}, "is not the name of a time zone"),
         (
             {"format": "tsv", "columns": [{"name": "c", "type": "list<int>", "separator": "\t"}]},
-            "is also that of the fields",
+            "contains the separator of the fields",
         ),
     ],
 )

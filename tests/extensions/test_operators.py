@@ -98,7 +98,7 @@ class Wrong(Operator):
         ({"computed": "[values[0][:1]]"}, "the operator wrong did not compute 1 Arrow arrays of 3 values"),
         ({"computed": "values * 2"}, "the operator wrong did not compute 1 Arrow arrays of 3 values"),
         ({"computed": "None"}, "the operator wrong did not compute 1 Arrow arrays of 3 values"),
-        ({"fitted": "None"}, "the operator wrong was fitted to a NoneType, not to a Fitted"),
+        ({"fitted": "None"}, "the method `fit` of the operator wrong returned a NoneType, not a Fitted"),
     ],
 )
 def test_an_operator_that_breaks_the_contract_is_named(

@@ -129,7 +129,7 @@ class FakeSpark:
         (
             "local[2]",
             "4",
-            r"train.elastic: Spark \(local\[2\]\) gives up when a task fails for the first time",
+            r"train.elastic: Spark \(local\[2\]\) ends the job when a task fails once",
         ),
         ("local[2,1]", "4", r"local\[2,4\]"),
         ("local", "4", r"local\[2,4\]"),

@@ -155,9 +155,10 @@ def owned_state(
 
 
 def _merged(blocks: Sequence[RowBlock]) -> list[RowBlock]:
-    """Returns the blocks as they are in a file: one after the other, and a feature's hot rows with its tail.
+    """Returns the blocks as they are in a file: one after the other, and adjacent blocks of a feature as one.
 
-    So files do not depend on which rows are in host memory.
+    The rows of a feature may be two blocks: one in the memory of the device, and one in host memory. A file
+    contains one block for both, so it does not depend on which rows are in host memory.
     """
     merged: list[RowBlock] = []
     place = 0

@@ -47,8 +47,8 @@ from training.registry.training_leftovers import is_older
 
 log = logging.getLogger("nightrank.training")
 
-# The first is how long rank 0 waits for files that other ranks have reported as written. The second is how
-# long it waits after an error, when other ranks may have ended.
+# The first time is how long rank 0 waits until it sees the files that other ranks have reported as written.
+# The second time is how long it waits after an error, when other ranks may have ended.
 _PUBLISH_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
 
@@ -109,12 +109,12 @@ class Checkpoints:
         return self._collectives.rank == 0
 
     def space_problem(self, trainer: Stateful) -> str | None:
-        """Returns why there is no space for another checkpoint; None if there is space.
+        """Returns a text that says why there is no space for another checkpoint; None if there is space.
 
         All ranks get the same result.
 
-        The copy in host memory must leave a fifth of the available memory of each host. Ranks on one host
-        share its memory. The disk must have space for the files of all ranks.
+        After the copy, at least a fifth of the available memory of each host must still be free. Ranks on one
+        host share its memory. The disk must have space for the files of all ranks.
         """
         size = owned_state(trainer.state(), trainer.row_state(), leads=self._leads).bytes
         missing = max(size - self._host_copy.bytes, 0)  # a copy reuses the memory of the previous copy

@@ -113,7 +113,7 @@ def open_trained(path: str, collectives: Collectives | None = None) -> tuple[Sto
     description = read_description(path)
     if "optimizer" not in description:
         raise DataError(
-            f"{path}/{MODEL_JSON} lists no optimizer state: an older version of this code wrote it",
+            f"{path}/{MODEL_JSON} lists no optimizer state, because an early release wrote it",
             "train once from fresh weights with --set train.retrain.start=fresh",
         )
     spec = FeatureSpec.from_json(description["feature_spec"])
@@ -166,7 +166,7 @@ def load_model(
     except StateMismatchError as error:
         raise DataError(
             f"{path}: the weights do not fit architecture {description['architecture']}: {error}",
-            "train the model again with this code",
+            "train the model again with this release",
         ) from error
     if embeddings == "int8":
         to_int8(model)

@@ -196,8 +196,8 @@ class StoredState:
 # Rows that are closer to each other than this number of bytes are read together: reading the bytes between
 # them takes less time than another request.
 _LOCAL_GAP, _REMOTE_GAP = 4 << 10, 256 << 10
-_MOST_BYTES = 16 << 20  # of one read
-_REQUESTS = 16  # at the same time, of an object store
+_MOST_BYTES = 16 << 20  # largest size of one read
+_REQUESTS = 16  # largest number of requests to an object store at the same time
 
 
 class StoredTensorRows:
@@ -267,10 +267,10 @@ class StoredTensorRows:
 
 
 def spans_of(places: NDArray[np.int64], gap: int, most_bytes: int, row_bytes: int) -> list[slice]:
-    """Divides ascending places of rows into runs that are read together.
+    """Divides rows of a file into runs that are read together.
 
     Args:
-        places: (N,) places of rows in a file.
+        places: (N,) the indices of the rows in the file, ascending.
         gap: the largest number of bytes between two rows of a run.
         most_bytes: the file is divided into parts of this number of bytes. A run ends where its part ends.
         row_bytes: bytes of a row.

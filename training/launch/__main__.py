@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "retry). The last line on standard output is one JSON object.",
     )
     parser.add_argument("--config", required=True, metavar="YAML", help="configuration of the log")
-    parser.add_argument("--run-date", required=True, metavar="YYYY-MM-DD", help="the logical day to work on")
+    parser.add_argument("--run-date", required=True, metavar="YYYY-MM-DD", help="run date of the dataset")
     parser.add_argument("--future", action="store_true", help="accept a run date later than tomorrow (UTC)")
     parser.add_argument(
         "--set",

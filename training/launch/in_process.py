@@ -1,4 +1,4 @@
-"""Trains on one rank in the driver's process: no ranks to start, and all cores for one process."""
+"""Trains on one rank in the driver's process. So no process is started, and this process uses all cores."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _require_restarts(spark: SparkSession) -> None:
         remedy = "set spark.task.maxFailures to 4 or more in the properties file"
     if int(failures) < 2:
         raise ConfigError(
-            f"train.elastic: Spark ({spark.sparkContext.master}) gives up when a task fails for the first "
-            "time",
+            f"train.elastic: Spark ({spark.sparkContext.master}) ends the job when a task fails once, so the "
+            "training could not continue after a rank is lost",
             remedy,
         )

@@ -1,4 +1,4 @@
-"""The blends that learn_blend learned: how a champion and the sources of candidates rank together.
+"""The blends that learn_blend learned: how to combine scores of a champion and of the candidate sources.
 
     models/<name>/blends/dt=<run date>.json
 
@@ -28,7 +28,7 @@ BLENDS = "blends"
 
 @dataclass(frozen=True)
 class BlendKey:
-    """What a blend belongs to.
+    """The champion, candidates and retriever for which a blend was learned.
 
     Attributes:
         champion: version of the model whose logits the blend weighs.
@@ -46,7 +46,7 @@ class BlendRecord:
     """A learned blend, as the registry stores it. All values can be written as JSON.
 
     Attributes:
-        key: what the blend belongs to.
+        key: the champion, candidates and retriever for which the blend was learned.
         run_date: the run date for which it was learned.
         inputs: maps the name of each further input to its digest.
         sources: the names of the sources, in the order of the configuration.
@@ -113,7 +113,7 @@ def blend_as_of(lake: LakePaths, name: str, run_date: str, key: BlendKey) -> Ble
 
 
 def blend_key(lake: LakePaths, config: Config, run_date: str) -> BlendKey | None:
-    """Returns what a blend of the lists of a run date must belong to.
+    """Returns the key that a blend must have to rank the lists of a run date.
 
     Returns None if there is no champion, or no retriever for the features of the champion.
     """

@@ -2,8 +2,8 @@
 
 A version is needed if it served on a date that is kept, was trained for such a date, may serve again after a
 rollback, is the treatment of the configured experiment, or is the retriever of a kept workflow version. The
-refits and the ancestors of a needed version are needed too: a refit starts from the parent, and the
-withdrawal of an ancestor also withdraws the model.
+refits and the ancestors of a needed version are needed too: a refit starts from the same parent as the model
+that it refits, and the withdrawal of an ancestor also withdraws the model.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _with_ancestors(versions: set[str], described: dict[str, dict[str, Any]]) ->
 def _retrievers(
     lake: LakePaths, name: str, described: dict[str, dict[str, Any]], first_date: str, workflows: set[str]
 ) -> set[str]:
-    """Returns the retrievers of kept dates, and the newest one before them of each used workflow version."""
+    """Returns the retrievers of kept dates, and the newest earlier one of each workflow version in use."""
     kept = {version for version, values in described.items() if _is_of(values, first_date)}
     newest: dict[str, str] = {}  # by workflow version
     for run_date in dates_of(lake, name, RUNS):

@@ -56,7 +56,7 @@ def never_fails(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def prepare(lake: LakePaths) -> None:
-    """Imports MLflow and creates the store's tables in the background. Later calls wait for that."""
+    """Imports MLflow and creates the store's tables in a thread, for which later calls wait."""
     if _uri(lake) is not None:
         threading.Thread(target=open_store, args=(lake,), name="mlflow", daemon=True).start()
 

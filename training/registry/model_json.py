@@ -123,4 +123,4 @@ def damage(folder: str, entry: ModelFile) -> str | None:
         return f"{path} is missing"
     if length != entry.bytes:
         return f"{path} has {length} bytes, {entry.bytes} were written"
-    return None if crc == entry.crc32 else f"{path} holds other bytes than were written (CRC-32)"
+    return None if crc == entry.crc32 else f"{path} was changed after it was written (its CRC-32 differs)"

@@ -58,7 +58,8 @@ def roll_back(lake: LakePaths, name: str, request: OverrideRequest) -> Override 
     current = state.champion
     if current is None:
         raise DataError(
-            f"{lake.models(name)} has no champion on {request.run_date}", "there is nothing to roll back"
+            f"{lake.models(name)} has no champion on {request.run_date}, so there is nothing to roll back",
+            "correct --run-date, or train a model first (train_model, evaluate_model)",
         )
     served = [version for _, version in state.champions]
     if request.version is None:

@@ -33,7 +33,7 @@ def render(run: RunFacts, failure: Failure | None = None, served: str | None = N
 
 
 def _failure(run: RunFacts, failure: Failure, served: str | None) -> Html:
-    """Returns what stopped the run, what to do, and which lists are served meanwhile."""
+    """Returns an element that says what stopped the run, what to do, and which lists are served now."""
     date = "" if failure.dt == run.run_date else f" for {failure.dt}"
     ended = failure.ended_at.replace("T", " ").removesuffix("Z")
     return tag(

@@ -96,7 +96,7 @@ def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | No
         ("Rows", "of the run date's own log, before any rows were dropped.", rows),
         ("Drops", "share of these rows that were dropped, by reason.", _drops(days, names)),
         ("AUC", "of the models that the gate compared.", auc),
-        ("Drift", "of the day from its train days, and of the lists from the last ones.", drift),
+        ("Drift", "of the day from its train days, and of the lists from the last published lists.", drift),
         ("Throughput", "of the last successful attempt.", speed),
         ("Duration", "of the jobs, without the start of Spark processes.", seconds),
         ("Cost", "of all attempts, including failed ones.", _cost(days, names, currency)),

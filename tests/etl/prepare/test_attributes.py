@@ -246,6 +246,6 @@ def test_a_join_keeps_dictionaries_and_ignores_texts_that_are_no_integers() -> N
         "yxyxx"
     )
     twice = pa.table({"user": ["1", "01"], "town": ["x", "y"]})
-    with pytest.raises(DataError, match="several texts of the integer 1"):
+    with pytest.raises(DataError, match="several texts for the integer 1"):
         join_attributes(pa.table({"user": [2]}), twice, "user")
     assert join_attributes(pa.table({"user": pa.array([], pa.int64())}), attributes, "user").num_rows == 0

@@ -272,7 +272,7 @@ def test_a_log_of_choices_has_no_click_rate_to_compare() -> None:
     assert only.click_rates is None
     assert unchecked(BY_DAY, only, draws=False) == ["the click rate, because every row is a click"]
     assert unchecked(SplitConfig(by="leave_last_out"), COMPARED, draws=False) == [
-        "the number of rows, because the log is one partition",
+        "the number of rows, because the log is not divided into days",
         "the click rate, because split.by=leave_last_out chooses the test rows by their clicks",
     ]
     assert not replace(COMPARED, pieces=tuple(replace(p, rows=0, clicks=0) for p in PIECES)).only_clicks

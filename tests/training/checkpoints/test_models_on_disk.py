@@ -184,7 +184,7 @@ def test_a_changed_byte_is_found_when_the_file_is_read(tmp_path: Path, kind: str
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    message = rf"{path.name} holds other bytes than were written"
+    message = rf"{path.name} was changed after it was written"
 
     def body(collectives: Collectives) -> None:
         with pytest.raises(
