@@ -83,7 +83,7 @@ def test_setup_in_a_checkout_refers_to_make(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words, expected",
     [
-        (["nightrank", "ch"], {"champion", "check_lists", "check_quality"}),
+        (["nightrank", "ch"], {"champion", "check", "check_lists", "check_quality"}),
         (["nightrank", "run", "--re"], {"--retrain"}),
         (["nightrank", "champion", "--p"], {"--pin"}),
         (["nightrank", "completion", ""], {"bash", "zsh"}),
