@@ -51,6 +51,8 @@ _VAGUE_NAMES = {
     "home",
     "tmp",
 }
+# A training of a sequence model reads about this number of rows, in two to ten epochs: some minutes.
+_ROWS_OF_A_TRAINING = 400_000
 # Rows are sorted by user if each user has about one run of consecutive rows.
 _SORTED_RUNS = 1.2
 # A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
@@ -486,7 +488,7 @@ def _model(log: _Log, days: int, config: NewConfig) -> None:
         }  # fmt: skip
         config.sections["train"] = {
             "global_batch_size": 256 if small else 1024,
-            "epochs": 10 if small else 4,
+            "epochs": min(10, max(2, _ROWS_OF_A_TRAINING // max(log.rows, 1))) if small else 2,
             "negatives": {"per_positive": 20},
             "loss": "softmax",
             "learning_rate": 0.001,
