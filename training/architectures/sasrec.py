@@ -23,11 +23,13 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from storage.feature_spec import PAD_ID
 from training.architecture_settings.sasrec import Settings
 from training.models.inputs import Inputs
 from training.models.layers import in_float32
-from training.models.sequence import CausalBlock, SequenceDropout
+from training.models.sequence import CausalBlock, SequenceDropout, Timelines
 from training.models.sequence_model import SequenceModel, first_vectors, sequence_layout
 
 
@@ -49,7 +51,24 @@ class SASRec(SequenceModel):
 
     def encode(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
         """See `SequenceModel.encode`."""
+        if first_rows is not None and self.training and self.shares_histories and len(self.blocks) == 1:
+            return self._encode_timelines(histories, first_rows)
         return self.encode_by_length(histories, first_rows, self._encode_places)
+
+    def _encode_timelines(self, histories: Tensor, first_rows: Tensor) -> Tensor:
+        """Returns F_0, (S, E) float32, and encodes items that successive histories share once."""
+        timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
+        dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape
+        vectors = self.embedding.feature_vectors(timelines.items, self.layout.item) * math.sqrt(dim)
+        vectors = self.dropout(vectors, timelines.first_rows)
+        items = vectors.new_zeros(tiles * width, dim).index_copy(0, timelines.places, vectors)
+        newest = functional.embedding(timelines.newest, items) + self.places[0]  # its gradient is fast
+        (block,) = self.blocks
+        values = block.forward_timelines(
+            newest, items.view(tiles, width, dim), self.places, timelines, first_rows
+        )
+        is_item = histories[:, :1] != PAD_ID
+        return torch.where(is_item, in_float32(self.norm, values), self.no_history)
 
     def _encode_places(self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None) -> Tensor:
         """Returns F_0, (S, E) float32; see `LengthGroups.encode`."""
