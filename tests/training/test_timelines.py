@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from conf.errors import DataError
 from conf.types import ModelConfig, MultiHot, Reading, Train, TrainNegatives
+from tests.checked_device import checked_device
 from tests.training.feature_rows import Rows
 from tests.training.feature_tables import write_file
 from tests.training.ranks_in_threads import on_ranks
@@ -39,6 +41,9 @@ KEYED = replace(PLAIN, key_columns=("row_id", "user_key", "item_key"))
 SHARDS, BATCH = 4, 128
 LISTS = MultiHot(lengths={"history": PLACES})
 CPU = torch.device("cpu")
+# Of the forward pass: the groups of equal histories, the tiles and their sizes, the items that histories add, and the
+# rows of each of two shards for three layers of dropout.
+MOST_WAITS = 12
 
 
 def histories_of(users: int, longest: int, seed: int) -> NDArray[np.int64]:
@@ -187,6 +192,30 @@ def test_other_models_encode_each_history(shared: bool, blocks: int, monkeypatch
     assert model(torch.zeros(2, 0), torch.tensor([[1, 2, *[0] * 5], [1, 3, 2, *[0] * 4]])).shape == (2,)
 
 
+def test_everything_lies_on_the_device_and_few_operations_wait() -> None:
+    """The number of waits does not grow with the number of tiles."""
+    model = randomised("sasrec", PLAIN, blocks=1, heads=2, dropout=0.5).train()
+    model.shares_histories = True
+    counts, shards = [], range(2)
+    for users in (4, 60):
+        histories = histories_of(users, 9, seed=1)
+        categorical = torch.from_numpy(np.pad(histories, ((0, 0), (1, 0)), constant_values=1))
+        rows = [3, len(histories) - 3]
+        draw_masks(model, shards, rows)
+        on_host = model.user_vectors(torch.zeros(len(histories), 0), categorical)
+        with checked_device() as (device, checks):
+            moved = deepcopy(model).to(device)
+            draw_masks(moved, shards, rows)
+            inputs = torch.zeros(len(histories), 0).to(device), categorical.to(device)
+            checks.waits.clear()
+            vectors = moved.user_vectors(*inputs)
+            counts.append(sum(checks.waits.values()))
+            assert vectors.device == device
+            torch.testing.assert_close(vectors.cpu(), on_host)
+    assert counts[0] == counts[1]
+    assert counts[0] <= MOST_WAITS
+
+
 # The loader, and trainings on ranks.
 
 
@@ -240,7 +269,11 @@ TENSORS = ("categorical", "labels", "weights", "row_keys")
 
 
 def row_ids(batches: list[Batch]) -> list[int]:
-    return [int(row[0]) for batch in batches for row in batch.row_keys[batch.weights > 0]]
+    ids = []
+    for batch in batches:
+        assert batch.row_keys is not None
+        ids += batch.row_keys[batch.weights > 0, 0].tolist()
+    return ids
 
 
 def test_rows_of_a_user_follow_each_other_in_the_order_of_time(tmp_path: Path) -> None:

@@ -12,7 +12,11 @@ s_p is the item at place p of the history, counted from the most recent one. For
 learned vector.
 
 The paper trains all places of a user's sequence at once. Here each row of the log is one example with its own
-history, so the examples are the same.
+history, so the examples are the same. If the batches of a training have the rows of a user together
+(`train.shuffle=users`), a model with one block computes keys and values once for all rows that share an item
+(`Timelines` in training/models/sequence.py). Places are counted from the most recent item, so an item has
+another place in each row, but places enter keys and values linearly. With a second block this is not
+possible, because its inputs are outputs of the first one, which depend on the places.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """
@@ -56,7 +60,10 @@ class SASRec(SequenceModel):
         return self.encode_by_length(histories, first_rows, self._encode_places)
 
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor) -> Tensor:
-        """Returns F_0, (S, E) float32, and encodes items that successive histories share once."""
+        """Returns F_0, (S, E) float32, and encodes items that successive histories share once.
+
+        Dropout sets numbers of √E · M[s_p] to 0, once for all histories of a timeline, and none of P[p].
+        """
         timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
         dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape
         vectors = self.embedding.feature_vectors(timelines.items, self.layout.item) * math.sqrt(dim)
@@ -64,6 +71,7 @@ class SASRec(SequenceModel):
         items = vectors.new_zeros(tiles * width, dim).index_copy(0, timelines.places, vectors)
         newest = functional.embedding(timelines.newest, items) + self.places[0]  # its gradient is fast
         (block,) = self.blocks
+        assert isinstance(block, CausalBlock)
         values = block.forward_timelines(
             newest, items.view(tiles, width, dim), self.places, timelines, first_rows
         )

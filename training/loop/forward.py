@@ -283,7 +283,8 @@ class _SampledProducts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *compiled_products_backward(*context.saved_tensors, gradient.contiguous()), None
+        users, items, index = context.saved_tensors
+        return *compiled_products_backward(users, items, index, gradient.contiguous()), None
 
 
 class _Drawn(ctypes.Structure):
