@@ -206,6 +206,7 @@ _REFUSED = {
     "embedding_memory_mib": _NO_LAKE,
     "negatives": _NO_KEYS,
     "unknown_share": _NO_KEYS,
+    "shuffle": _NO_KEYS,
     "max_softmax_items": _NO_KEYS,
     "baselines": "train each baseline by a call of its own",
 }

@@ -64,6 +64,9 @@ PARTS = {
     "embedding_memory": Part("embedding_memory"),
     "fbgemm": Part("fbgemm", needs=("torch", "triton", "pydantic", "yaml", "fbgemm_gpu")),
     "loader_feeding": Part("loader_feeding", needs=("torch", "triton", "pyarrow", "petastorm")),
+    "sequence_epoch": Part(
+        "sequence_epoch", needs=("torch", "triton", "pyarrow", "petastorm", "pandas", "scipy")
+    ),
     "terabyte": Part("terabyte", needs=("pydantic", "yaml", "pyarrow", "pandas")),
     "scoring_in_spark": Part(
         "scoring_in_spark", needs=("torch", "triton", "pyarrow", "petastorm", "pyspark")

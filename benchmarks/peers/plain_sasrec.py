@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,9 +60,9 @@ class SASRec(nn.Module):
     def forward(self, sequences: Tensor) -> Tensor:
         """Returns the vectors (B, L, E) after each place of sequences (B, L)."""
         length, dim = sequences.shape[1], self.items.shape[1]
-        is_item = sequences > 0
-        visible = torch.ones(length, length, dtype=torch.bool).tril() & is_item.unsqueeze(1)
-        visible = visible | torch.eye(length, dtype=torch.bool)
+        is_item, device = sequences > 0, sequences.device
+        visible = torch.ones(length, length, dtype=torch.bool, device=device).tril() & is_item.unsqueeze(1)
+        visible = visible | torch.eye(length, dtype=torch.bool, device=device)
         vectors = functional.embedding(sequences, self.items) * math.sqrt(dim)
         values = self.dropout((vectors + self.places[-length:]) * is_item.unsqueeze(2))
         for block in self.blocks:
@@ -91,7 +92,7 @@ def train_epoch(
         rate: the learning rate.
         random: orders the sequences and draws the items.
     """
-    places, loss = len(model.places), torch.zeros(())
+    places, loss, device = len(model.places), torch.zeros(()), model.places.device
     order = random.permutation(len(sequences))
     for start in range(0, len(order), batch):
         chosen = [sequences[user][-places - 1 :] for user in order[start : start + batch]]
@@ -101,13 +102,18 @@ def train_epoch(
             inputs[row, longest - len(own) + 1 :] = own[:-1]
             targets[row, longest - len(own) + 1 :] = own[1:]
         known = targets > 0
-        encoded = model(torch.from_numpy(inputs))[torch.from_numpy(known)]  # (places with an item, E)
+        encoded = model(_moved(inputs, device))[_moved(known, device)]  # (places with an item, E)
         positive = targets[known]
         others = random.integers(1, len(model.items), (len(positive), drawn))
         candidates = functional.embedding(
-            torch.from_numpy(np.concatenate([positive[:, None], others], axis=1)), model.items
+            _moved(np.concatenate([positive[:, None], others], axis=1), device), model.items
         )
         logits = (candidates @ encoded.unsqueeze(2)).squeeze(2)
-        loss = functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
+        first = torch.zeros(len(logits), dtype=torch.int64, device=device)
+        loss = functional.cross_entropy(logits, first)
         optimizer.step(torch.autograd.grad(loss, list(model.parameters())), rate)
     return float(loss.detach())
+
+
+def _moved(values: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(values).to(device)

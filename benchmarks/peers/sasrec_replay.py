@@ -23,7 +23,7 @@ class SASRecPeer(SequencePeer):
     def _make(self, schema: TensorSchema, setting: dict[str, Any]) -> SasRec:
         return SasRec(
             schema,
-            block_count=2,
+            block_count=setting.get("blocks", 2),
             head_count=1,
             hidden_size=setting["width"],
             max_seq_len=self._places,

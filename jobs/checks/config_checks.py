@@ -62,18 +62,20 @@ def check_training(config: Config) -> None:
         require_no_pair_features(features.pairs)
     if config.train.unknown_share:
         require_oov_ids(config.train.unknown_share, features_with_oov_id(feature_plan))
-        _require_keys(config)
+        _require_keys(config, "train.unknown_share replaces ids of users and items", "train.unknown_share")
+    if config.train.shuffle == "users":
+        _require_keys(config, "train.shuffle=users orders rows by user", "train.shuffle")
     for location, model in _models(config):
         with _located(location):
             check_model(model, features)
             check_loss(config.train, model)
 
 
-def _require_keys(config: Config) -> None:
+def _require_keys(config: Config, need: str, setting: str) -> None:
     if config.keys is None:
         raise ConfigError(
-            "train.unknown_share replaces ids of users and items, but the section `keys` is missing",
-            "name the columns of the user and the item under `keys`, or remove train.unknown_share",
+            f"{need}, but the section `keys` is missing",
+            f"name the columns of the user and the item under `keys`, or remove {setting}",
         )
 
 

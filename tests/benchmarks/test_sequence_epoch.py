@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.peers.plain_movielens import Adam
 from benchmarks.peers.plain_sasrec import SASRec, train_epoch
-from benchmarks.sequence_epoch import FEWEST, made_up
+from benchmarks.sequence_epoch import FEWEST, made_up, medians, ratios_of, trained_choices
 
 
 def test_the_log_has_about_the_choices_asked_for_and_follows_items() -> None:
@@ -55,3 +55,14 @@ def test_the_plain_model_learns_which_item_follows() -> None:
         for _ in range(8)
     ]
     assert losses[-1] < 0.3 < losses[0]
+
+
+def test_a_ratio_is_the_peers_median_divided_by_ours_and_none_if_it_did_not_run() -> None:
+    figures = medians({"ours": [2.0, 9.0, 1.0], "plain_torch": [5.0, 4.0, 6.0]})
+    assert figures == {"ours": 2.0, "plain_torch": 5.0}
+    assert ratios_of(figures, {"replay": "not installed"}) == {"plain_torch": 2.5, "replay": None}
+
+
+def test_peers_train_on_the_choices_before_the_last_two() -> None:
+    sequences = [np.arange(1, length + 1) for length in (3, 4, 7)]
+    assert [own.tolist() for own in trained_choices(sequences)] == [[1, 2], [1, 2, 3, 4, 5]]

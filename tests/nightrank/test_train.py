@@ -445,6 +445,7 @@ REFUSED: dict[str, Any] = {
     "embedding_memory_mib": 1,
     "negatives": {"per_positive": 2},
     "unknown_share": {"user": 0.1},
+    "shuffle": "users",
     "max_softmax_items": 10,
     "baselines": ["logistic_regression"],
 }

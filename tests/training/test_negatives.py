@@ -9,30 +9,37 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conf.errors import ConfigError, DataError
 from conf.names import days_since_epoch
 from conf.types import ModelConfig, MultiHot, Reading, Train, TrainNegatives
 from storage.feature_spec import FeatureSpec
-from tests.training.choices import SPEC, Choices, choices, genres_of, write_days
+from tests.training.choices import ITEMS, SPEC, USERS, Choices, choices, genres_of, write_days
 from tests.training.feature_tables import write_file
 from tests.training.ranks_in_threads import on_ranks
 from training.collectives import ALONE, Collectives
+from training.data import negative_sampler
 from training.data.batch import Batch, DrawnItems
 from training.data.item_catalogue import ItemCatalogue, read_catalogue
 from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
-from training.data.row_keys import mix, uniform
+from training.data.row_keys import hash_keys, mix, uniform
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 from training.loop import forward
 from training.loop.losses import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model
+from training.native.library import AVX2, AVX512, BEST, EVERYWHERE
 from training.settings.negatives import require_no_pair_features
 
 SHARDS, BATCH, DRAWS = 4, 64, 5
@@ -458,12 +465,15 @@ def steps_of(
     return [float(trainer.step(batch, 1.0)) for batch in loader.batches(2)]
 
 
-@pytest.mark.parametrize("items_per_draw", [0, 128])
+@pytest.mark.parametrize("items_per_draw", [None, 0, 128])
 @pytest.mark.parametrize("loss", ["softmax", "bpr"])
 def test_products_with_the_different_items_of_a_step_train_as_rows_of_negatives_do(
-    files: list[DataFile], loss: str, items_per_draw: int, monkeypatch: pytest.MonkeyPatch
+    files: list[DataFile], loss: str, items_per_draw: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "_ITEMS_PER_DRAW", items_per_draw)
+    """By compiled code (None), a vector for each draw, or one product of matrices."""
+    if items_per_draw is not None:
+        monkeypatch.setattr(forward, "is_compiled", lambda *_: False)
+        monkeypatch.setattr(forward, "_ITEMS_PER_DRAW", items_per_draw)
     model = build_model(ModelConfig.model_validate(TWO_TOWER), SEPARATE, seed=1)
     by_rows = steps_of(files, model, loss, of_vectors=False, collectives=ALONE)
     by_vectors = steps_of(files, model, loss, of_vectors=True, collectives=ALONE)
@@ -508,3 +518,106 @@ def test_a_feature_of_the_context_needs_rows_of_negatives(files: list[DataFile])
     sampler = NegativeSampler(catalogue, settings, 7, SPEC, MULTI_HOT, SHARDS, of_vectors=True)
     (batch, *_) = loader_of(files).batches()
     assert sampler.expand(batch).items is None
+
+
+@pytest.mark.parametrize("instructions", [BEST, EVERYWHERE, AVX2, AVX512])
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    users=st.integers(0, 20),
+    group=st.integers(1, 30),
+    items=st.integers(1, 40),
+    dim=st.integers(1, 150),
+    threads=st.integers(1, 3),
+)
+def test_the_compiled_products_of_any_shape(
+    instructions: int, users: int, group: int, items: int, dim: int, threads: int
+) -> None:
+    """They and their gradients are those of NumPy in double precision, with any number of threads."""
+    random = np.random.default_rng(users + 100 * group + 10_000 * dim)
+    user_vectors, item_vectors, gradient = (
+        torch.from_numpy(random.normal(size=shape).astype(np.float32))
+        for shape in ((users, dim), (items, dim), (users, group))
+    )
+    index = torch.from_numpy(random.integers(0, items, (users, group)))
+    drawn = (user_vectors, item_vectors, index)
+    with (
+        mock.patch.object(forward, "_PRODUCTS_OF_A_THREAD", 1),
+        mock.patch("torch.get_num_threads", return_value=threads),
+    ):
+        products = forward.compiled_products(*drawn, instructions)
+        gradients = forward.compiled_products_backward(*drawn, gradient, instructions)
+    with mock.patch("torch.get_num_threads", return_value=1):
+        alone = forward.compiled_products_backward(*drawn, gradient, instructions)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, alone, strict=True))
+    u, v, g = (tensor.double().numpy() for tensor in (user_vectors, item_vectors, gradient))
+    taken = v[index.numpy()]  # (users, group, dim)
+    of_items = np.zeros_like(v)
+    np.add.at(of_items, index.numpy(), g[:, :, None] * u[:, None])
+    tolerance = {"rtol": 1e-4, "atol": 1e-3}
+    np.testing.assert_allclose(products, np.einsum("pe,pge->pg", u, taken), **tolerance)
+    np.testing.assert_allclose(gradients[0], np.einsum("pg,pge->pe", g, taken), **tolerance)
+    np.testing.assert_allclose(gradients[1], of_items, **tolerance)
+
+
+def test_products_and_gradients_do_not_depend_on_the_way_they_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of vectors whose rows are not adjacent in memory."""
+    generator = torch.Generator().manual_seed(1)
+    wide = [torch.randn(rows, 16, generator=generator) for rows in (6, 9)]
+    index = torch.randint(0, 9, (6, 4), generator=generator)
+
+    def computed() -> list[torch.Tensor]:
+        users, items = (vectors[:, ::2].detach().requires_grad_() for vectors in wide)
+        products = forward.sampled_products(users, items, index)
+        return [products, *torch.autograd.grad(products.square().sum(), [users, items])]
+
+    compiled = computed()
+    monkeypatch.setattr(forward, "is_compiled", lambda *_: False)
+    for items_per_draw in (0, 128):
+        monkeypatch.setattr(forward, "_ITEMS_PER_DRAW", items_per_draw)
+        for one, other in zip(computed(), compiled, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_mixed_precision_and_other_types_are_not_compiled() -> None:
+    vectors = torch.ones(3, 4)
+    assert forward.is_compiled(vectors, vectors)
+    assert not forward.is_compiled(vectors.double(), vectors.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not forward.is_compiled(vectors, vectors)
+
+
+@pytest.mark.parametrize("bits", [1, 5, 26])
+def test_chosen_pairs_are_those_of_the_catalogue(
+    files: list[DataFile], days: list[Choices], bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many pairs share a flag, and only from the first day on which the user chose the item."""
+    monkeypatch.setattr(negative_sampler, "_MOST_FLAG_BITS", bits)
+    catalogue = catalogue_of(files)
+    first: dict[tuple[int, int], int] = {}
+    for number, day in enumerate(days):
+        for user, item, label in zip(day.users, day.items, day.rows.labels, strict=True):
+            if label:
+                first.setdefault((int(user), int(item)), number)
+    users, item_keys = (
+        torch.from_numpy(hash_keys(pa.chunked_array([[f"{kind}{key}" for key in range(count)]])))
+        for kind, count in (("u", USERS), ("i", ITEMS))
+    )
+    of_item = {key: number for number, key in enumerate(item_keys.tolist())}
+    items = [of_item[int(key)] for key in catalogue.items]
+    places = torch.arange(len(items)).expand(USERS, -1)
+    for day in range(3):
+        days_of = torch.full((USERS, 1), FIRST_DAY + day)
+        found = negative_sampler.ChosenPairs(catalogue).find(users[:, None], places, days_of)
+        expected = [[first.get((user, item), 9) <= day for item in items] for user in range(USERS)]
+        assert found.tolist() == expected
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=20), st.sampled_from([31, 1_000]))
+def test_distinct_places_are_counted_or_sorted(places: list[int], end: int) -> None:
+    drawn = torch.tensor([places, places[::-1]])
+    distinct, index = negative_sampler._distinct(drawn, end)
+    expected, expected_index = drawn.unique(return_inverse=True)
+    assert torch.equal(distinct, expected)
+    assert torch.equal(index, expected_index)

@@ -12,7 +12,11 @@ s_p is the item at place p of the history, counted from the most recent one. For
 learned vector.
 
 The paper trains all places of a user's sequence at once. Here each row of the log is one example with its own
-history, so the examples are the same.
+history, so the examples are the same. If the batches of a training have the rows of a user together
+(`train.shuffle=users`), a model with one block computes keys and values once for all rows that share an item
+(`Timelines` in training/models/sequence.py). Places are counted from the most recent item, so an item has
+another place in each row, but places enter keys and values linearly. With a second block this is not
+possible, because its inputs are outputs of the first one, which depend on the places.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """
@@ -23,11 +27,13 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from storage.feature_spec import PAD_ID
 from training.architecture_settings.sasrec import Settings
 from training.models.inputs import Inputs
 from training.models.layers import in_float32
-from training.models.sequence import CausalBlock, SequenceDropout
+from training.models.sequence import CausalBlock, SequenceDropout, Timelines
 from training.models.sequence_model import SequenceModel, first_vectors, sequence_layout
 
 
@@ -49,7 +55,28 @@ class SASRec(SequenceModel):
 
     def encode(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
         """See `SequenceModel.encode`."""
+        if first_rows is not None and self.training and self.shares_histories and len(self.blocks) == 1:
+            return self._encode_timelines(histories, first_rows)
         return self.encode_by_length(histories, first_rows, self._encode_places)
+
+    def _encode_timelines(self, histories: Tensor, first_rows: Tensor) -> Tensor:
+        """Returns F_0, (S, E) float32, and encodes items that successive histories share once.
+
+        Dropout sets numbers of √E · M[s_p] to 0, once for all histories of a timeline, and none of P[p].
+        """
+        timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
+        dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape
+        vectors = self.embedding.feature_vectors(timelines.items, self.layout.item) * math.sqrt(dim)
+        vectors = self.dropout(vectors, timelines.first_rows)
+        items = vectors.new_zeros(tiles * width, dim).index_copy(0, timelines.places, vectors)
+        newest = functional.embedding(timelines.newest, items) + self.places[0]  # its gradient is fast
+        (block,) = self.blocks
+        assert isinstance(block, CausalBlock)
+        values = block.forward_timelines(
+            newest, items.view(tiles, width, dim), self.places, timelines, first_rows
+        )
+        is_item = histories[:, :1] != PAD_ID
+        return torch.where(is_item, in_float32(self.norm, values), self.no_history)
 
     def _encode_places(self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None) -> Tensor:
         """Returns F_0, (S, E) float32; see `LengthGroups.encode`."""

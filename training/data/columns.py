@@ -7,7 +7,7 @@ so pyarrow reads the lists of ids. Row groups in memory are not read; they need 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,16 @@ class Columns:
     categorical: list[NDArray[np.int32]]
     cut: dict[str, int] = field(default_factory=dict)
     weight: NDArray[np.float32] | None = None
+
+    def in_order(self, order: NDArray[np.int64]) -> Columns:
+        """Returns the columns with the rows in another order (rows,)."""
+        return replace(
+            self,
+            label=self.label[order],
+            dense=[column[order] for column in self.dense],
+            categorical=[column[order] for column in self.categorical],
+            weight=None if self.weight is None else self.weight[order],
+        )
 
     @property
     def size_bytes(self) -> int:

@@ -41,7 +41,7 @@ from training.data.columns import Columns, read_columns, scalar_columns
 from training.data.device_pools import DevicePoolWriter, GroupColumns
 from training.data.pool_writer import PoolContents, PoolWriter
 from training.data.prefetch import Prefetch, in_threads
-from training.data.row_keys import ROW_KEY_COLUMNS, read_row_keys
+from training.data.row_keys import ROW_KEY_COLUMNS, order_by_user, read_row_keys
 from training.data.sharding import DataFile, RowGroup, RowOrder, ShardPlan, ShardStream, row_groups
 from training.data.staging import Staged, stage, staging_folder
 
@@ -70,7 +70,7 @@ _GROUPS_TOGETHER, _SMALL_GROUP_ROWS = 64, 100_000
 class Loader:
     """Reads one split for one rank.
 
-    The constructor has ten parameters because files, order, columns and device vary independently of each
+    The constructor has eleven parameters because files, order, columns and device vary independently of each
     other.
 
     Args:
@@ -85,6 +85,7 @@ class Loader:
         reading: settings for the size and place of the pools and for how far ahead row groups are read.
         with_row_keys: whether batches have `row_keys`.
         kernel: whether Triton's kernels run on the device, so that one of them can make pools there.
+        by_user: whether rows of a user stay next to each other: `train.shuffle=users`.
 
     Raises:
         ConfigError: `reading` wants pools on the device, but they need more memory than it allows.
@@ -103,6 +104,7 @@ class Loader:
         *,
         with_row_keys: bool = False,
         kernel: bool = False,
+        by_user: bool = False,
     ) -> None:
         self.plan = plan
         self.shards = shards
@@ -119,6 +121,7 @@ class Loader:
         self._pool_steps = max(min(wanted, plan.steps), 1)
         self._warned_cut: set[str] = set()
         self._kernel = kernel
+        self.by_user = by_user
         self._on_device = self._makes_pools_on_device()
         if any(file.table is None for file in files):
             import_module("training.data.row_groups")  # Petastorm, before the time of a step is measured
@@ -232,7 +235,7 @@ class Loader:
         """Yields the contents of all pools in order, from pool `first_window` of epoch `first_epoch` on."""
         rows = self._pool_steps * self.plan.shard_rows
         for epoch in range(first_epoch, epochs):
-            order = RowOrder(self._seed, epoch)
+            order = RowOrder(self._seed, epoch, self.by_user)
             streams = [ShardStream(order.pieces(shard, self.plan.shards[shard])) for shard in self.shards]
             for window in range(first_window, -(-self.plan.steps // self._pool_steps)):
                 ranges = [stream.ranges(window * rows, (window + 1) * rows) for stream in streams]
@@ -323,8 +326,8 @@ class Loader:
         if columns.weight is not None:  # the last dense column of a pool
             columns = replace(columns, dense=[*columns.dense, columns.weight])
         if self._key_columns:
-            return replace(columns, categorical=[*columns.categorical, read_row_keys(group)])
-        return columns
+            columns = replace(columns, categorical=[*columns.categorical, read_row_keys(group)])
+        return columns.in_order(order_by_user(group)) if self.by_user else columns
 
 
 def _separate_weights(batch: Batch, device: torch.device) -> Batch:

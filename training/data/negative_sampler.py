@@ -21,7 +21,6 @@ from training.data.item_catalogue import (
     ItemPositions,
     columns_of_items,
     find_positive_rows,
-    pair_hash,
     spread,
 )
 from training.data.row_keys import mix, split_row_keys, uniform
@@ -31,6 +30,10 @@ from training.models.inputs import id_columns
 # If a draw hits an item that the user chose, the draw is repeated at most this number of times. If all draws
 # hit such items, the negative gets weight zero.
 _ATTEMPTS = 8
+# Flags of `ChosenPairs` for each pair, and the largest number of bits of an index of a flag.
+_FLAGS_PER_PAIR, _MOST_FLAG_BITS = 16, 26
+# Distinct items are counted up to this number of items for each draw.
+_ITEMS_PER_PLACE = 8
 
 
 class NegativeSampler:
@@ -72,9 +75,11 @@ class NegativeSampler:
         self._unknown = unknown.only(ids) if unknown else None
         separate = {feature.scope for feature in spec.features} <= {"user", "item"}
         self._of_vectors = of_vectors and separate and not (self._unknown and len(self._unknown.places))
-        self._shares, self._cumulative = _probabilities(catalogue, settings.popularity)
+        shares, self._cumulative = _probabilities(catalogue, settings.popularity)
+        self._log_shares = shares.clamp(min=1e-30).log().float()  # an item without clicks may have share 0
         self._equally_likely = settings.popularity == 0
         self._positions = ItemPositions(catalogue)
+        self._chosen = ChosenPairs(catalogue)
 
     def expand(self, batch: Batch) -> Batch:
         """Returns the batch of groups: each positive row, then its negatives with label 0; or `DrawnItems`.
@@ -97,8 +102,7 @@ class NegativeSampler:
         labels = torch.zeros(size, group, device=weights.device)
         labels[:, 0] = 1
         catalogue = self._catalogue
-        shares = self._shares[torch.cat([own[:, None], drawn], dim=1)]
-        log_draw = shares.clamp(min=1e-30).log().float()  # an item without clicks may have share 0
+        log_draw = self._log_shares[torch.cat([own[:, None], drawn], dim=1)]
         grouped = replace(
             batch,
             labels=labels.flatten(),
@@ -113,7 +117,7 @@ class NegativeSampler:
         dense, categorical = batch.dense[rows], batch.categorical[rows]
         if self._of_vectors:
             # The item of a positive row has the features of the row.
-            places, index = drawn.unique(return_inverse=True)
+            places, index = _distinct(drawn, len(catalogue.items))
             of_rows = torch.arange(size, device=index.device).unsqueeze(1)
             items = DrawnItems(
                 _stacked(dense, self._dense_columns, catalogue.dense[places]),
@@ -148,32 +152,89 @@ class NegativeSampler:
         number = torch.arange(self._draws, dtype=torch.int64, device=row_id.device)
         key = mix(mix(mix(row_id + mix(day)) + epoch) + self._seed)[:, None] + number * _ATTEMPTS
         first, last = catalogue.starts[position], catalogue.starts[position + 1] - 1
-        keys, of_row = key.flatten(), torch.arange(len(key), device=key.device).repeat_interleave(self._draws)
-        drawn = torch.zeros_like(keys)
-        left = torch.arange(len(keys), device=keys.device)  # the draws without an accepted item
-        for attempt in range(_ATTEMPTS):
-            row = of_row[left]
-            share = uniform(mix(keys[left] + attempt))
-            if self._equally_likely:
-                place = first[row] + (share * (last[row] - first[row] + 1)).long()
-            else:
-                place = torch.searchsorted(self._cumulative, position[row] + share, right=True)
-            place = place.clamp(first[row], last[row])
-            drawn[left] = place
-            left = left[self._chosen(user[row], catalogue.items[place], day[row])]
+        of_row = (first[:, None], last[:, None], position[:, None])
+        drawn = self._places(key, *of_row)
+        rejected = self._chosen.find(user[:, None], drawn, day[:, None])
+        # Few draws hit an item that the user chose. Only these are repeated.
+        left = rejected.flatten().nonzero().squeeze(1)
+        row = left // self._draws
+        for attempt in range(1, _ATTEMPTS):
             if not len(left):
                 break
-        accepted = torch.ones_like(keys, dtype=torch.bool)
-        accepted[left] = False
-        drawn, accepted = drawn.view_as(key), accepted.view_as(key)
+            place = self._places(key.flatten()[left] + attempt, first[row], last[row], position[row])
+            drawn.view(-1)[left] = place
+            again = self._chosen.find(user[row], place, day[row])
+            left, row = left[again], row[again]
+        accepted = torch.ones(drawn.shape, dtype=torch.bool, device=drawn.device)
+        accepted.view(-1)[left] = False
         return own, drawn, accepted
 
-    def _chosen(self, user: Tensor, items: Tensor, day: Tensor) -> Tensor:
-        """Returns whether the user chose the item on a train day up to `day`. All arguments are int64."""
-        pairs = self._catalogue.pairs
-        wanted = pair_hash(user, items)
-        place = torch.searchsorted(pairs, wanted).clamp(max=len(pairs) - 1)
-        return (pairs[place] == wanted) & (self._catalogue.first_days[place] <= day)
+    def _places(self, keys: Tensor, first: Tensor, last: Tensor, position: Tensor) -> Tensor:
+        """Returns the positions in the catalogue of the items that the hashes `keys` draw, int64.
+
+        Args:
+            keys: int64.
+            first, last: the first and the last item of the day of each key.
+            position: the index of the day.
+        """
+        share = uniform(mix(keys))
+        if self._equally_likely:
+            place = first + (share * (last - first + 1)).long()
+        else:
+            place = torch.searchsorted(self._cumulative, position + share, right=True)
+        return place.clamp(first, last)
+
+
+class ChosenPairs:
+    """The pairs of users and items in a catalogue.
+
+    A pair is searched only if its entry in a table of flags is set. Pairs that are not in the catalogue
+    rarely share an entry with one that is, so most searches read one byte.
+
+    Args:
+        catalogue: the pairs, and the items that are drawn.
+    """
+
+    def __init__(self, catalogue: ItemCatalogue) -> None:
+        self._pairs, self._first_days = catalogue.pairs, catalogue.first_days
+        self._hashes = mix(catalogue.items)
+        bits = min(max(len(self._pairs) * _FLAGS_PER_PAIR - 1, 1).bit_length(), _MOST_FLAG_BITS)
+        self._mask = 2**bits - 1
+        self._flags = torch.zeros(2**bits, dtype=torch.bool, device=self._pairs.device)
+        self._flags[self._pairs & self._mask] = True
+
+    def find(self, users: Tensor, places: Tensor, days: Tensor) -> Tensor:
+        """Returns whether users chose items on a train day up to `days`, bool with the shape of `places`.
+
+        Args:
+            users: hashes of user keys, int64.
+            places: positions of items in the catalogue, int64.
+            days: days since 1970-01-01, int64.
+        """
+        wanted = mix(users + self._hashes[places])  # `pair_hash`
+        found = self._flags[wanted & self._mask]
+        possible = found.flatten().nonzero().squeeze(1)
+        pairs = wanted.flatten()[possible]
+        place = torch.searchsorted(self._pairs, pairs).clamp(max=len(self._pairs) - 1)
+        known = self._first_days[place] <= days.expand(places.shape).flatten()[possible]
+        found.view(-1)[possible] = (self._pairs[place] == pairs) & known
+        return found
+
+
+def _distinct(places: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    """Returns the distinct `places` in ascending order, and the index of each place among them.
+
+    Args:
+        places: (P, draws) int64 in [0, end).
+        end: number of items of the catalogue.
+    """
+    if end > _ITEMS_PER_PLACE * places.numel():
+        distinct, index = places.unique(return_inverse=True)
+        return distinct, index
+    # Counting is faster than sorting if there are not many more items than draws.
+    is_drawn = torch.zeros(end, dtype=torch.bool, device=places.device)
+    is_drawn[places] = True
+    return is_drawn.nonzero().squeeze(1), (is_drawn.cumsum(0) - 1)[places]
 
 
 def _probabilities(catalogue: ItemCatalogue, popularity: float) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from conf.errors import DataError
 from conf.names import days_since_epoch
-from storage.feature_spec import ITEM_KEY, ROW_ID, USER_KEY
+from storage.feature_spec import EVENT_TIME, ITEM_KEY, ROW_ID, USER_KEY
 from training.data.sharding import RowGroup
 
 ROW_KEY_COLUMNS = 7
@@ -38,7 +38,7 @@ def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
         if missing:
             raise DataError(
                 f"{group.file.path} lacks the columns {missing}, which train.negatives, train.unknown_share, "
-                "and train.loss full_softmax and in_batch_softmax, need",
+                "train.shuffle=users, and train.loss full_softmax and in_batch_softmax, need",
                 "name the user and the item under keys, and run build_features again",
             )
         table = (
@@ -53,6 +53,23 @@ def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
                 "run build_features again for the day of this file",
             )
     return table
+
+
+def order_by_user(group: RowGroup) -> NDArray[np.int64]:
+    """Returns the order of a row group's rows by user, time and row id, (N,).
+
+    If the log has no times, the order is by user and row id. Users are in the order of their first rows. The
+    row group is on local disk.
+
+    Raises:
+        DataError: a column is missing, or it has nulls.
+    """
+    with pq.ParquetFile(group.file.on_disk) as opened:
+        times = [EVENT_TIME] if EVENT_TIME in opened.schema_arrow.names else []
+    table = read_columns_of_group(group, [USER_KEY, ROW_ID, *times])
+    users = table.column(USER_KEY).combine_chunks().dictionary_encode().indices.to_numpy()
+    by_time = [table.column(name).to_numpy() for name in (ROW_ID, *times)]
+    return np.lexsort([*by_time, users])
 
 
 def hash_keys(keys: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -199,6 +199,9 @@ def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
 #
 # The blocks of a window come from hundreds of different positions in a piece. If a pool has n steps, a row is
 # on average in the same batch as (BLOCK_ROWS - 1) / n other rows of its block.
+#
+# If users are shuffled instead of rows, the rows of a row group are ordered by user, and the third shuffle
+# moves blocks of rows too. So rows of a user stay next to each other, and a batch has them together.
 
 BLOCK_ROWS = 32
 
@@ -221,10 +224,16 @@ class RowOrder:
 
     A shard consists of pieces. A piece is a range of rows of one row group, and is divided into blocks of
     `BLOCK_ROWS` neighbouring rows.
+
+    Attributes:
+        seed: seed of the shuffles; None without shuffles.
+        epoch: index of the epoch.
+        by_user: whether the rows of a block stay together in a window.
     """
 
     seed: int | None
     epoch: int
+    by_user: bool = False
 
     def pieces(self, shard: int, pieces: Sequence[Piece]) -> list[Piece]:
         """Returns a shard's pieces in the order in which they are read."""
@@ -245,9 +254,17 @@ class RowOrder:
     def window(self, shard: int, window: int, rows: int) -> NDArray[np.int64] | None:
         """Returns a permutation, shape (rows,), of a shard's rows in one pool; None without a seed.
 
-        `window` is the index of the pool within the epoch.
+        `window` is the index of the pool within the epoch. The rows after the last full block come last if
+        blocks stay together.
         """
-        return None if self.seed is None else self._random(_WINDOW, shard, window).permutation(rows)
+        if self.seed is None:
+            return None
+        random = self._random(_WINDOW, shard, window)
+        if not self.by_user:
+            return random.permutation(rows)
+        whole = rows // BLOCK_ROWS * BLOCK_ROWS
+        blocks = random.permutation(rows // BLOCK_ROWS)[:, None] * BLOCK_ROWS + np.arange(BLOCK_ROWS)
+        return np.concatenate([blocks.ravel(), np.arange(whole, rows)])
 
     def _random(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.seed or 0, self.epoch, *key])

@@ -12,11 +12,14 @@ loss are float32 in every precision.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from conf.errors import ConfigError
@@ -29,10 +32,13 @@ from training.loop.losses import mean_penalty, read_loss
 from training.models.click_model import ClickModel
 from training.models.factorization import VectorModel
 from training.models.objective import BagModel, PenalizedModel
+from training.native.library import BEST, address, library, required_library
 from training.settings.check_settings import vectors_missing
 
 # With up to this many different items for each item of a group, products with all of them take less time.
 _ITEMS_PER_DRAW = 16
+# A thread costs as much as this number of multiplications.
+_PRODUCTS_OF_A_THREAD = 500_000
 
 
 class DensePart(nn.Module):
@@ -140,22 +146,13 @@ class Forward:
             return self._prepared(batch.dense, *vectors).float()
 
     def _drawn_logits(self, batch: Batch, drawn: DrawnItems) -> Tensor:
-        """Returns the logits of positive rows and their drawn items, (P · G,) float32, without a constant.
-
-        Products with all different items of the step are one product of matrices. It has more numbers than
-        are needed, but takes less time than a vector for each drawn item, if there are not many more items.
-        """
+        """Returns the logits of positive rows and their drawn items, (P · G,) float32, without a constant."""
         model = self._model
         assert isinstance(model, VectorModel)
         with self._autocast():
             users = model.user_vectors(batch.dense, batch.categorical)
             items = model.item_vectors(drawn.dense, drawn.categorical)
-            if len(items) <= _ITEMS_PER_DRAW * batch.group:
-                logits = (users @ items.t()).float().gather(1, drawn.index)
-            else:
-                of_rows = functional.embedding(drawn.index, items)  # (P, G, E); its gradient is fast
-                logits = torch.bmm(of_rows, users.unsqueeze(2)).squeeze(2).float()
-        return logits.flatten()
+            return sampled_products(users, items, drawn.index).flatten()
 
     def _compared(self, model: VectorModel, batch: Batch) -> Vectors:
         """Returns the vectors of users and items that the loss compares, as float32."""
@@ -240,3 +237,110 @@ def _is_compiler_error(error: RuntimeError) -> bool:
     from torch._dynamo.exc import TorchDynamoException  # importing the compiler takes seconds
 
     return isinstance(error, TorchDynamoException)
+
+
+# Dot products of users and drawn items. On a CPU, compiled code computes them (native/sampled_products.cpp).
+#
+# Notation: P users, G items of each user, I different items, E numbers per vector.
+
+
+def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
+    """Returns the dot product of each user's vector with those of G items, (P, G) float32.
+
+    Args:
+        users: (P, E).
+        items: (I, E).
+        index: (P, G) int64, the items of each user.
+    """
+    if is_compiled(users, items):
+        products: Tensor = _SampledProducts.apply(users, items, index)
+        return products
+    if items.shape[0] <= _ITEMS_PER_DRAW * index.shape[1]:
+        # One product of matrices has more numbers than are needed, but takes less time than a vector for each
+        # draw, if there are not many more items than draws.
+        return (users @ items.t()).float().gather(1, index)
+    of_rows = functional.embedding(index, items)  # (P, G, E); its gradient is fast
+    return torch.bmm(of_rows, users.unsqueeze(2)).squeeze(2).float()
+
+
+def is_compiled(users: Tensor, items: Tensor) -> bool:
+    """Returns whether compiled code computes products: on a CPU, without mixed precision."""
+    return (
+        users.dtype == items.dtype == torch.float32
+        and users.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and library() is not None
+    )
+
+
+class _SampledProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, users: Tensor, items: Tensor, index: Tensor) -> Tensor:
+        users, items, index = users.contiguous(), items.contiguous(), index.contiguous()
+        context.save_for_backward(users, items, index)
+        return compiled_products(users, items, index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        users, items, index = context.saved_tensors
+        return *compiled_products_backward(users, items, index, gradient.contiguous()), None
+
+
+class _Drawn(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("users", "group", "items", "dim")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("user_vectors", "item_vectors", "index", "products", "gradient")
+        ),
+        *((name, ctypes.c_void_p) for name in ("user_gradient", "item_gradient")),
+    )
+
+
+def compiled_products(users: Tensor, items: Tensor, index: Tensor, instructions: int = BEST) -> Tensor:
+    """Computes `sampled_products` of contiguous float32 tensors on a CPU by compiled code.
+
+    Args:
+        users, items, index: see `sampled_products`.
+        instructions: BEST, or the instructions to use.
+
+    Raises:
+        MemoryError: memory ran out.
+    """
+    products = users.new_empty(index.shape)
+    _run_compiled(users, items, index, instructions, products=products)
+    return products
+
+
+def compiled_products_backward(
+    users: Tensor, items: Tensor, index: Tensor, gradient: Tensor, instructions: int = BEST
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients (P, E) and (I, E) of users and items from those of the products (P, G).
+
+    Sums are added in the order of the products, so they do not depend on the number of threads.
+
+    Raises:
+        MemoryError: memory ran out.
+    """
+    user_gradient, item_gradient = torch.empty_like(users), torch.zeros_like(items)
+    gradients = {"gradient": gradient, "user_gradient": user_gradient, "item_gradient": item_gradient}
+    _run_compiled(users, items, index, instructions, **gradients)
+    return user_gradient, item_gradient
+
+
+def _run_compiled(users: Tensor, items: Tensor, index: Tensor, instructions: int, **others: Tensor) -> None:
+    drawn = _Drawn(
+        users=users.shape[0],
+        group=index.shape[1],
+        items=items.shape[0],
+        dim=users.shape[1],
+        user_vectors=address(users),
+        item_vectors=address(items),
+        index=address(index, torch.int64),
+        **{name: address(tensor) for name, tensor in others.items()},
+    )
+    threads = min(torch.get_num_threads(), max(index.numel() * users.shape[1] // _PRODUCTS_OF_A_THREAD, 1))
+    backward = "gradient" in others
+    if required_library().nightrank_sampled_products(ctypes.byref(drawn), backward, threads, instructions):
+        raise MemoryError

@@ -168,6 +168,7 @@ class LossCheck(Callback):
             "rank": self._collectives.rank,
             "num_ranks": self._collectives.size,
             "shard_rows": loader.plan.shard_rows,
+            "by_user": loader.by_user,
             "shards": {str(shard): self._rows_of(shard) for shard in loader.shards},
             "dense": [feature.name for feature in loader.spec.dense],
             "categorical": {feature.name: [place.start, place.stop] for feature, place in columns},
@@ -176,7 +177,8 @@ class LossCheck(Callback):
     def _rows_of(self, shard: int) -> list[dict[str, Any]]:
         """Returns the row ranges of the files that belong to a shard.
 
-        Shards are consecutive ranges of the rows of all files, in manifest order.
+        Shards are consecutive ranges of the rows of all files, in manifest order. If the loader orders the
+        rows of a row group by user, the ranges are in that order.
         """
         sizes = self._loader.plan.sizes
         first, last = sum(sizes[:shard]), sum(sizes[: shard + 1])

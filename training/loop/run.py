@@ -49,6 +49,7 @@ from training.models.factorization import VectorModel
 from training.models.inputs import id_columns
 from training.models.layers import RandomLayer
 from training.models.objective import PenalizedModel
+from training.models.sequence_model import SequenceModel
 from training.progress import Report
 from training.registry.model_json import OF_PROBABILITIES
 from training.settings import with_item
@@ -149,6 +150,8 @@ class _Rank:
         model = build_model(config, spec, train.seed, train.embeddings, self.collectives, tiers=tiers)
         model = model.to(self.device)
         set_kernels(model, use_kernels(train.kernels, self.device, "train.kernels"))
+        if isinstance(model, SequenceModel):
+            model.shares_histories = train.shuffle == "users"
         return model
 
     def loader(self, files: Sequence[DataFile], *, shuffled: bool) -> Loader:
@@ -166,6 +169,7 @@ class _Rank:
             train.reading,
             with_row_keys=shuffled and (train.only_positive_rows or bool(train.unknown_share)),
             kernel=use_kernels(train.kernels, self.device, "train.kernels"),
+            by_user=shuffled and train.shuffle == "users",
         )
 
     def rows_of_step(self, files: Sequence[DataFile], model: nn.Module) -> RowsOfStep | None:

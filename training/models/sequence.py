@@ -1,5 +1,8 @@
 """Layers of models over sequences: which rows have equal sequences, dropout, noise, self-attention blocks.
 
+If a sequence is the one before it with one more item, both are parts of one timeline (`Timelines`), and a
+block of self-attention computes keys and values once for each item of the timeline.
+
 Sequences of items are ordered from the most recent item to the oldest. PAD_ID fills the end.
 
 Notation: B rows, S distinct sequences, L places of a sequence, E numbers per vector.
@@ -7,6 +10,7 @@ Notation: B rows, S distinct sequences, L places of a sequence, E numbers per ve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -97,6 +101,99 @@ class LengthGroups:
             first = None if first_rows is None else first_rows[rows]
             encoded.append(encode(vectors[rows, :places], is_item[rows, :places], first))
         return torch.cat(encoded)[self.order.argsort()]
+
+
+# Number of successive sequences whose items are computed together. A timeline ends there, so that the scores
+# of attention do not grow with the square of the number of sequences.
+TILE_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Timelines:
+    """Sequences as parts of timelines, so that items that successive sequences share are computed once.
+
+    If a user chooses an item, the next history has this item and the items before it, of which the oldest is
+    dropped if there are more than L. So the histories of successive choices are parts of one list of items, a
+    timeline. A tile has up to `TILE_ROWS` successive sequences of one logical shard. Which sequences share a
+    timeline depends only on the shard, so it does not depend on the number of ranks.
+
+    Notation: T items of all timelines, K tiles, Q sequences and M items of a tile (the largest numbers of all
+    tiles).
+
+    Attributes:
+        items: (T,) int64, the ids of the items, tile after tile. Those of a timeline are adjacent, the oldest
+            first.
+        first_rows: (T,) int64, the first row of the sequence that adds the item to its timeline.
+        places: (T,) int64, the place of each item among the K * M places of items.
+        newest: (S,) int64, the place of the most recent item of each sequence among these places; of an empty
+            sequence, any place.
+        rows: (S,) int64, the place of each sequence among the K * Q places of sequences.
+        distances: (K, Q, M) int64, how many items of the tile a sequence has after an item; negative for
+            later items.
+        lengths: (K, Q) int64, the number of items of each sequence; 0 at places without a sequence.
+    """
+
+    items: Tensor
+    first_rows: Tensor
+    places: Tensor
+    newest: Tensor
+    rows: Tensor
+    distances: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, sequences: Tensor, first_rows: Tensor, shard_starts: Sequence[int]) -> Timelines:
+        """Finds the timelines of S sequences, of which successive ones of a shard differ.
+
+        Args:
+            sequences: (S, L) ids.
+            first_rows: (S,) int64 ascending, the first row of each sequence in the batch.
+            shard_starts: the first row of each logical shard in the batch.
+        """
+        count, device = sequences.shape[0], sequences.device
+        number = torch.arange(count, device=device)
+        starts = torch.tensor(shard_starts[1:], dtype=torch.int64, device=device)
+        shard = torch.bucketize(first_rows, starts, right=True)
+        first_of_shard = torch.searchsorted(shard, shard)
+        begins = (number - first_of_shard) % TILE_ROWS == 0  # (S,), of a tile
+        tile = begins.cumsum(0) - 1
+        is_item = sequences != PAD_ID
+        lengths = is_item.sum(dim=1)
+        adds_one = (sequences[1:, 1:] == sequences[:-1, :-1]).all(dim=1) & is_item[1:, 0]
+        added = lengths.clone()  # (S,), the items that a sequence adds
+        added[1:] = torch.where(adds_one & ~begins[1:], 1, lengths[1:])
+        ends = added.cumsum(0)
+        first_number = begins.nonzero().squeeze(1)  # (K,)
+        first_item = (ends - added)[first_number]
+        local = number - first_number[tile]
+        newest = (ends - 1 - first_item[tile]).clamp(min=0)  # in the tile
+        total = ends[-1:]
+        items_of_tile = torch.cat([first_item[1:], total]) - first_item
+        tiles = first_number.shape[0]
+        most_items, most_rows = torch.stack([items_of_tile.max(), local.max() + 1]).tolist()
+        width = max(most_items, 1)
+        rows = tile * most_rows + local
+        of_rows = torch.stack([newest, lengths])
+        newest_of_places, lengths_of_places = (
+            of_rows.new_zeros(2, tiles * most_rows).index_copy_(1, rows, of_rows).view(2, tiles, most_rows)
+        )
+        distances = newest_of_places.unsqueeze(2) - torch.arange(width, device=device)
+        # The oldest item of a row comes first, as in a timeline.
+        place = torch.arange(sequences.shape[1] - 1, -1, -1, device=device)
+        is_added = place < added.unsqueeze(1)  # (S, L)
+        items = sequences.flip(1)[is_added].long()
+        of_item = number.repeat_interleave(added, output_size=items.shape[0])
+        tile_of_item = tile[of_item]
+        order = torch.arange(items.shape[0], device=device)
+        return cls(
+            items=items,
+            first_rows=first_rows[of_item],
+            places=tile_of_item * width + order - first_item[tile_of_item],
+            newest=tile * width + newest,
+            rows=rows,
+            distances=distances,
+            lengths=lengths_of_places,
+        )
 
 
 class RandomSequenceLayer(RandomLayer):
@@ -243,7 +340,58 @@ class CausalBlock(nn.Module):
         visible = (older & is_item.unsqueeze(1)) | own  # (S, outputs, L)
         query = self.query(self.attention_norm(needed))
         attended = attend(query, self.key(values), self.value(values), visible, self._heads)
-        middle = needed + self.attention_dropout(attended, first_rows)
+        return self._after_attention(needed, attended, first_rows)
+
+    def forward_timelines(
+        self,
+        newest: Tensor,
+        items: Tensor,
+        positions: Tensor,
+        timelines: Timelines,
+        first_rows: Tensor | None,
+    ) -> Tensor:
+        """Returns the output (S, E) for the most recent item of each sequence.
+
+        It equals that of `forward` for the inputs m_p + P[p], where m_p is the vector of the item at place p
+        and P[p] that of the place, counted from the most recent item. Keys and values are linear, so those of
+        items and of places are computed apart, and each item has one key for all sequences.
+
+        Args:
+            newest: (S, E), the inputs of the most recent items, with P[0].
+            items: (K, M, E), the vectors m of the items of each tile.
+            positions: (L, E), P.
+            timelines: the sequences.
+            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+        """
+        dim, heads = newest.shape[1], self._heads
+        tiles, rows, width = timelines.distances.shape
+        length = positions.shape[0]
+
+        def by_head(vectors: Tensor) -> Tensor:
+            return vectors.unflatten(-1, (heads, dim // heads)).transpose(-2, -3)
+
+        query = self.query(self.attention_norm(newest))
+        query = query.new_zeros(tiles * rows, dim).index_copy(0, timelines.rows, query)
+        query = by_head(query.view(tiles, rows, dim)) / math.sqrt(dim // heads)  # (K, heads, Q, E / heads)
+        keys, values = by_head(self.key(items)), by_head(self.value(items))
+        place_keys, place_values = by_head(self.key(positions)), by_head(self.value(positions))
+        distances, lengths = timelines.distances.unsqueeze(1), timelines.lengths[:, None, :, None]
+        visible = (distances >= 0) & (distances < lengths)
+        # A place without items sees all places, so that no sum of attention weights is 0 / 0.
+        visible = visible | (lengths == 0)
+        of_items = distances.clamp(0, length - 1).expand(-1, heads, -1, -1)
+        scores = query @ keys.transpose(-1, -2) + (query @ place_keys.transpose(-1, -2)).gather(3, of_items)
+        weights = scores.float().masked_fill(~visible, -torch.inf).softmax(dim=-1).to(values.dtype)
+        # The weight of the item at each place of a sequence: its distance from the most recent item.
+        place = torch.arange(length, device=newest.device)
+        of_places = (distances[..., :1] - place).clamp(0, width - 1).expand(-1, heads, -1, -1)
+        by_place = weights.gather(3, of_places) * (place < lengths)  # (K, heads, Q, L)
+        attended = weights @ values + by_place @ place_values
+        attended = attended.transpose(1, 2).reshape(tiles * rows, dim)[timelines.rows]
+        return self._after_attention(newest, attended, first_rows)
+
+    def _after_attention(self, inputs: Tensor, attended: Tensor, first_rows: Tensor | None) -> Tensor:
+        middle = inputs + self.attention_dropout(attended, first_rows)
         hidden = self.outer(functional.relu(self.inner(self.mlp_norm(middle))))
         return middle + self.mlp_dropout(hidden, first_rows)
 

@@ -32,8 +32,13 @@ class SequenceModel(HistoryModel, ABC):
     """A model that compares an encoded history with the item's vector.
 
     A subclass calls `_add_features` and sets `dropout` when it creates its layers.
+
+    Attributes:
+        shares_histories: whether rows of a user follow each other in batches, so that a training may encode
+            what successive histories share once.
     """
 
+    shares_histories = False
     user_dense: Tensor
     user_embedded: Tensor
     dropout: SequenceDropout
@@ -48,6 +53,12 @@ class SequenceModel(HistoryModel, ABC):
         for name, scopes in (("user_dense", inputs.dense_scopes), ("user_embedded", inputs.embedded_scopes)):
             of_user = torch.tensor([scope == "user" for scope in scopes], dtype=torch.float32)
             self.register_buffer(name, of_user, persistent=False)
+        self._num_single = inputs.num_embedded - len(inputs.list_lengths)
+        # The features that are ids of each side, without the history.
+        self._ids_of_sides: tuple[list[int], list[int]] = ([], [])
+        for feature, scope in enumerate(inputs.embedded_scopes):
+            if feature != self.layout.history:
+                self._ids_of_sides[scope != "user"].append(feature)
 
     @abstractmethod
     def encode(self, histories: Tensor, first_rows: Tensor | None) -> Tensor:
@@ -87,13 +98,15 @@ class SequenceModel(HistoryModel, ABC):
 
     def user_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns u of the formula above, (B, E) float32."""
-        histories, others = self.separate(categorical)
+        histories = categorical[:, self.layout.columns]
         encoded = self._encode_rows(histories) if self.training else self.encode(histories, None)
-        return encoded + self._sides(dense, others, slice(0, 1)).squeeze(1)
+        if not dense.shape[1] and not self._ids_of_sides[0]:
+            return encoded
+        return encoded + self._side(dense, categorical, 0)
 
     def item_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns v of the formula above, (B, E) float32."""
-        return self._sides(dense, self.separate(categorical)[1], slice(1, 2)).squeeze(1)
+        return self._side(dense, categorical, 1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedSequenceModel:
         """Returns the factorization. Products are computed in float32."""
@@ -106,6 +119,16 @@ class SequenceModel(HistoryModel, ABC):
         """
         first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
         return self.encode(histories[first_rows], first_rows)[group]
+
+    def _side(self, dense: Tensor, categorical: Tensor, side: int) -> Tensor:
+        """Returns the sum of the vectors of the features of one side, (B, E), without the history.
+
+        If one id per row is the only feature of the side, no other vectors are looked up.
+        """
+        features = self._ids_of_sides[side]
+        if not dense.shape[1] and len(features) == 1 and features[0] < self._num_single:
+            return self.embedding.feature_vectors(categorical[:, features[0]], features[0])
+        return self._sides(dense, self.separate(categorical)[1], slice(side, side + 1)).squeeze(1)
 
     def _sides(self, dense: Tensor, embedded: Tensor, sides: slice = slice(2)) -> Tensor:
         """Returns the sums of the vectors of the features of each side, (B, sides, E), without the history.

@@ -21,7 +21,7 @@ log = logging.getLogger("nightrank.training")
 
 # Below sys.prefix; setup/build_native.py puts it there.
 LIBRARY = Path("lib/nightrank/libnightrank_training.so")
-VERSION = 6  # version of the interface; must equal the number in native/transpose.cpp
+VERSION = 7  # version of the interface; must equal the number in native/transpose.cpp
 
 # The instructions that functions of the library may use: the best that the processor has, or those of every
 # processor, AVX2, AVX-512.
@@ -54,6 +54,8 @@ def library() -> ctypes.CDLL | None:
     opened.nightrank_pair_logits.argtypes = (_pointer, _pointer, _long, _number)
     opened.nightrank_interaction.restype = _number
     opened.nightrank_interaction.argtypes = (_pointer, _number, _long, _number)
+    opened.nightrank_sampled_products.restype = _number
+    opened.nightrank_sampled_products.argtypes = (_pointer, _number, _long, _number)
     return opened
 
 

@@ -192,7 +192,7 @@ void write_shard(const Pool& pool, const Shard& shard, std::vector<int64_t>& tar
 
 }  // namespace
 
-EXPORT int32_t nightrank_training_version() { return 6; }
+EXPORT int32_t nightrank_training_version() { return 7; }
 
 EXPORT void nightrank_target_rows(int64_t rows, const int64_t* order, int64_t shard_rows, int64_t batch_rows, int64_t first,
                                   int64_t* target_rows) {
