@@ -91,8 +91,13 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
 
 
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor of the host in pinned memory if the device is a GPU."""
+    if device.type != "cuda" or tensor.is_pinned():
+        return tensor
+    return host_tensor(tensor.shape, tensor.dtype, device).copy_(tensor)
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copies a tensor of the host to a device. For a GPU, the host does not wait for the copy."""
-    if device.type == "cuda" and not tensor.is_pinned():
-        tensor = host_tensor(tensor.shape, tensor.dtype, device).copy_(tensor)
-    return tensor.to(device, non_blocking=True)
+    return pinned(tensor, device).to(device, non_blocking=True)

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
 Batches = Iterable[pa.RecordBatch]
 
-# Numbers of users and of rows that a thread of this process scores together.
+# Numbers of users and of rows that a thread of this process scores together. A GPU scores the candidates of
+# few users faster than the host prepares them, so it gets more.
 _USERS_PER_BATCH, _ROWS_PER_BATCH = 500, 10_000
+_USERS_PER_GPU_BATCH = 10_000
 
 LISTS = pa.schema(
     [
@@ -73,7 +75,9 @@ def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
     """
     columns = [USER_KEY, *(feature.name for feature in spec.scoped("user")), CANDIDATES, EXCLUDED]
     columns += [SOURCE_SCORES] if request.blend else []
-    return score_in_batches(select(users, columns), _list_maker(request), LISTS, _USERS_PER_BATCH)
+    on_gpu = isinstance(users, pa.Table) and _process_has_gpu()
+    batch_users = _USERS_PER_GPU_BATCH if on_gpu else _USERS_PER_BATCH
+    return score_in_batches(select(users, columns), _list_maker(request), LISTS, batch_users)
 
 
 def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sources: int) -> Rows:
@@ -235,8 +239,7 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
         from scoring.ranking.recommender import load_recommender
 
         recommender = models_of_process().latest(load_recommender, request, *task_slot())
-        for batch in batches:
-            yield from recommender.recommend(batch)
+        yield from recommender.recommend_all(iter(batches))
 
     return make_lists
 
