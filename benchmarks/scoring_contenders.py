@@ -55,10 +55,15 @@ class Contender:
         self.frame(data).write.format("noop").mode("overwrite").save()
 
 
-def open_session(cores: int, folder: str) -> SparkSession:
+def open_session(cores: int, folder: str, more: Mapping[str, str] | None = None) -> SparkSession:
     """Opens a Spark session on local[cores] with the local profile.
 
     Its Python workers can import the benchmarks and their architectures.
+
+    Args:
+        cores: number of cores.
+        folder: a folder for Spark's files.
+        more: settings that are added to those of the profile.
     """
     # Workers must be able to import benchmarks.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -67,6 +72,7 @@ def open_session(cores: int, folder: str) -> SparkSession:
         "spark.python.daemon.module": "benchmarks.scoring_daemon",
         "spark.local.dir": folder,
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
+        **(more or {}),
     }
     spark = build_session("benchmark scoring", settings)
     spark.sparkContext.setLogLevel("ERROR")

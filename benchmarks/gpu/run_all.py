@@ -64,6 +64,7 @@ PARTS = {
     "embedding_memory": Part("embedding_memory"),
     "fbgemm": Part("fbgemm", needs=("torch", "triton", "pydantic", "yaml", "fbgemm_gpu")),
     "loader_feeding": Part("loader_feeding", needs=("torch", "triton", "pyarrow", "petastorm")),
+    "list_pairs": Part("list_pairs", needs=("torch", "triton", "pydantic", "yaml", "pyarrow")),
     "terabyte": Part("terabyte", needs=("pydantic", "yaml", "pyarrow", "pandas")),
     "scoring_in_spark": Part(
         "scoring_in_spark", needs=("torch", "triton", "pyarrow", "petastorm", "pyspark")
