@@ -21,7 +21,7 @@ from benchmarks.peers import joined_map_in_pandas, joined_pandas_udf, joined_pre
 from benchmarks.scoring_world import Data
 from scoring.requests import ListRequest, ModelRequest
 from scoring.rows.file_splits import divide_rows
-from scoring.spark.score_frames import score_lists, score_split
+from scoring.spark.score_frames import divide_split, score_lists, score_split
 from spark.profile import read_properties
 from spark.session import build_session
 from storage.feature_spec import FeatureSpec
@@ -33,6 +33,7 @@ JOINED: Mapping[str, Callable[[DataFrame, FeatureSpec, str, str], DataFrame]] = 
     "map_in_pandas": joined_map_in_pandas.score,
 }
 K = 10
+FILE_ROWS = 1_000_000
 # The largest difference between scores of equal weights. bf16 and int8 keep 8 bits of a number.
 CLOSE = {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02}
 
@@ -54,10 +55,15 @@ class Contender:
         self.frame(data).write.format("noop").mode("overwrite").save()
 
 
-def open_session(cores: int, folder: str) -> SparkSession:
+def open_session(cores: int, folder: str, more: Mapping[str, str] | None = None) -> SparkSession:
     """Opens a Spark session on local[cores] with the local profile.
 
     Its Python workers can import the benchmarks and their architectures.
+
+    Args:
+        cores: number of cores.
+        folder: a folder for Spark's files.
+        more: settings that are added to those of the profile.
     """
     # Workers must be able to import benchmarks.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -66,6 +72,7 @@ def open_session(cores: int, folder: str) -> SparkSession:
         "spark.python.daemon.module": "benchmarks.scoring_daemon",
         "spark.local.dir": folder,
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
+        **(more or {}),
     }
     spark = build_session("benchmark scoring", settings)
     spark.sparkContext.setLogLevel("ERROR")
@@ -112,8 +119,8 @@ class Rows:
     def run(self, data: Data) -> None:
         folder = tempfile.mkdtemp(prefix="nightrank-scores-")
         try:
-            slots = self.spark.sparkContext.defaultParallelism
-            score_split(self.spark, divide_rows(data.joined, slots, 1_000_000), self.model, folder)
+            tasks = divide_split(self.spark, data.joined, self.model, FILE_ROWS)
+            score_split(self.spark, tasks, self.model, folder, FILE_ROWS)
         finally:
             shutil.rmtree(folder)
 
@@ -121,7 +128,8 @@ class Rows:
         """Returns one row for each joined row, with the columns row_id and probability."""
         folder = tempfile.mkdtemp(prefix="nightrank-scores-")
         try:
-            score_split(self.spark, divide_rows(data.joined, 2, 1_000_000), self.model, folder)
+            tasks = divide_rows(data.joined, 2, FILE_ROWS)
+            score_split(self.spark, tasks, self.model, folder, FILE_ROWS)
             return self.spark.read.parquet(folder).toPandas()
         finally:
             shutil.rmtree(folder)

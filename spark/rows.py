@@ -151,7 +151,8 @@ def map_rows_in_threads(
     Args:
         rows, function, schema: as for `map_rows`. Rows of files are read while threads work on earlier rows.
         imports: modules that Spark's workers import before they are forked.
-        threads: number of threads. Each call of the function gets one batch of rows.
+        threads: number of threads. Each call of the function gets one batch of rows. If there is only one
+            thread, the function is called once, with all batches, by the caller's thread.
         batch_rows: number of rows of these batches. It does not depend on the number of threads, because
             rounding may depend on which rows are computed together.
     """
@@ -166,6 +167,9 @@ def _map_in_threads(
     batches: Batches, function: Callable[[Batches], Batches], threads: int
 ) -> Iterator[pa.RecordBatch]:
     """Yields the batches that the function returns, in order. Only a few batches are in memory at a time."""
+    if threads == 1:
+        yield from function(batches)
+        return
     waiting: deque[Future[list[pa.RecordBatch]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:

@@ -43,7 +43,6 @@ _WAITS = {
     _aten._local_scalar_dense.default,
     _aten.nonzero.default,
     _aten.masked_select.default,
-    _aten.repeat_interleave.Tensor,
     _aten._unique2.default,
     _aten.equal.default,
     _aten.is_nonzero.default,
@@ -297,6 +296,8 @@ def _waits(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return device is not None and torch.device(device).type == "cpu"
     if func in (_aten.index.Tensor, _aten.index_put_.default):
         return any(index is not None and index.dtype == torch.bool for index in args[1])
+    if func is _aten.repeat_interleave.Tensor:  # not if the caller knows the size of the result
+        return kwargs.get("output_size") is None
     return func in _WAITS
 
 

@@ -87,9 +87,11 @@ def test_waits_are_counted(on: tuple[torch.device, Checks]) -> None:
     device, checks = on
     values = torch.arange(4.0, device=device)
     assert (values * 2 + 1).device == device
+    assert len(torch.repeat_interleave(values, values.long(), output_size=6)) == 6
     assert not checks.waits
     assert float(values[1]) == 1
     assert len(values[values > 1]) == 2
     assert len(values.nonzero()) == 3
     assert values.tolist() == [0, 1, 2, 3]
-    assert sum(checks.waits.values()) == 4
+    assert len(torch.repeat_interleave(values, values.long())) == 6
+    assert sum(checks.waits.values()) == 5

@@ -67,6 +67,7 @@ PARTS = {
     "sequence_epoch": Part(
         "sequence_epoch", needs=("torch", "triton", "pyarrow", "petastorm", "pandas", "scipy")
     ),
+    "list_pairs": Part("list_pairs", needs=("torch", "triton", "pydantic", "yaml", "pyarrow")),
     "terabyte": Part("terabyte", needs=("pydantic", "yaml", "pyarrow", "pandas")),
     "scoring_in_spark": Part(
         "scoring_in_spark", needs=("torch", "triton", "pyarrow", "petastorm", "pyspark")

@@ -7,10 +7,10 @@ from typing import Any
 from conf.load import config_digest
 from scoring.model.champion import serving_model_and_dataset
 from scoring.requests import FEATURES_DT, PROBABILITY
-from scoring.rows.file_splits import divide_rows, row_groups
+from scoring.rows.file_splits import row_groups
 from scoring.spark.int8_change import change_of_rows, sample_of
-from scoring.spark.score_frames import score_split
-from spark.choose_workers import cores_without_jvm, stay_in_process
+from scoring.spark.score_frames import divide_split, score_split
+from spark.choose_workers import stay_in_process
 from storage.feature_spec import ROW_ID
 from storage.job_summary import JobSummary
 from storage.publish import Rules, new_attempt, publish_files
@@ -29,7 +29,6 @@ def run(context: RunContext) -> JobSummary:
     rows = sum(group.rows for group in groups)
     stay_in_process(context, rows)
     spark = None if context.in_process else context.spark
-    slots = spark.sparkContext.defaultParallelism if spark is not None else cores_without_jvm() or 1
     facts: dict[str, Any] = {
         "split": split,
         "model_version": model.version,
@@ -40,9 +39,10 @@ def run(context: RunContext) -> JobSummary:
         with context.phase("int8"):
             facts["int8"] = change_of_rows(spark, sample_of(groups), request)
     with context.phase("score"):
-        tasks = divide_rows(groups, slots, context.config.output.row_group_rows)
+        file_rows = context.config.output.row_group_rows
+        tasks = divide_split(spark, groups, request, file_rows)
         attempt = new_attempt(partition)
-        files = score_split(spark, tasks, request, partition.file(attempt))
+        files = score_split(spark, tasks, request, partition.file(attempt), file_rows)
     with context.phase("publish"):
         published = publish_files(
             partition,

@@ -21,6 +21,7 @@ from storage.feature_spec import FeatureSpec
 from storage.id_lists import pad_lists
 from training.checkpoints import load_model
 from training.device import choose_device, mixed_precision
+from training.kernels.choice import use_kernels
 from training.models.inputs import id_columns
 
 # Micro-batches: a micro-batch is the group of rows or pairs that go through a model in one call.
@@ -177,6 +178,7 @@ class Predictor:
         device: the device that the model is on.
         micro_batch: the number of rows that go through the model in one call.
         precision: precision of the matrix products. Logits are always float32.
+        kernels: whether Triton's kernels may run on the device.
     """
 
     model: nn.Module
@@ -186,6 +188,7 @@ class Predictor:
     device: torch.device
     micro_batch: MicroBatch
     precision: Precision = "fp32"
+    kernels: bool = False
 
     @torch.inference_mode()
     def probabilities(self, dense: Tensor, categorical: Tensor) -> Tensor:
@@ -235,7 +238,8 @@ def load_predictor(request: ModelRequest, gpu: int | None, threads: int) -> Pred
     model = loaded.model.eval()
     micro_batch = MicroBatch(request.step_rows or default_rows(model, device))
     return Predictor(
-        model, loaded.spec, loaded.multi_hot, loaded.version, device, micro_batch, request.precision
+        *(model, loaded.spec, loaded.multi_hot, loaded.version, device, micro_batch, request.precision),
+        kernels=use_kernels(request.kernels, device, "score.kernels"),
     )
 
 

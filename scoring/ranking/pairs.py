@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from conf.errors import DataError
 from conf.types import MultiHot, Scope
+from scoring.model.launch_ahead import pinned, to_device
 from scoring.model.predictor import Predictor, model_inputs
 from scoring.requests import ITEM_INDEX, Encoded, require_context
 from storage import file_io
@@ -59,9 +60,15 @@ class SideInputs:
         """
         return SideInputs(self.dense + other.dense, self.categorical + other.categorical)
 
+    def pinned_for(self, device: torch.device) -> SideInputs:
+        """Returns these inputs in pinned memory if the device is a GPU, ready for `to`."""
+        if device.type != "cuda":
+            return self
+        return SideInputs(pinned(self.dense, device), pinned(self.categorical, device))
+
     def to(self, device: torch.device) -> SideInputs:
-        """Returns a copy on the device."""
-        return SideInputs(self.dense.to(device), self.categorical.to(device))
+        """Returns a copy on the device. The host does not wait for a copy to a GPU."""
+        return SideInputs(to_device(self.dense, device), to_device(self.categorical, device))
 
 
 def side_of(rows: pa.Table, spec: FeatureSpec, multi_hot: MultiHot, scope: Scope) -> SideInputs:
@@ -90,31 +97,42 @@ def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: Mu
 # dropped.
 _NEARLY_ALL = 2 / 3
 
+_ITEM_BITS = 32  # of a number that identifies a pair of user and item
+
 
 @dataclass(frozen=True)
 class Lists:
     """The candidates of some consecutive users of a batch.
 
+    Arrays with an element per user are on the host, and tensors with an element per pair are on the device.
     In `everyone` and `listed`, an index stands for a user. Index 0 is the first of the consecutive users.
 
     Attributes:
         everyone: (A,) indices of the users who are scored against all items except the excluded items.
-        excluded: two arrays of shape (X,), which describe X excluded pairs. The first array has indices into
-            `everyone`, the second array has item indices.
+        excluded: two tensors of shape (X,), which describe X excluded pairs. The first tensor has indices
+            into `everyone`, the second tensor has item indices.
+        chosen: (B,) indices into `everyone`: the users who have a list of nearly all items.
+        wanted: (B, N) bool, whether an item is in the list of a user in `chosen`.
         listed: (L,) indices of the users who are scored against a list of items.
         lengths: (L,) number of items in the list of each user in `listed`.
         items: (Σ lengths,) item indices of these lists, one list after the other.
     """
 
     everyone: Indices
-    excluded: tuple[Indices, Indices]
+    excluded: tuple[Tensor, Tensor]
+    chosen: Indices
+    wanted: Tensor
     listed: Indices
     lengths: Indices
-    items: Indices
+    items: Tensor
 
 
 class CandidateLists:
     """The candidates of the users of one batch.
+
+    The items of all lists are one array. On a CPU, each list is checked when it is needed. On another device,
+    `to` starts one check of all lists, and indices that are out of range are replaced, so that lookups do not
+    fail. The caller must then call `require_right` before it uses a result.
 
     Args:
         users: the keys of the users, as strings.
@@ -136,17 +154,73 @@ class CandidateLists:
         keep_lists: bool = False,
     ) -> None:
         self.users = users
-        self._share = _NEARLY_ALL if not keep_lists else np.inf
-        self._listed, self._excluded, self._num_items = candidates, excluded, num_items
-        self._position = np.zeros(num_items, dtype=np.int64)
+        self.wrong: Tensor | None = None
+        self._num_items = num_items
+        self._has_list = np.ones(len(users), dtype=bool)
+        given, values = _lengths(candidates), [_values(candidates)]
+        if candidates.null_count:
+            self._has_list = candidates.is_valid().to_numpy(zero_copy_only=False)
+            gone = excluded.filter(pa.array(~self._has_list)) if self._has_list.any() else excluded
+            given[~self._has_list] = _lengths(gone)
+            values.append(_values(gone))
+        count = np.where(self._has_list, given, num_items - given)
+        share = np.inf if keep_lists else _NEARLY_ALL
+        self._scores_all = (count != 0) & (count >= (share * num_items if num_items else np.inf))
+        # The order of the array: first the lists, then the excluded items of users without a list.
+        in_order = np.concatenate([np.flatnonzero(self._has_list), np.flatnonzero(~self._has_list)])
+        ends = np.cumsum(given[in_order])
+        self._given_starts, self._given_lengths = np.empty_like(given), given
+        self._given_starts[in_order] = ends - given[in_order]
+        self._values = _joined(values)
+        self._starts, self._lengths = self._given_starts, self._given_lengths
+        self._replace_excluded()
+        self._items = torch.from_numpy(self._values)
+
+    def _replace_excluded(self) -> None:
+        """Appends lists of all other items, for users whose excluded items are many."""
+        users = np.flatnonzero(~self._has_list & ~self._scores_all)
+        if not len(users):
+            return
+        self._starts, self._lengths = self._starts.copy(), self._lengths.copy()
+        lists, end = [self._values], len(self._values)
+        for user in users:
+            kept = np.ones(self._num_items, dtype=bool)
+            gone = self._given(user)
+            kept[gone[(gone >= 0) & (gone < self._num_items)]] = False
+            lists.append(np.flatnonzero(kept).astype(self._values.dtype))
+            self._starts[user], self._lengths[user] = end, len(lists[-1])
+            end += len(lists[-1])
+        self._values = np.concatenate(lists)
+
+    def to(self, device: torch.device) -> CandidateLists:
+        """Copies the lists to the device, and starts their check there. Returns this object.
+
+        The host does not wait. `wrong` is then () bool on the device, whether `require_right` raises an error
+        for a user.
+
+        Raises:
+            DataError: as `require_right`, if there are no items.
+        """
+        if device.type == "cpu":
+            return self
+        if not self._num_items:
+            self.require_right(slice(0, len(self.users)))
+        self._items = to_device(self._items, device)
+        outside = ((self._items < 0) | (self._items >= self._num_items)).any()
+        self._items = self._items.clamp(0, max(self._num_items - 1, 0))
+        listed = int(self._given_lengths[self._has_list].sum())
+        lengths = to_device(torch.from_numpy(self._given_lengths[self._has_list]), device)
+        of_user = repeated(lengths, listed)
+        pairs = (of_user << _ITEM_BITS | self._items[:listed]).sort().values
+        self.wrong = outside | (pairs[1:] == pairs[:-1]).any()
+        return self
 
     def most(self) -> Indices:
         """Returns an upper bound for the number of candidates of each user, shape (U,).
 
         The bound is the length of the user's list, or the number of items if the user has no list.
         """
-        lengths = pc.list_value_length(self._listed).fill_null(self._num_items)
-        return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.where(self._has_list, self._given_lengths, self._num_items)
 
     def of(self, users: slice) -> Lists:
         """Returns the candidates of the users in a range of the batch.
@@ -155,77 +229,142 @@ class CandidateLists:
         this is faster, unless `keep_lists` is set. The scores of items that are not in the list are dropped.
 
         Raises:
+            DataError: as `require_right`, if the lists are on the CPU.
+        """
+        if self.wrong is None:
+            self.require_right(users)
+        scores_all, has_list = self._scores_all[users], self._has_list[users]
+        everyone, listed = np.flatnonzero(scores_all), np.flatnonzero(~scores_all)
+        has_excluded, chosen = everyone[~has_list[everyone]], everyone[has_list[everyone]]
+        place = np.cumsum(scores_all) - 1  # of a user in `everyone`
+        wanted = torch.zeros(len(chosen), self._num_items, dtype=torch.bool, device=self._items.device)
+        if len(chosen):
+            row, item = self._pairs(users.start + chosen, np.arange(len(chosen)))
+            wanted[row, item] = True
+        return Lists(
+            everyone,
+            self._pairs(users.start + has_excluded, place[has_excluded]),
+            place[chosen],
+            wanted,
+            listed,
+            self._lengths[users][listed],
+            self._of_users(users.start + listed),
+        )
+
+    def _pairs(self, users: Indices, numbers: Indices) -> tuple[Tensor, Tensor]:
+        """Returns the number of the user and the item index of each entry of the users' lists."""
+        if not len(users):
+            nobody = torch.zeros(0, dtype=torch.int64, device=self._items.device)
+            return nobody, nobody
+        lengths = self._lengths[users]
+        device = self._items.device
+        of_user = repeated(to_device(torch.from_numpy(lengths), device), int(lengths.sum()))
+        return to_device(torch.from_numpy(numbers), device)[of_user], self._of_users(users).long()
+
+    def _of_users(self, users: Indices) -> Tensor:
+        """Returns the lists of some users, one after the other."""
+        starts, lengths = self._starts[users], self._lengths[users]
+        total = int(lengths.sum())
+        if not total:
+            return self._items[:0]
+        if (starts[1:] == starts[:-1] + lengths[:-1]).all():
+            return self._items[starts[0] : starts[0] + total]
+        moved = starts - (np.cumsum(lengths) - lengths)
+        both = to_device(torch.from_numpy(np.stack([lengths, moved])), self._items.device)
+        index = torch.arange(total, device=self._items.device) + both[1][repeated(both[0], total)]
+        return self._items[index]
+
+    def require_right(self, users: slice) -> None:
+        """Checks the lists of the users in a range of the batch.
+
+        Raises:
             DataError: an item index is outside [0, N), or a list has an item twice. The message names the
                 user.
         """
-        everyone: list[int] = []
-        excluded: list[Indices] = []
-        listed: list[int] = []
-        items: list[Indices] = []
-        for index, user in enumerate(range(users.start, users.stop)):
-            if self._listed[user].is_valid:
-                wanted = self._read(user, self._listed[user], distinct=True)
-                count = len(wanted)
-            else:
-                gone = self._read(user, self._excluded[user], distinct=False)
-                wanted, count = None, self._num_items - len(gone)
-            if count >= self._share * self._num_items and count:
-                everyone.append(index)
-                excluded.append(gone if wanted is None else self._others(wanted))
-            else:
-                listed.append(index)
-                items.append(self._others(gone) if wanted is None else wanted)
-        by_user = np.repeat(np.arange(len(excluded)), [len(indices) for indices in excluded])
-        return Lists(
-            np.array(everyone, dtype=np.int64),
-            (by_user, _joined(excluded)),
-            np.array(listed, dtype=np.int64),
-            np.array([len(indices) for indices in items], dtype=np.int64),
-            _joined(items),
+        chosen = np.arange(users.start, users.stop)
+        with_list = self._has_list[users]
+        parts = [self._all_given(chosen[with_list]), self._all_given(chosen[~with_list])]
+        if any(len(part) and (part.min() < 0 or part.max() >= self._num_items) for part in parts):
+            self._refuse_first(users)
+        repeating = self._first_repeating(chosen[with_list], parts[0])
+        if repeating is not None:
+            raise self._repeats(repeating)
+
+    def _first_repeating(self, users: Indices, items: NDArray[np.integer[Any]]) -> int | None:
+        """Returns the first user whose list has an item twice.
+
+        Args:
+            users: users with a list.
+            items: their lists, one after the other. All items are in range.
+        """
+        place = np.empty(self._num_items, dtype=np.int32)
+        places = np.arange(self._given_lengths[users].max(initial=0), dtype=np.int32)
+        indices, first = items.astype(np.intp), 0
+        for user, length in zip(users.tolist(), self._given_lengths[users].tolist(), strict=True):
+            of_user = indices[first : first + length]
+            place[of_user] = places[:length]
+            # If an item occurs twice, its second place has overwritten the first.
+            if not np.array_equal(place.take(of_user), places[:length]):
+                return int(user)
+            first += length
+        return None
+
+    def _refuse_first(self, users: slice) -> None:
+        """Raises the error of the first user whose list is wrong. At least one list is out of range."""
+        for user in range(users.start, users.stop):
+            given = self._given(user)
+            if len(given) and (given.min() < 0 or given.max() >= self._num_items):
+                raise DataError(
+                    f"candidate indices of user {self.users[user]} are in [{given.min()}, {given.max()}], "
+                    f"but there are {self._num_items} candidate items",
+                    "the tables `candidates` and `candidate_items` belong to different runs: "
+                    "run build_candidates again",
+                )
+            if self._has_list[user] and len(np.unique(given)) < len(given):
+                raise self._repeats(user)
+
+    def _repeats(self, user: int) -> DataError:
+        return DataError(
+            f"the candidates of user {self.users[user]} hold an item twice", "run build_candidates again"
         )
 
-    def _read(self, user: int, listed: pa.ListScalar, *, distinct: bool) -> Indices:
-        """Checks the item indices of one list and returns them. A null list is read as an empty list.
+    def _all_given(self, users: Indices) -> NDArray[np.integer[Any]]:
+        """Returns the lists of consecutive users who all have a list, or who all have none."""
+        if not len(users):
+            return self._values[:0]
+        start, last = self._given_starts[users[0]], users[-1]
+        return self._values[start : self._given_starts[last] + self._given_lengths[last]]
 
-        With `distinct`, an item that occurs twice is an error.
-        """
-        if not listed.is_valid:
-            return np.zeros(0, dtype=np.int64)
-        indices = listed.values.to_numpy(zero_copy_only=False).astype(np.int64)
-        if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):
-            raise DataError(
-                f"candidate indices of user {self.users[user]} are in [{indices.min()}, {indices.max()}], "
-                f"but there are {self._num_items} candidate items",
-                "the tables `candidates` and `candidate_items` belong to different runs: "
-                "run build_candidates again",
-            )
-        if distinct:
-            self._require_distinct(user, indices)
-        return indices
-
-    def _others(self, items: Indices) -> Indices:
-        """Returns the indices of all items that are not in `items`, in ascending order."""
-        kept = np.ones(self._num_items, dtype=bool)
-        kept[items] = False
-        return np.flatnonzero(kept)
-
-    def _require_distinct(self, user: int, indices: Indices) -> None:
-        """Raises DataError if a list contains an item twice.
-
-        An array has one element per item. The check writes the position of each entry of the list into the
-        element of its item. If an item occurs twice, the second position overwrites the first.
-        """
-        positions = np.arange(len(indices))
-        self._position[indices] = positions
-        if (self._position[indices] != positions).any():
-            raise DataError(
-                f"the candidates of user {self.users[user]} hold an item twice", "run build_candidates again"
-            )
+    def _given(self, user: int) -> NDArray[np.integer[Any]]:
+        """Returns the list of a user, or the excluded items of a user without a list."""
+        start = self._given_starts[user]
+        return self._values[start : start + self._given_lengths[user]]
 
 
-def _joined(parts: list[Indices]) -> Indices:
-    """Concatenates arrays. If there are no arrays, the result is an empty array."""
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+def _lengths(lists: pa.ListArray) -> Indices:
+    """Returns the length of each list, 0 for null."""
+    if not lists.null_count:
+        return np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return lengths.astype(np.int64)
+
+
+def _values(lists: pa.ListArray) -> NDArray[np.integer[Any]]:
+    """Returns the elements of all lists that are not null."""
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    return values if values.dtype == np.int32 else values.astype(np.int64)
+
+
+def _joined(parts: list[NDArray[np.integer[Any]]]) -> NDArray[np.integer[Any]]:
+    """Concatenates two arrays. Returns a copy only if it must, or if torch could not refer to the memory."""
+    filled = [part for part in parts if len(part)] or parts[:1]
+    joined = filled[0] if len(filled) == 1 else np.concatenate(filled)
+    return joined if joined.flags.writeable else joined.copy()
+
+
+def repeated(counts: Tensor, total: int) -> Tensor:
+    """Returns 0, 1, …, each as often as `counts` says: (total,) int64. A device does not wait."""
+    return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts, output_size=total)
 
 
 def blocks(most: Indices, max_places: int, least_users: int, most_users: int) -> Iterator[slice]:

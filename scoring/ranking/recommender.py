@@ -13,15 +13,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError
+from scoring.model.launch_ahead import ResultCopy, launch_ahead, to_device
 from scoring.model.predictor import Predictor
 from scoring.ranking.blend import Blend, SourceScores
 from scoring.ranking.pair_scorer import PairScorer
-from scoring.ranking.pairs import CandidateLists, Indices, Items, Lists, blocks, read_items, side_of
+from scoring.ranking.pairs import (
+    CandidateLists,
+    Indices,
+    Items,
+    Lists,
+    SideInputs,
+    blocks,
+    read_items,
+    repeated,
+    side_of,
+)
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from scoring.requests import CANDIDATES, EXCLUDED, MEASURED, POSITIVES, SOURCE_SCORES, ListRequest
 from scoring.rules.apply_rules import ItemRules, load_rules
 from scoring.rules.request import RANKED
 from storage.feature_spec import USER_KEY
+from training.data.prefetch import Prefetch
 from training.models.factorization import Part
 
 # Computes the scores of candidates, by a model or by a blend, and their ranking keys.
@@ -70,7 +82,13 @@ class ListScorer:
         return scores if self.blend is None or self._rules_move_items else scores.sigmoid()
 
     def keys(
-        self, scores: Tensor, items: Tensor, candidate: Tensor | None, users: Indices, names: pa.Array
+        self,
+        scores: Tensor,
+        items: Tensor,
+        candidate: Tensor | None,
+        users: Tensor,
+        names: pa.Array,
+        found_nan: list[Tensor] | None = None,
     ) -> Tensor:
         """Returns the ranking keys of R users and W items, shape (R, W).
 
@@ -82,12 +100,16 @@ class ListScorer:
             candidate: (R, W) bool, whether the item is a candidate; None if all are candidates.
             users: (R,) the user of each row, as an index into `names`.
             names: the keys of the users.
+            found_nan: gets a () bool on the device, whether the score of a candidate is NaN. Then this is no
+                error, and the host does not wait for the scores.
 
         Raises:
             DataError: the score of a candidate is NaN, or a rule of another package made it NaN.
         """
         wrong = scores.isnan() if candidate is None else scores.isnan() & candidate
-        if wrong.any():
+        if found_nan is not None:
+            found_nan.append(wrong.any())
+        elif wrong.any():
             row, column = wrong.nonzero()[0].tolist()
             item = self.items.keys[int(items.expand(scores.shape)[row, column])]
             raise DataError(
@@ -111,6 +133,61 @@ _LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
 
 # Maximum number of users per pass. It limits the memory for their rankings.
 _MOST_USERS = 1_024
+
+# Number of blocks of users that a device works on while the host reads the lists of an earlier block.
+_BLOCKS_AHEAD = 1
+
+
+@dataclass(frozen=True)
+class _Users:
+    """The users of a batch, on the host.
+
+    Attributes:
+        side: their model inputs.
+        lists: their candidates.
+        sources: the scores of the sources; None without a blend.
+    """
+
+    side: SideInputs
+    lists: CandidateLists
+    sources: SourceScores | None
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Consecutive users of a batch, whose lists are made together.
+
+    Attributes:
+        users: the users.
+        side, lists, sources: as in _Users, for all users of the batch; the first two on the device.
+        scores: (P, S) the scores of the sources on the device; None without a blend.
+    """
+
+    users: slice
+    side: SideInputs
+    lists: CandidateLists
+    sources: SourceScores | None
+    scores: Tensor | None
+
+
+@dataclass(frozen=True)
+class _LaunchedLists:
+    """The lists of a block of users, which the device computes.
+
+    Attributes:
+        block: the users.
+        names: their keys.
+        rank_again: computes the ranking keys, and raises an error for a score that is NaN.
+        made: the lists, if business rules made them.
+        best: otherwise, the U · K highest ranking keys; then whether a list of the batch is wrong, and
+            whether a score of the block is NaN.
+    """
+
+    block: _Block
+    names: pa.Array
+    rank_again: Callable[[], Tensor]
+    made: pa.RecordBatch | None
+    best: ResultCopy | None
 
 
 @dataclass(frozen=True)
@@ -159,33 +236,82 @@ class Recommender:
             DataError: a score is NaN, or candidates are out of range or repeated. The message names the user.
             InfrastructureError: the device has too little memory even for one pair.
         """
-        predictor = self.predictor
+        return self.recommend_all(iter([users]))
+
+    def recommend_all(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the lists of the users of all batches, as `recommend` does for one.
+
+        For a GPU, a thread reads the next batch and copies its columns to pinned memory, and the host reads
+        the lists of a block of users after it has started the work for the next block.
+        """
+        prepared = map(self._prepared, batches)
+        if self.predictor.device.type != "cuda":
+            yield from launch_ahead(self._blocks(prepared), self._launch, self._finish, _BLOCKS_AHEAD)
+            return
+        with Prefetch(prepared, capacity=1) as ahead:
+            yield from launch_ahead(self._blocks(ahead), self._launch, self._finish, _BLOCKS_AHEAD)
+
+    def _prepared(self, users: pa.RecordBatch) -> _Users:
+        """Returns the inputs and the candidates of the users of a batch, on the host."""
+        predictor, blend = self.predictor, self.list_scorer.blend
         rows = pa.Table.from_batches([users])
-        side = side_of(rows, predictor.spec, predictor.multi_hot, "user").to(predictor.device)
+        side = side_of(rows, predictor.spec, predictor.multi_hot, "user")
         keys, candidates = users.column(USER_KEY), users.column(CANDIDATES)
         sources = None
-        if self.list_scorer.blend is not None:
-            sources = SourceScores.of(
-                keys, candidates, users.column(SOURCE_SCORES), len(self.list_scorer.blend.weights)
-            )
+        if blend is not None:
+            sources = SourceScores.of(keys, candidates, users.column(SOURCE_SCORES), len(blend.weights))
         lists = CandidateLists(
-            keys,
-            candidates,
-            users.column(EXCLUDED),
-            len(self.items.keys),
-            keep_lists=sources is not None,
+            keys, candidates, users.column(EXCLUDED), len(self.items.keys), keep_lists=sources is not None
         )
+        return _Users(side.pinned_for(predictor.device), lists, sources)
+
+    def _blocks(self, batches: Iterator[_Users]) -> Iterator[_Block]:
+        """Yields the blocks of users of all batches. Each batch is copied to the device at once."""
+        device = self.predictor.device
         least = _LEAST_USERS if self.list_scorer.pair_scorer.keeps_items else _LEAST_USERS_ANEW
-        for block in blocks(lists.most(), self._places, least, _MOST_USERS):
-            parts = self.list_scorer.pair_scorer.user_parts(side.part(block))
-            names = lists.users.slice(block.start, block.stop - block.start)
-            scores = None if sources is None else torch.from_numpy(sources.block(block))
-            ranked = self._ranked(lists.of(block), parts, names, scores)
-            if self.rules is None:
-                yield self._best(ranked, names)
-            else:
-                of_items = None if sources is None else partial(sources.of_items, block)
-                yield self._by_rules(self.rules, ranked, parts, names, of_items)
+        for batch in batches:
+            side, lists = batch.side.to(device), batch.lists.to(device)
+            scores = None
+            if batch.sources is not None:
+                scores = to_device(torch.from_numpy(batch.sources.scores), device)
+            for users in blocks(lists.most(), self._places, least, _MOST_USERS):
+                yield _Block(users, side, lists, batch.sources, scores)
+
+    @torch.inference_mode()
+    def _launch(self, block: _Block) -> _LaunchedLists:
+        """Starts the work for a block of users. Business rules make the host wait."""
+        users, lists = block.users, block.lists
+        parts = self.list_scorer.pair_scorer.user_parts(block.side.part(users))
+        names = lists.users.slice(users.start, users.stop - users.start)
+        scores = block.scores
+        if block.sources is not None and scores is not None:
+            scores = scores[block.sources.starts[users.start] : block.sources.starts[users.stop]]
+        asked = lists.of(users)
+        work = partial(self._ranked, asked, parts, names, scores)
+        if self.rules is not None:
+            if lists.wrong is not None and lists.wrong:
+                lists.require_right(users)
+            of_items = None if block.sources is None else partial(block.sources.of_items, users)
+            made = self._by_rules(self.rules, work(), parts, names, of_items)
+            return _LaunchedLists(block, names, work, made, None)
+        found_nan = [torch.zeros((), dtype=torch.bool, device=self.predictor.device)]
+        best = work(found_nan)[:, : self.k]
+        wrong = found_nan[0] if lists.wrong is None else lists.wrong
+        flags = torch.stack([wrong, torch.stack(found_nan).any()]).long()
+        return _LaunchedLists(block, names, work, None, ResultCopy(torch.cat([best.flatten(), flags])))
+
+    def _finish(self, launched: _LaunchedLists) -> pa.RecordBatch:
+        """Returns the lists of a block of users. Reads those that were made without business rules."""
+        if launched.made is not None:
+            return launched.made
+        assert launched.best is not None
+        numbers = launched.best.read()
+        wrong_lists, found_nan = numbers[-2:].tolist()
+        if wrong_lists:
+            launched.block.lists.require_right(launched.block.users)
+        if found_nan:
+            launched.rank_again()
+        return self._best(numbers[:-2].view(len(launched.names), -1), launched.names)
 
     @property
     def _places(self) -> int:
@@ -198,14 +324,13 @@ class Recommender:
         whole = self.rules is not None and self.rules.need_whole_rankings
         return len(self.items.keys) if whole else self.k
 
-    def _best(self, keys: Tensor, users: pa.Array) -> pa.RecordBatch:
+    def _best(self, best: Tensor, users: pa.Array) -> pa.RecordBatch:
         """Returns the lists without business rules: the first `k` candidates of each ranking.
 
         Args:
-            keys: (U, W) ranking keys, as `_ranked` returns them.
+            best: (U, K) ranking keys on the CPU, the first that `_ranked` returns.
             users: the keys of the U users.
         """
-        best = keys[:, : self.k].cpu()
         filled = best != NO_CANDIDATE
         score, index = split_keys(best[filled])
         return list_rows(
@@ -249,7 +374,14 @@ class Recommender:
         )
 
     @torch.inference_mode()
-    def _ranked(self, asked: Lists, parts: Part, names: pa.Array, source_scores: Tensor | None) -> Tensor:
+    def _ranked(
+        self,
+        asked: Lists,
+        parts: Part,
+        names: pa.Array,
+        source_scores: Tensor | None,
+        found_nan: list[Tensor] | None = None,
+    ) -> Tensor:
         """Returns the ranking keys of the best candidates of some users, shape (U, W).
 
         Each row is sorted, best candidate first, and NO_CANDIDATE fills the end of the row. W is at most
@@ -261,81 +393,88 @@ class Recommender:
             names: the keys of the users, for error messages.
             source_scores: (Σ lengths, S) the scores of the sources, in the order of `asked.items`; None
                 without a blend.
+            found_nan: as for `ListScorer.keys`.
         """
-        best = torch.full(
-            (len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=self.predictor.device
-        )
+        device = self.predictor.device
+        best = torch.full((len(names), min(self._pool, len(self.items.keys))), NO_CANDIDATE, device=device)
+        every, listed = (to_device(torch.from_numpy(part), device) for part in (asked.everyone, asked.listed))
         for users, keys in (
-            (asked.everyone, self._of_all(asked, parts, names)),
-            (asked.listed, self._of_lists(asked, parts, names, source_scores)),
+            (every, self._of_all(asked, every, parts, names, found_nan)),
+            (listed, self._of_lists(asked, listed, parts, names, source_scores, found_nan)),
         ):
             for more_keys in keys:
-                kept = torch.from_numpy(users).to(best.device)
-                merged = torch.cat([best[kept], top_keys(more_keys, best.shape[1])], dim=1)
-                best[kept] = top_keys(merged, best.shape[1])
+                merged = torch.cat([best[users], top_keys(more_keys, best.shape[1])], dim=1)
+                best[users] = top_keys(merged, best.shape[1])
         return best
 
-    def _of_all(self, asked: Lists, parts: Part, names: pa.Array) -> Iterator[Tensor]:
+    def _of_all(
+        self, asked: Lists, every: Tensor, parts: Part, names: pa.Array, found_nan: list[Tensor] | None
+    ) -> Iterator[Tensor]:
         """Yields ranking keys (A, W) of the A users who are scored against all items.
 
         Each matrix has the keys of W consecutive items.
         """
         if not len(asked.everyone):
             return
-        device = self.predictor.device
-        every = torch.from_numpy(asked.everyone).to(device)
         some_parts = tuple(part.index_select(0, every) for part in parts)
         width = max(self._places // len(every), 1)
         for start in range(0, len(self.items.keys), width):
             items = slice(start, min(start + width, len(self.items.keys)))
-            index = torch.arange(items.start, items.stop, device=device)
+            index = torch.arange(items.start, items.stop, device=every.device)
             candidate = self._not_excluded(asked, items)
-            yield self.list_scorer.keys(
-                self.list_scorer.pair_scorer.score_consecutive(some_parts, items),
-                index,
-                candidate,
-                asked.everyone,
-                names,
-            )
+            scores = self.list_scorer.pair_scorer.score_consecutive(some_parts, items)
+            yield self.list_scorer.keys(scores, index, candidate, every, names, found_nan)
 
     def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
         """Returns a matrix (A, W) of bools: which of W consecutive items are candidates of each of A users.
 
-        Returns None if all these items are candidates of all these users.
+        Returns None if all these items are candidates of all these users, as far as the host can find out
+        without waiting.
         """
         user, item = asked.excluded
+        width, device = items.stop - items.start, self.predictor.device
         in_range = (item >= items.start) & (item < items.stop)
-        if not in_range.any():
+        some = bool(in_range.any()) if device.type == "cpu" else bool(len(item))
+        if not some and not len(asked.chosen):
             return None
-        kept = np.ones((len(asked.everyone), items.stop - items.start), dtype=bool)
-        kept[user[in_range], item[in_range] - items.start] = False
-        return torch.from_numpy(kept).to(self.predictor.device)
+        cells = len(asked.everyone) * width
+        kept = torch.ones(cells + 1, dtype=torch.bool, device=device)
+        if some:  # the last cell gets the items outside the range
+            kept[torch.where(in_range, user * width + item - items.start, cells)] = False
+        kept = kept[:cells].view(-1, width)
+        if len(asked.chosen):
+            chosen = to_device(torch.from_numpy(asked.chosen), device)
+            kept[chosen] = asked.wanted[:, items]
+        return kept
 
     def _of_lists(
-        self, asked: Lists, parts: Part, names: pa.Array, source_scores: Tensor | None
+        self,
+        asked: Lists,
+        listed: Tensor,
+        parts: Part,
+        names: pa.Array,
+        source_scores: Tensor | None,
+        found_nan: list[Tensor] | None,
     ) -> Iterator[Tensor]:
         """Yields ranking keys (L, W) of the L users who are scored against a list of items.
 
         Each matrix has the keys of a range of positions in the lists. NO_CANDIDATE fills the cells without an
         item.
         """
-        device, longest = self.predictor.device, int(asked.lengths.max(initial=0))
+        longest = int(asked.lengths.max(initial=0))
         starts = np.cumsum(asked.lengths) - asked.lengths
         width = max(self._places // max(len(asked.listed), 1), 1)
         for column in range(0, longest, width):
             lengths = (asked.lengths - column).clip(0, width)
             pieces = Pieces.of(lengths, starts + column, asked.items)
-            which = torch.from_numpy(asked.listed[pieces.list]).to(device)
-            items, filled = (torch.from_numpy(array).to(device) for array in (pieces.items, pieces.filled))
-            of_sources = None if source_scores is None else source_scores[torch.from_numpy(pieces.index)]
-            scores = self.list_scorer.scores(parts, which, items, of_sources)
-            keys = self.list_scorer.keys(scores, items, filled, asked.listed[pieces.list], names)
+            which = listed[pieces.list]
+            of_sources = None if source_scores is None else source_scores[pieces.index]
+            scores = self.list_scorer.scores(parts, which, pieces.items, of_sources)
+            keys = self.list_scorer.keys(scores, pieces.items, pieces.filled, which, names, found_nan)
             laid_out = torch.full(
-                (len(lengths), int(pieces.place.max()) + 1, keys.shape[1]), NO_CANDIDATE, device=device
+                (len(lengths), pieces.most, keys.shape[1]), NO_CANDIDATE, device=keys.device
             )
-            laid_out[torch.from_numpy(pieces.list).to(device), torch.from_numpy(pieces.place).to(device)] = (
-                keys
-            )
+            laid_out[pieces.list, pieces.place] = keys
             yield laid_out.flatten(1)
 
     def _keys_of(self, index: Tensor) -> pa.Array:
@@ -398,17 +537,17 @@ class CandidateLogits:
         side = side_of(rows, predictor.spec, predictor.multi_hot, "user").to(predictor.device)
         scores = SourceScores.of(keys, candidates, users.column(SOURCE_SCORES), sources)
         lists = CandidateLists(keys, candidates, users.column(EXCLUDED), self._num_items, keep_lists=True)
+        if lists.to(predictor.device).wrong:
+            lists.require_right(slice(0, len(users)))
         logits = [np.zeros(0, np.float32)]
         for block in blocks(lists.most(), _MOST_PLACES, _LEAST_LOGIT_USERS, _MOST_LOGIT_USERS):
             parts = self._pair_scorer.user_parts(side.part(block))
             asked = lists.of(block)
             pieces = Pieces.of(asked.lengths, np.cumsum(asked.lengths) - asked.lengths, asked.items)
-            which, items = (
-                torch.from_numpy(array).to(predictor.device)
-                for array in (asked.listed[pieces.list], pieces.items)
-            )
+            which = to_device(torch.from_numpy(asked.listed), predictor.device)[pieces.list]
             # The pieces of a list are consecutive, so the cells with items have the order of `asked.items`.
-            logits.append(self._pair_scorer.list_logits(parts, which, items).cpu().numpy()[pieces.filled])
+            scored = self._pair_scorer.list_logits(parts, which, pieces.items)
+            logits.append(scored.cpu().numpy()[pieces.filled.cpu().numpy()])
         flat = np.concatenate(logits)
         measured = []
         for user, clicked in enumerate(users.column(POSITIVES).to_pylist()):
@@ -435,25 +574,30 @@ class CandidateLogits:
 class Pieces:
     """Several lists of items, cut into pieces of equal width. A piece contains consecutive items of one list.
 
-    T is the number of pieces. The last piece of a list may have empty cells.
+    T is the number of pieces. The last piece of a list may have empty cells. The tensors are on the device of
+    the items.
 
     Attributes:
         list: (T,) for each piece, the index of the list that it comes from.
         place: (T,) for each piece, its position among the pieces of the same list, from 0.
         index: (T, width) the positions of the cells in the array of all items. Undefined in empty cells.
-        items: (T, width) item indices; 0 in empty cells.
+        items: (T, width) int64 item indices; 0 in empty cells.
         filled: (T, width) bool, whether the cell contains an item.
+        most: the largest number of pieces of a list.
     """
 
-    list: Indices
-    place: Indices
-    index: Indices
-    items: Indices
-    filled: NDArray[np.bool_]
+    list: Tensor
+    place: Tensor
+    index: Tensor
+    items: Tensor
+    filled: Tensor
+    most: int
 
     @classmethod
-    def of(cls, lengths: Indices, starts: Indices, items: Indices) -> Pieces:
+    def of(cls, lengths: Indices, starts: Indices, items: Tensor) -> Pieces:
         """Cuts lists of items into pieces of equal width. The function piece_width() chooses the width.
+
+        The host does not wait for the device.
 
         Args:
             lengths: (L,) the length of each list.
@@ -462,12 +606,16 @@ class Pieces:
         """
         width = piece_width(lengths)
         counts = -(-lengths // width)
-        of_list = np.repeat(np.arange(len(lengths)), counts)
-        place = np.arange(len(of_list)) - np.repeat(np.cumsum(counts) - counts, counts)
-        within = place[:, None] * width + np.arange(width)  # (T, width)
-        filled = within < lengths[of_list, None]
-        index = np.minimum(starts[of_list, None] + within, max(len(items) - 1, 0))
-        return cls(of_list, place, index, np.where(filled, items[index], 0), filled)
+        device, pieces = items.device, int(counts.sum())
+        of_lists = np.stack([counts, np.cumsum(counts) - counts, lengths, starts])
+        repeats, first, length, start = to_device(torch.from_numpy(of_lists), device)
+        of_list = repeated(repeats, pieces)
+        place = torch.arange(pieces, device=device) - first[of_list]
+        within = place[:, None] * width + torch.arange(width, device=device)  # (T, width)
+        filled = within < length[of_list, None]
+        index = (start[of_list, None] + within).clamp_(max=max(len(items) - 1, 0))
+        in_cells = items.index_select(0, index.flatten()).view(index.shape).long() * filled
+        return cls(of_list, place, index, in_cells, filled, int(counts.max(initial=0)))
 
 
 _PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)

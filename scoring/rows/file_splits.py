@@ -1,7 +1,8 @@
 """Decides which rows each task of score_rows reads: complete row groups of a split, or parts of row groups.
 
 The driver sends only paths and row ranges to the workers, not rows. Manifests contain the number of rows of
-each row group, so the driver divides the rows without reading a data file.
+each row group, so the driver divides the rows without reading a data file. A row group that two tasks share
+is decoded twice, so row groups are divided only if the slots would otherwise get too unequal numbers of rows.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from conf.types import Split
 from storage.dataset import Dataset, split_partitions
 from storage.paths import LakePaths
 
-# If the end of a row group is near the end of a task, the task ends there instead, because two tasks that
-# share a row group both decode it. "Near" is half of this share of a task's rows.
-_MOVED_SHARE = 1 / 8
+# Tasks of complete row groups are chosen if the last slot has then at most this share of rows more than the
+# mean. Scoring a row on a CPU takes longer than decoding it, so equal shares are worth more than this.
+_MORE_ROWS = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -79,38 +80,84 @@ def row_groups(lake: LakePaths, dataset: Dataset, split: Split) -> list[FileRowG
     ]
 
 
-def divide_rows(groups: Sequence[FileRowGroup], slots: int, max_rows: int) -> list[tuple[RowGroupRange, ...]]:
-    """Divides all rows, in order, among tasks with about equal numbers of rows.
+def divide_rows(
+    groups: Sequence[FileRowGroup], slots: int, max_rows: int, *, whole: bool = False
+) -> list[tuple[RowGroupRange, ...]]:
+    """Divides all rows, in order, among tasks.
 
     Returns the pieces of each task. A piece is a range of rows of one row group. Every row is in exactly one
-    piece. A task has at most `max_rows` rows. It may have up to an eighth more if its end was moved to the
-    end of a row group. If there are no rows, the result is one task without pieces.
+    piece. If there are no rows, the result is one task without pieces.
+
+    Tasks get complete row groups if `whole` is set, or if the slots have about equally many rows then.
+    Otherwise the tasks have about equally many rows, and some of them begin or end within a row group. A task
+    has at most `max_rows` rows, and up to an eighth more if it then ends with a row group. With `whole`, a
+    row group with more rows than that is a task of its own.
 
     Args:
         groups: the row groups, in order.
-        slots: minimum number of tasks. If there are fewer rows, there are fewer tasks.
+        slots: number of tasks that run at the same time. There are about as many tasks, or a multiple, so
+            that all slots end at about the same time. If there are fewer rows, there are fewer tasks. With
+            `whole`, there are at most as many tasks as row groups.
         max_rows: maximum number of rows of a task.
+        whole: whether row groups are never divided.
     """
     ends = list(accumulate(group.rows for group in groups))
     total = ends[-1] if ends else 0
-    tasks = min(max(slots, -(-total // max_rows)), max(total, 1))
-    cuts = sorted(
-        {0, total, *(_moved(total * task // tasks, ends, total / tasks) for task in range(1, tasks))}
-    )
-    return [_between(groups, ends, *pair) for pair in pairwise(cuts)] or [()]
+    rounds = max(-(-total // (max_rows * slots)), 1)
+    tasks = min(slots * rounds, max(total, 1))
+    even = [total * task // tasks for task in range(tasks + 1)]
+    near = [0, *(_nearest(cut, ends) for cut in even[1:-1]), total]
+    full = _full(ends, max_rows)
+    if whole:
+        cuts = near if _largest(near) <= (1 + _MORE_ROWS) * max_rows else full
+    else:
+        limits = ((1 + _MORE_ROWS) * max_rows, (1 + _MORE_ROWS) * total / slots)
+        fitting = [
+            chosen
+            for chosen in (near, full)
+            if _largest(chosen) <= limits[0] and _longest_slot(chosen, slots) <= limits[1]
+        ]
+        cuts = fitting[0] if fitting else [_moved(cut, ends, total / tasks) for cut in even]
+    return [_between(groups, ends, *pair) for pair in pairwise(sorted(set(cuts)))] or [()]
+
+
+def _full(ends: Sequence[int], max_rows: int) -> list[int]:
+    """Returns the ends of tasks of complete row groups, each with as many of them as `max_rows` allows."""
+    cuts = [0]
+    for before, end in pairwise([0, *ends]):
+        if end - cuts[-1] > max_rows and before > cuts[-1]:
+            cuts.append(before)
+    return [*cuts, *ends[-1:]]
+
+
+def _largest(cuts: Sequence[int]) -> int:
+    return max((last - first for first, last in pairwise(cuts)), default=0)
+
+
+def _longest_slot(cuts: Sequence[int], slots: int) -> int:
+    """Returns an upper bound for the rows of a slot, if a slot takes the next task when it has ended one."""
+    tasks = len({*cuts}) - 1
+    return -(-tasks // slots) * _largest(cuts)
+
+
+def _nearest(cut: int, ends: Sequence[int]) -> int:
+    """Returns the end of a row group that is nearest to a row index over all row groups."""
+    at = bisect_left(ends, cut)
+    return min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(end - cut))
 
 
 def _moved(cut: int, ends: Sequence[int], task_rows: float) -> int:
-    """Moves the end of a task to the nearest end of a row group, if this end is near (_MOVED_SHARE).
+    """Moves the end of a task to the nearest end of a row group, if this end is near.
 
     Args:
         cut: the end of the task, as a row index over all row groups.
         ends: the end of each row group, as a row index over all row groups.
         task_rows: mean number of rows of a task.
     """
-    at = bisect_left(ends, cut)
-    nearest = min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(end - cut))
-    return nearest if abs(nearest - cut) <= task_rows * _MOVED_SHARE / 2 else cut
+    if not cut:
+        return cut
+    nearest = _nearest(cut, ends)
+    return nearest if abs(nearest - cut) <= task_rows * _MORE_ROWS / 2 else cut
 
 
 def _between(

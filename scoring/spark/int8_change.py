@@ -53,7 +53,7 @@ def change_of_rows(
     """
 
     def compare(_: int) -> Iterator[pa.RecordBatch]:
-        from scoring.rows.task import score_pieces  # torch: only in the workers
+        from scoring.rows.score_batch import score_pieces  # torch: only in the workers
 
         def score(predictor: Any) -> Iterable[Any]:
             return (batch.column(PROBABILITY) for batch in score_pieces(predictor, pieces, _threads()))

@@ -7,6 +7,7 @@ the items only once. Spark never has a table of all (user, item) pairs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from scoring.requests import (
     ListRequest,
     ModelRequest,
 )
-from scoring.rows.file_splits import RowGroupRange
+from scoring.rows.file_splits import FileRowGroup, RowGroupRange, divide_rows
 from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
 from spark.choose_workers import cores_without_jvm
 from spark.rows import ReadableRows, Rows, StoredRows, arrow_schema, map_rows_in_threads, select
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
 
 Batches = Iterable[pa.RecordBatch]
 
-# Numbers of users and of rows that a thread of this process scores together.
+# Numbers of users and of rows that a thread of this process scores together. A GPU scores the candidates of
+# few users faster than the host prepares them, so it gets more.
 _USERS_PER_BATCH, _ROWS_PER_BATCH = 500, 10_000
+_USERS_PER_GPU_BATCH = 10_000
 
 LISTS = pa.schema(
     [
@@ -72,7 +75,9 @@ def score_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> Rows:
     """
     columns = [USER_KEY, *(feature.name for feature in spec.scoped("user")), CANDIDATES, EXCLUDED]
     columns += [SOURCE_SCORES] if request.blend else []
-    return score_in_batches(select(users, columns), _list_maker(request), LISTS, _USERS_PER_BATCH)
+    on_gpu = isinstance(users, pa.Table) and _process_has_gpu()
+    batch_users = _USERS_PER_GPU_BATCH if on_gpu else _USERS_PER_BATCH
+    return score_in_batches(select(users, columns), _list_maker(request), LISTS, batch_users)
 
 
 def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sources: int) -> Rows:
@@ -136,9 +141,13 @@ def score_in_batches(
 
 def threads_of_process() -> int:
     """Returns how many threads of this process score at a time: one for each core, or one for a GPU."""
+    return 1 if _process_has_gpu() else cores_without_jvm() or 1
+
+
+def _process_has_gpu() -> bool:
     import torch
 
-    return 1 if torch.cuda.is_available() else cores_without_jvm() or 1
+    return torch.cuda.is_available()
 
 
 @contextmanager
@@ -154,13 +163,38 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(of_caller)
 
 
+# With fewer rows, a task on a GPU would take less time than Spark needs to start it.
+_ROWS_OF_GPU_TASK = 2**26
+
+
+def divide_split(
+    spark: SparkSession | None, groups: Sequence[FileRowGroup], model: ModelRequest, file_rows: int
+) -> list[tuple[RowGroupRange, ...]]:
+    """Divides row groups among tasks for `score_split`.
+
+    On CPUs, a task has about `file_rows` rows at most, because it is one file. A task on a GPU has complete
+    row groups, and up to 2²⁶ rows. In Spark, tasks run on GPUs if each task has a share of one, or if the
+    device is `cuda`.
+    """
+    if spark is None:
+        slots, gpu = threads_of_process(), _process_has_gpu()
+    else:
+        cores = int(spark.conf.get("spark.task.cpus", "1") or 1)
+        slots = max(spark.sparkContext.defaultParallelism // cores, 1)
+        gpu = spark.conf.get("spark.task.resource.gpu.amount", None) is not None
+    if model.device == "cuda" or (model.device == "auto" and gpu):
+        return divide_rows(groups, slots, max(_ROWS_OF_GPU_TASK, file_rows), whole=True)
+    return divide_rows(groups, slots, file_rows)
+
+
 def score_split(
     spark: SparkSession | None,
     tasks: Sequence[tuple[RowGroupRange, ...]],
     model: ModelRequest,
     folder: str,
+    file_rows: int,
 ) -> list[str]:
-    """Scores the rows of each task, writes one Parquet file per task, and returns the names of these files.
+    """Scores the rows of each task, writes Parquet files, and returns the names of the files in row order.
 
     Workers get only paths and row ranges, not rows. Nothing is published. Failed attempts may leave files
     behind, but no manifest names these files.
@@ -170,6 +204,7 @@ def score_split(
         tasks: the rows of each task, as pieces. A piece is a range of rows of one row group.
         model: the model to run.
         folder: the folder of a partition of the table `scores`.
+        file_rows: maximum number of rows of a file of a task on a GPU. On a CPU, a task writes one file.
 
     Raises (in the workers):
         DataError: a file differs from its manifest, or a probability is NaN.
@@ -177,20 +212,23 @@ def score_split(
         InfrastructureError: a file could not be read or written.
     """
     scored = tuple(tasks)
+    cores_of_gpu = 1 if spark is not None else cores_without_jvm() or 1  # only one task of a process runs
 
     def score(index: int) -> str:
         from scoring.model.worker_models import models_of_process  # torch: only in the workers
         from scoring.rows.task import write_scores
 
         gpu, threads = task_slot()
-        return write_scores(
-            models_of_process().predictor(model, gpu, threads), scored[index], folder, threads
-        )
+        predictor = models_of_process().predictor(model, gpu, threads)
+        cores = max(threads, cores_of_gpu) if predictor.device.type != "cpu" else threads
+        return json.dumps(write_scores(predictor, scored[index], folder, cores, file_rows))
 
     if spark is not None:
-        return collect_results(spark, len(tasks), score, SCORING_IMPORTS)
-    with one_torch_thread(), ThreadPoolExecutor(threads_of_process()) as pool:
-        return list(pool.map(score, range(len(tasks))))
+        written = collect_results(spark, len(tasks), score, SCORING_IMPORTS)
+    else:
+        with one_torch_thread(), ThreadPoolExecutor(threads_of_process()) as pool:
+            written = list(pool.map(score, range(len(tasks))))
+    return [name for names in written for name in json.loads(names)]
 
 
 def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
@@ -201,8 +239,7 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
         from scoring.ranking.recommender import load_recommender
 
         recommender = models_of_process().latest(load_recommender, request, *task_slot())
-        for batch in batches:
-            yield from recommender.recommend(batch)
+        yield from recommender.recommend_all(iter(batches))
 
     return make_lists
 

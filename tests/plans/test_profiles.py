@@ -168,6 +168,13 @@ def test_scoring_shares_the_gpu_with_torch() -> None:
     assert low <= start <= high <= 0.5
 
 
+def test_one_task_that_scores_rows_owns_the_gpu_and_all_cores() -> None:
+    settings = _settings("score-rows-gpu")
+    assert settings["spark.task.resource.gpu.amount"] == settings["spark.executor.resource.gpu.amount"] == "1"
+    assert settings["spark.task.cpus"] == settings["spark.executor.cores"]
+    assert not [key for key in settings if key.startswith("spark.rapids.") or key == "spark.plugins"]
+
+
 @pytest.mark.parametrize("name", ["train-cpu", "train-gpu"])
 def test_a_rank_has_an_executor_to_itself_and_is_never_started_again_alone(name: str) -> None:
     settings = _settings(name)
@@ -176,7 +183,7 @@ def test_a_rank_has_an_executor_to_itself_and_is_never_started_again_alone(name:
     assert settings["spark.speculation"] == settings["spark.dynamicAllocation.enabled"] == "false"
 
 
-@pytest.mark.parametrize("name", ["score-gpu", "train-gpu"])
+@pytest.mark.parametrize("name", ["score-gpu", "score-rows-gpu", "train-gpu"])
 def test_cores_and_gpu_allow_the_same_number_of_tasks(name: str) -> None:
     """Otherwise one of the two lies idle, and Spark warns."""
     settings = _settings(name)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from conf.errors import DataError
 from scoring.ranking.pairs import Items
@@ -68,14 +69,15 @@ def test_pieces_hold_every_item_of_every_list_once() -> None:
         lengths = draw.integers(0, longest + 1, 30)
         starts = np.cumsum(lengths) - lengths
         items = draw.integers(0, 1_000, int(lengths.sum()))
-        pieces = Pieces.of(lengths, starts, items)
+        pieces = Pieces.of(lengths, starts, torch.from_numpy(items))
         held = pieces.items[pieces.filled]
         assert held.tolist() == items.tolist()
-        assert pieces.items.size <= max(1.125 * len(items), len(items))
+        assert pieces.items.numel() <= max(1.125 * len(items), len(items))
         for number, length in enumerate(lengths):
             of_list = pieces.list == number
             assert pieces.filled[of_list].sum() == length
             assert pieces.place[of_list].tolist() == list(range(of_list.sum()))
+            assert of_list.sum() <= pieces.most
         assert not pieces.items[~pieces.filled].any()
 
 

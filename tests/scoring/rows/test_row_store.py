@@ -39,7 +39,11 @@ def test_rows_are_scored_from_and_to_an_object_store(bucket: str, reference: Ref
     groups = [FileRowGroup(path, index, 3, count, "2026-01-04") for index, count in enumerate((50, 50, 20))]
     predictor = load_predictor(ModelRequest(reference.request.model.path, "cpu", None), None, 1)
     folder = f"{bucket}/scores/dt=2026-01-05/a1"
-    names = [write_scores(predictor, task, folder, 1) for task in divide_rows(groups, 2, 1000)]
+    names = [
+        name
+        for task in divide_rows(groups, 2, 1000)
+        for name in write_scores(predictor, task, folder, 1, 1000)
+    ]
     files, inner = file_io.filesystem(folder)
     actual = pa.concat_tables(pq.read_table(f"{inner}/{name}", filesystem=files) for name in names)
     assert actual.column("row_id").to_pylist() == rows.column("row_id").to_pylist()
@@ -48,4 +52,4 @@ def test_rows_are_scored_from_and_to_an_object_store(bucket: str, reference: Ref
     )
     file_io.delete_file(path)
     with pytest.raises(DataError, match=r"s3://rows/features/dt=2026-01-04/a.parquet does not exist"):
-        write_scores(predictor, divide_rows(groups, 1, 1000)[0], folder, 1)
+        write_scores(predictor, divide_rows(groups, 1, 1000)[0], folder, 1, 1000)

@@ -1,0 +1,103 @@
+"""Starts work on a device before the host reads earlier results, and copies between host and device.
+
+Work on a GPU is asynchronous: the host starts it, and waits only if it reads a result. A GPU is therefore
+never idle if the host starts the next work before it reads a result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Item = TypeVar("Item")
+Launched = TypeVar("Launched")
+Result = TypeVar("Result")
+
+
+def launch_ahead(
+    items: Iterator[Item],
+    launch: Callable[[Item], Launched],
+    finish: Callable[[Launched], Result],
+    ahead: int,
+) -> Iterator[Result]:
+    """Yields `finish(launch(item))` for each item, in the order of the items.
+
+    Up to `ahead` items are launched before the result of an earlier item is read. If an item or its launch
+    raises an error, the consumer gets it after all earlier results, as if each item was finished at once.
+
+    Args:
+        items: the items.
+        launch: starts the work for an item, and does not wait for it.
+        finish: waits for the work, and returns its result.
+        ahead: number of items.
+    """
+    waiting: deque[Launched] = deque()
+    error: Exception | None = None
+    while error is None:
+        try:
+            item = [next(items)]
+            waiting.append(launch(item.pop()))  # no variable refers to the item afterwards
+        except StopIteration:
+            break
+        except Exception as raised:
+            error = raised
+        if len(waiting) > ahead:
+            yield finish(waiting.popleft())
+    while waiting:
+        yield finish(waiting.popleft())
+    if error is not None:
+        raise error
+
+
+class ResultCopy:
+    """A tensor of a device on its way to the host.
+
+    Args:
+        tensor: the tensor. The copy begins when the work that is queued on the current stream has ended. For
+            a GPU, the host does not wait, and the copy is in pinned memory.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if tensor.device.type == "cpu":
+            self._on_host = tensor
+            return
+        self._on_host = host_tensor(tensor.shape, tensor.dtype, tensor.device)
+        self._on_host.copy_(tensor, non_blocking=True)
+        if tensor.device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> Tensor:
+        """Waits for the copy, and returns it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._on_host
+
+
+def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns a tensor of the host with undefined numbers, for copies from or to the device.
+
+    For a GPU it is in pinned memory. torch uses this memory again when the tensor is gone and its copies have
+    ended.
+    """
+    if device.type != "cuda":
+        return torch.empty(*shape, dtype=dtype)
+    with torch.cuda.device(device):  # otherwise torch would take memory of the first GPU too
+        return torch.empty(*shape, dtype=dtype, pin_memory=True)
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor of the host in pinned memory if the device is a GPU."""
+    if device.type != "cuda" or tensor.is_pinned():
+        return tensor
+    return host_tensor(tensor.shape, tensor.dtype, device).copy_(tensor)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a tensor of the host to a device. For a GPU, the host does not wait for the copy."""
+    return pinned(tensor, device).to(device, non_blocking=True)
