@@ -8,7 +8,8 @@ rewrites older files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from conf.errors import DataError
 
 KEY = "format_version"
 FIRST = 1
+REPAIR = "delete the damaged file and rerun the job that writes it"
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class Format:
             raise DataError(
                 f"{path} is not a valid {self.name}: it contains a JSON {type(values).__name__}, "
                 "not an object",
-                "delete the damaged file and rerun the job that writes it",
+                REPAIR,
             )
         version = values.get(KEY, FIRST)
         if not isinstance(version, int) or isinstance(version, bool) or version < FIRST:
             raise DataError(
                 f"{path} is not a valid {self.name}: {KEY} is {version!r}, not a positive integer",
-                "delete the damaged file and rerun the job that writes it",
+                REPAIR,
             )
         return version
 
@@ -70,9 +72,27 @@ class Format:
             )
         return {key: value for key, value in values.items() if key != KEY}
 
+    @contextmanager
+    def parsing(self, path: str, remedy: str = REPAIR) -> Iterator[None]:
+        """Replaces errors by a DataError while the values of a file are converted to objects.
 
-# Since version 2, data files are outside the partition's folder, because other tools list this folder.
-MANIFEST = Format("manifest", 2)
+        Raises:
+            DataError: a key is missing, or a value has the wrong type.
+        """
+        try:
+            yield
+        except KeyError as error:
+            raise DataError(f"{path} is not a valid {self.name}: it lacks the key {error}", remedy) from error
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise DataError(
+                f"{path} is not a valid {self.name}: a value has the wrong type or is out of range: {error}",
+                remedy,
+            ) from error
+
+
+# Since version 2, data files are outside the partition's folder, because other tools list this folder. Since
+# version 3, the entries of data files have digests, which readers of version 2 refuse.
+MANIFEST = Format("manifest", 3)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")
 FEATURE_SPEC = Format("feature spec")

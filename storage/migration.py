@@ -21,7 +21,7 @@ from pyarrow import fs
 from conf.errors import DataError, InfrastructureError
 from storage import file_io, format_versions
 from storage.format_versions import Format
-from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole, replace_manifest
+from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole, load_manifest, replace_manifest
 from storage.paths import DATA, LakePaths, Partition
 
 # Pattern of a path below the lake → format of the file. The first pattern that matches is used.
@@ -185,8 +185,7 @@ def _partition(lake: LakePaths, manifest_path: str) -> Partition:
 
 
 def _read(partition: Partition) -> Manifest:
-    path = partition.file(MANIFEST_NAME)
-    return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
+    return load_manifest(partition)
 
 
 def _copy(source: str, target: str) -> None:

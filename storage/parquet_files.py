@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,8 +12,12 @@ import pyarrow.parquet as pq
 
 from conf.errors import DataError, InfrastructureError
 from storage import file_io
+from storage.file_digests import is_compared, map_files, open_file, record_compared, require_intact
 from storage.manifest import Manifest, data_files
 from storage.paths import Partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 REBUILD = "run the job that writes this table again"
 _LISTS = "list<element: "
@@ -34,8 +39,7 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
         DataError: the file does not exist, or is damaged.
         InfrastructureError: the file could not be read.
     """
-    files, inner = file_io.filesystem(path)
-    with errors_of_file(path, REBUILD), files.open_input_file(inner) as source:
+    with errors_of_file(path, REBUILD), open_file(path) as source:
         return _plain(pq.ParquetFile(source).read(columns=None if columns is None else list(columns)))
 
 
@@ -82,6 +86,61 @@ def errors_of_file(path: str, remedy: str) -> Iterator[None]:
         ) from error
 
 
+def require_all_intact(paths: Iterable[str], spark: SparkSession | None = None) -> None:
+    """Compares files with their manifests, unless this process has done so (storage.file_digests).
+
+    Call this function before programs read the files that cannot compare them, such as Spark's JVM and
+    DuckDB. If Spark has other machines, its tasks compare the files; otherwise threads of this process do.
+
+    Raises:
+        DataError: a file does not exist or is damaged.
+        InfrastructureError: a file could not be read.
+    """
+    unread = [path for path in dict.fromkeys(paths) if not is_compared(path)]
+    map_files(spark, _require_intact, unread)
+    for path in unread:
+        record_compared(path)
+
+
+def _require_intact(path: str) -> str:
+    with errors_of_file(path, REBUILD):
+        require_intact(path)
+    return path
+
+
+# A look-up in files of at most this size together compares all files with their manifest.
+_COMPARED_BYTES = 2**30
+
+
+def read_where(paths: Sequence[str], columns: Sequence[str], condition: pc.Expression) -> pa.Table:
+    """Returns some columns of the rows of files (at least one) that meet a condition.
+
+    A row group is skipped if its statistics show that it has no such row. If the files have more than 1 GiB,
+    only the files with a row group that is not skipped are compared with their manifest: comparing all files
+    of a large table would take longer than the look-up. Then damaged statistics can hide a row.
+
+    Raises:
+        DataError: a file does not exist or is damaged.
+        InfrastructureError: a file could not be read.
+    """
+    import pyarrow.dataset as ds  # only look-ups need it
+
+    tables = []
+    sizes = file_io.sizes(paths)
+    if sum(size or 0 for size in sizes) <= _COMPARED_BYTES:
+        require_all_intact(paths)
+    for path in paths:
+        files, inner = file_io.filesystem(path)
+        with errors_of_file(path, REBUILD):
+            fragment = ds.ParquetFileFormat().make_fragment(inner, files)
+            kept = [group.id for group in fragment.subset(condition).row_groups]
+            if kept:
+                require_intact(path)
+            table = fragment.subset(row_group_ids=kept).to_table(columns=list(columns), filter=condition)
+        tables.append(table.select(list(columns)))
+    return concat_parts(tables)
+
+
 def read_rows_of_keys(
     partition: Partition, manifest: Manifest, key: str, keys: Sequence[str], columns: Sequence[str]
 ) -> pa.Table:
@@ -101,18 +160,10 @@ def read_rows_of_keys(
         InfrastructureError: a file could not be read.
     """
     wanted = pa.array(keys, pa.string())
-    tables = []
-    for path in data_files(partition, manifest):
-        files, inner = file_io.filesystem(path)
-        with errors_of_file(path, REBUILD):
-            is_wanted = pc.field(key).isin(wanted)
-            table = pq.read_table(
-                inner, filesystem=files, columns=list(columns), filters=is_wanted, partitioning=None
-            )
-        tables.append(table.select(list(columns)))
-    if not tables:
+    files = data_files(partition, manifest)
+    if not files:
         return read_table(partition, manifest, columns=columns)
-    rows = concat_parts(tables)
+    rows = read_where(files, columns, pc.field(key).isin(wanted))
     places = pc.index_in(wanted, rows.column(key).combine_chunks())
     return rows.take(places.drop_null())
 

@@ -19,7 +19,9 @@ from conf.errors import DataError
 from conf.lazy_pyspark import T
 from storage import file_io
 from storage.feature_spec import FLOAT32_MAX
+from storage.file_digests import digest_of_file, split_name, with_digests
 from storage.manifest import FileEntry, Manifest, data_files, is_published, read_manifest, replace_manifest
+from storage.parquet_files import require_all_intact
 from storage.paths import Partition
 from storage.remove import delete_leftovers
 
@@ -133,8 +135,9 @@ def publish_files(
 
     Args:
         partition: where to publish the files.
-        files: maps the path of each file, relative to the partition's folder, to its label (the split of its
-            rows, or None). The rows of the first file are the first rows of the partition, and so on. At
+        files: maps the name of each file (storage.file_digests.named), relative to the partition's folder,
+            to its label (the split of its rows, or None). A file without a digest in its name is read to
+            compute the digest. The rows of the first file are the first rows of the partition, and so on. At
             least one file is needed, because it defines the columns; this file may have no rows.
         inputs, expected_rows, rows_in, dropped, facts, rules, grace_hours: as in `publish`.
 
@@ -188,7 +191,8 @@ def write_files(
 ) -> dict[str, str | None]:
     """Writes Parquet files into the folder of an attempt, but does not publish them.
 
-    Returns a mapping from the path of each file, relative to the partition's folder, to its label.
+    Returns a mapping from the name of each file (storage.file_digests.named), relative to the partition's
+    folder, to its label.
     """
     if split_column is None:
         _write(
@@ -206,9 +210,9 @@ def write_files(
             labelled[folder] = split
         rows.unpersist()
     return {
-        f"{folder}/{path.rsplit('/', 1)[1]}": label
+        f"{folder}/{name.rsplit('/', 1)[1]}": label
         for folder, label in labelled.items()
-        for path in written_files(partition.file(folder))
+        for name in with_digests(rows.sparkSession, written_files(partition.file(folder)))
     }
 
 
@@ -217,7 +221,8 @@ def _described(
 ) -> tuple[list[VerifiedFile], tuple[tuple[str, str], ...]]:
     written: list[VerifiedFile] = []
     schema: tuple[tuple[str, str], ...] = ()
-    for name, label in files.items():
+    for file, label in files.items():
+        name, digest = split_name(file)
         path = partition.file(name)
         columns, file_rows, file_bytes, groups, statistics = describe(path)
         if schema and columns != schema:
@@ -226,7 +231,9 @@ def _described(
                 "rerun the job",
             )
         schema = columns
-        written.append(VerifiedFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
+        digest = digest or (digest_of_file(path) if file_rows else None)
+        entry = FileEntry(name, file_rows, file_bytes, groups, label, digest)
+        written.append(VerifiedFile(entry, statistics))
     return written, schema
 
 
@@ -278,8 +285,12 @@ def rows_of(
     """Reads the rows of the files that a manifest lists.
 
     The rows are the same even if the partition was replaced in the meantime.
+
+    Raises:
+        DataError: a file is damaged.
     """
     files = data_files(partition, manifest, split)
+    require_all_intact(files, spark)
     schema = spark_schema(manifest.schema)
     rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
     return rows.select(*columns) if columns is not None else rows

@@ -15,8 +15,8 @@ from scoring.model.predictor import Predictor
 from scoring.requests import FEATURES_DT, PROBABILITY
 from scoring.rows.file_splits import FileRowGroup, RowGroupRange
 from scoring.rows.score_batch import score_batch
-from storage import file_io
 from storage.feature_spec import ROW_ID, Feature, FeatureSpec
+from storage.file_digests import new_file, open_file
 from storage.parquet_files import errors_of_file
 
 SCORES = pa.schema([(ROW_ID, pa.int64()), (FEATURES_DT, pa.string()), (PROBABILITY, pa.float32())])
@@ -69,16 +69,13 @@ def write_scores(predictor: Predictor, pieces: Sequence[RowGroupRange], folder: 
     name = f"part-{uuid.uuid4().hex[:16]}.parquet"
     scored = pa.Table.from_batches(score_pieces(predictor, pieces, threads), SCORES)
     path = f"{folder}/{name}"
-    files, inner = file_io.filesystem(path)
     try:
-        if file_io.is_local(path):
-            files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-        with files.open_output_stream(inner) as sink:
+        with new_file(path) as file:
             # No dictionary encoding: the numbers hardly repeat, and encoding them would take most of the
             # writing time.
             pq.write_table(
                 scored,
-                sink,
+                file.sink,
                 compression="zstd",
                 use_dictionary=[FEATURES_DT],
                 row_group_size=max(scored.num_rows, 1),
@@ -87,7 +84,7 @@ def write_scores(predictor: Predictor, pieces: Sequence[RowGroupRange], folder: 
         raise InfrastructureError(
             f"{path} could not be written: {error}", "check disk space and permissions, then rerun"
         ) from error
-    return name
+    return file.name.rsplit("/", 1)[1]
 
 
 def _dated(batch: pa.RecordBatch, dt: str) -> pa.RecordBatch:
@@ -129,11 +126,10 @@ def read_piece(
     """
     group = piece.group
     names = [*keep, *(feature.name for feature in spec.features)]
-    files, inner = file_io.filesystem(group.path)
     done = 0
     with (
         errors_of_file(group.path, _REBUILD),
-        files.open_input_file(inner) as source,
+        open_file(group.path) as source,
         pq.ParquetFile(source, pre_buffer=True) as parquet,
     ):
         _check_footer(parquet, group, spec, keep)
