@@ -333,7 +333,7 @@ def is_compared(path: str) -> bool:
 
 def map_files(spark: SparkSession | None, function: Callable[[str], str], paths: list[str]) -> list[str]:
     """Calls a function for each path: in tasks of Spark if Spark has other machines, else in threads."""
-    if spark is not None and paths and not spark.sparkContext.master.startswith("local"):
+    if spark is not None and paths and not str(spark.sparkContext.master).startswith("local"):
         return list(spark.sparkContext.parallelize(paths, len(paths)).map(function).collect())
     if len(paths) <= 1:
         return [function(path) for path in paths]

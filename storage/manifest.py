@@ -193,9 +193,7 @@ def load_manifest(partition: Partition) -> Manifest:
         DataError: the manifest is damaged, or a newer release wrote it, or it names a file outside the lake.
     """
     path = partition.file(MANIFEST_NAME)
-    values = format_versions.MANIFEST.check(file_io.read_json(path), path)
-    with format_versions.MANIFEST.parsing(path):
-        manifest = Manifest.from_json(values)
+    manifest = format_versions.MANIFEST.load(path, Manifest.from_json)
     for entry in manifest.files:
         if file_io.leaves(entry.path, partition.depth):
             raise DataError(
