@@ -7,7 +7,7 @@ wrote them, or they are raw logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -73,6 +73,7 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
     known = survey(lake)
     damages = [_of_json(lake, error) for error in known.problems]
     findings = Findings()
+    fitted_on: dict[str, str] = {}
     for file in known.files:
         if file.kind is not format_versions.MANIFEST:
             continue
@@ -85,13 +86,29 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
             damages.append(_of_json(lake, error, partition))
             continue
         damages += check_partition(partition, manifest)
+        if partition.table == lake.datasets.name:
+            fitted_on.setdefault(str(manifest.facts.get("workflow_version")), partition.dt)
         findings.partitions += 1
         findings.files += sum(1 for entry in manifest.files if entry.digest)
         findings.bytes += sum(entry.bytes for entry in manifest.files if entry.digest)
         findings.unverified += sum(1 for entry in manifest.files if not entry.digest)
         progress(findings)
+    damages = [_with_date_of_fit(damage, fitted_on) for damage in damages]
     findings.damages = tuple(sorted(damages, key=lambda one: (one.table, one.date, one.path)))
     return findings
+
+
+def _with_date_of_fit(damage: Damage, fitted_on: Mapping[str, str]) -> Damage:
+    """Names the run that fitted the version, if a table of a workflow version is damaged.
+
+    Args:
+        damage: the damage.
+        fitted_on: maps each workflow version to the first run date whose dataset has this version.
+    """
+    kind, _, version = damage.table.partition("/")
+    if kind != _WORKFLOW or version not in fitted_on:
+        return damage
+    return replace(damage, remedy=f"run build_features for {fitted_on[version]} again")
 
 
 def check_partition(partition: Partition, manifest: Manifest) -> list[Damage]:
@@ -153,10 +170,7 @@ def _is_current(partition: Partition, manifest: Manifest) -> bool:
 def _remedy(partition: Partition) -> str:
     """Returns which job writes a partition again."""
     if partition.table.split("/")[0] == _WORKFLOW:
-        return (
-            f"run build_features for the date whose dataset names {partition.table}, with "
-            "--set workflow.mode=fit if that date has fitted it"
-        )
+        return f"run build_features again for the date that has fitted {partition.table}"
     return f"run {job_of(partition.table)} for {partition.dt} again"
 
 
@@ -192,7 +206,7 @@ def repair(lake: LakePaths, findings: Findings) -> Iterator[str]:
             yield _set_aside(damage.path)
     for partition, paths in by_partition.values():
         if mark_damaged(partition, paths):
-            yield (f"{partition.table} {partition.dt}: marked as damaged; {_remedy(partition)}")
+            yield f"{partition.path}: marked as damaged; the next run of its job writes it again"
 
 
 def mark_damaged(partition: Partition, paths: Sequence[str]) -> bool:

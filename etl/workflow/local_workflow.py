@@ -207,6 +207,20 @@ def workflow_exists(lake: LakePaths, version: str) -> bool:
     return all(is_published(table) and is_whole(table, read_manifest(table)) for table in tables)
 
 
+def has_chains(lake: LakePaths, version: str) -> bool:
+    """Returns whether the lake has a version, and whether it was not written by an early release.
+
+    Raises:
+        DataError: the file of the version is damaged.
+    """
+    try:
+        return format_versions.WORKFLOW.load(
+            f"{lake.workflow(version)}/{FILE_NAME}", lambda stored: "chains" in stored
+        )
+    except FileNotFoundError:
+        return False
+
+
 def saved_versions(lake: LakePaths) -> list[str]:
     """Returns the complete versions of a lake, in the order of their names."""
     folders = [info.base_name for info in file_io.list_files(lake.workflow("").rstrip("/"))]
