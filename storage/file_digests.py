@@ -91,7 +91,7 @@ def new_file(path: str) -> Iterator[NewFile]:
     files, inner = file_io.filesystem(path)
     if file_io.is_local(path):
         files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    with files.open_output_stream(inner) as stream:
+    with files.open_output_stream(inner, compression=None) as stream:
         yield NewFile(path, stream)
 
 
