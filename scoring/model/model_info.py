@@ -9,9 +9,11 @@ from typing import Any
 from conf.train_types import ScoreKind
 from conf.types import Config, ModelConfig, MultiHot, Score
 from scoring.requests import ModelRequest
+from storage import format_versions
 from storage.feature_spec import FeatureSpec
+from storage.format_versions import typed
 from storage.lineage import NOT_RECORDED, LineageRecorder
-from training.registry.model_json import read_description, score_kind
+from training.registry.model_json import MODEL_JSON, read_description, score_kind
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ def read_model_info(path: str, recorder: LineageRecorder = NOT_RECORDED) -> Mode
         DataError: the folder has no model.json, so the model is not complete; or it is damaged.
     """
     description = read_description(path)
+    with format_versions.MODEL.parsing(f"{path}/{MODEL_JSON}"):
+        typed(description, version=str, feature_spec=dict)
+        spec = FeatureSpec.from_json(description["feature_spec"])
     recorder.record_read(path, description["version"])
-    return ModelInfo(
-        path, description["version"], FeatureSpec.from_json(description["feature_spec"]), description
-    )
+    return ModelInfo(path, description["version"], spec, description)

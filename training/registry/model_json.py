@@ -12,8 +12,6 @@ from conf.errors import DataError
 from conf.train_types import ScoreKind
 from conf.types import Config
 from storage import file_io, format_versions
-from storage.feature_spec import FeatureSpec
-from storage.format_versions import typed
 
 log = logging.getLogger("nightrank.training")
 MODEL_JSON = "model.json"
@@ -106,8 +104,6 @@ def _checked(description: dict[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError, TypeError, ValueError: the description is damaged.
     """
-    typed(description, version=str, feature_spec=dict)
-    FeatureSpec.from_json(description["feature_spec"])
     for name in {*names_of(description), *(entry.name for entry in entries_of(description))}:
         if file_io.leaves(name):
             raise ValueError(f"it names {name!r}, which is not in the folder of the model")
