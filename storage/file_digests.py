@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import xxhash
@@ -25,9 +24,6 @@ from conf.errors import DataError
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, FileEntry, load_manifest
 from storage.paths import DATA, Partition
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _NAMED = re.compile(r"(.*)#([0-9a-f]{32})", re.DOTALL)
 _CHUNK_BYTES = 1 << 20
@@ -120,12 +116,6 @@ def digest_of_file(path: str) -> str:
             while part := stream.read(_CHUNK_BYTES):
                 state.update(part)
     return state.hexdigest()
-
-
-def with_digests(spark: SparkSession, paths: list[str]) -> list[str]:
-    """Returns the names of files that Spark's JVM has written. Spark tasks compute the digests."""
-    digests = map_files(spark, digest_of_file, paths)
-    return [named(path, digest) for path, digest in zip(paths, digests, strict=True)]
 
 
 # Reading
@@ -331,10 +321,8 @@ def is_compared(path: str) -> bool:
         return False
 
 
-def map_files(spark: SparkSession | None, function: Callable[[str], str], paths: list[str]) -> list[str]:
-    """Calls a function for each path: in tasks of Spark if Spark has other machines, else in threads."""
-    if spark is not None and paths and not str(spark.sparkContext.master).startswith("local"):
-        return list(spark.sparkContext.parallelize(paths, len(paths)).map(function).collect())
+def map_in_threads(function: Callable[[str], str], paths: Sequence[str]) -> list[str]:
+    """Calls a function that reads a file for each path, in a few threads."""
     if len(paths) <= 1:
         return [function(path) for path in paths]
     with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,12 +11,9 @@ import pyarrow.parquet as pq
 
 from conf.errors import DataError, InfrastructureError
 from storage import file_io
-from storage.file_digests import is_compared, map_files, open_file, record_compared, require_intact
+from storage.file_digests import is_compared, map_in_threads, open_file, require_intact
 from storage.manifest import Manifest, data_files
 from storage.paths import Partition
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 REBUILD = "run the job that writes this table again"
 _LISTS = "list<element: "
@@ -86,23 +82,24 @@ def errors_of_file(path: str, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def require_all_intact(paths: Iterable[str], spark: SparkSession | None = None) -> None:
-    """Compares files with their manifests, unless this process has done so (storage.file_digests).
+def require_all_intact(paths: Iterable[str]) -> None:
+    """Compares files with their manifests in threads, unless this process has done so.
 
-    Call this function before programs read the files that cannot compare them, such as Spark's JVM and
-    DuckDB. If Spark has other machines, its tasks compare the files; otherwise threads of this process do.
+    Call this function before a program reads the files that cannot compare them, such as DuckDB.
 
     Raises:
         DataError: a file does not exist or is damaged.
         InfrastructureError: a file could not be read.
     """
     unread = [path for path in dict.fromkeys(paths) if not is_compared(path)]
-    map_files(spark, _require_intact, unread)
-    for path in unread:
-        record_compared(path)
+    map_in_threads(require_intact_file, unread)
 
 
-def _require_intact(path: str) -> str:
+def require_intact_file(path: str) -> str:
+    """Compares a file with its manifest, unless this process has done so. Returns the path.
+
+    The errors are those of `require_all_intact`.
+    """
     with errors_of_file(path, REBUILD):
         require_intact(path)
     return path

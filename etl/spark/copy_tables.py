@@ -31,9 +31,14 @@ from etl.workflow.feature_plan import FeaturePlan
 from storage.file_digests import split_name
 from storage.lineage import LineageRecorder
 from storage.manifest import Manifest, data_files, is_published, is_whole, read_manifest, replace_manifest
-from storage.parquet_files import require_all_intact
 from storage.paths import Partition
-from storage.publish import new_attempt, publish_facts, publish_files, write_files
+from storage.publish import (
+    new_attempt,
+    publish_facts,
+    publish_files,
+    require_intact_for_spark,
+    write_files,
+)
 
 log = logging.getLogger("nightrank.etl")
 
@@ -126,7 +131,7 @@ def _content(spark: SparkSession, partition: Partition, published: Manifest) -> 
     if CONTENT in published.facts or not published.files:
         return published.facts.get(CONTENT)
     files = data_files(partition, published)
-    require_all_intact(files, spark)
+    require_intact_for_spark(spark, files)
     return content_of(spark.read.parquet(*files))
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 from scoring.delivery.published_lists import EraseRequest, PublishedLists
 from storage import file_io
-from storage.file_digests import digest_of_file, map_files, new_file
+from storage.file_digests import digest_of_file, new_file
 from storage.manifest import (
     FileEntry,
     Manifest,
@@ -28,7 +28,7 @@ from storage.manifest import (
     replace_manifest,
 )
 from storage.paths import Partition
-from storage.publish import new_attempt, own_path
+from storage.publish import map_files, new_attempt, own_path
 from storage.remove import delete_leftovers
 
 

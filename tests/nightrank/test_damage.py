@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -192,21 +193,25 @@ def _published(copy: Copy) -> dict[Path, Path]:
 # Damaged JSON files and headers
 
 
+def _read_spec(path: str) -> object:
+    return feature_spec.loads(file_io.read_text(path), path)
+
+
 def _readers(lake: LakePaths, root: Path) -> Iterator[tuple[Path, Callable[[], object]]]:
     """Yields each file that is parsed, with a function that parses it."""
     for path in sorted(root.rglob(MANIFEST_NAME)):
         if "_data" not in path.parts:
             partition = partition_of_manifest(lake, str(path.relative_to(root)))
-            yield path, lambda partition=partition: load_manifest(partition)
+            yield path, partial(load_manifest, partition)
     yield root / f"datasets/dt={RUN_DATE}/{MANIFEST_NAME}", lambda: dataset.read_dataset(lake, RUN_DATE)
     for path in sorted(root.glob("workflow/*/workflow.json")):
         version = path.parent.name
-        yield path, lambda version=version: load_local(lake, version)
-        yield path, lambda version=version: find_id_counts(lake, version)
+        yield path, partial(load_local, lake, version)
+        yield path, partial(find_id_counts, lake, version)
     for path in sorted(root.glob("workflow/*/feature_spec.json")):
-        yield path, lambda path=path: feature_spec.loads(file_io.read_text(str(path)), str(path))
+        yield path, partial(_read_spec, str(path))
     for path in sorted(root.glob("models/*/*/model.json")):
-        yield path, lambda path=path: read_model_info(str(path.parent))
+        yield path, partial(read_model_info, str(path.parent))
     name = next(root.glob("models/*/promotions")).parent.name
     promotion = root / f"models/{name}/promotions/dt={RUN_DATE}.json"
     yield promotion, lambda: champion_history.champion_state_as_of(lake, name, RUN_DATE)
@@ -215,7 +220,7 @@ def _readers(lake: LakePaths, root: Path) -> Iterator[tuple[Path, Callable[[], o
     for path in sorted(root.glob(f"models/*/runs/dt={RUN_DATE}.json")):
         yield path, lambda: versions.challenger_of(lake, name, RUN_DATE)
     for path in sorted(root.glob("runs/dt=*/*.json"))[:3]:
-        yield path, lambda path=path: read_run(str(path))
+        yield path, partial(read_run, str(path))
     overrides = root / f"models/{name}/interventions/dt={RUN_DATE}.json"
     yield overrides, lambda: champion_history.read_overrides(lake, name, RUN_DATE)
     users = root / "erasures/users.json"
@@ -229,7 +234,7 @@ def _add_rare_files(lake: LakePaths) -> None:
     root = Path(lake.root)
     name = next(root.glob("models/*/promotions")).parent.name
     override = champion_history.Override(
-        RUN_DATE, "rollback", "v1", ("v0",), "someone", "a reason", "2026-01-04T00:00:00Z"
+        RUN_DATE, "rollback", "v1", "someone", "a reason", "2026-01-04T00:00:00Z", ("v0",)
     )
     champion_history.write_overrides(lake, name, RUN_DATE, [override])
     known = erased_users.list_or_new(lake)
@@ -248,7 +253,20 @@ def _paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     ]
 
 
-_OTHERS = (None, True, -1, 10**30, 1.5, "", "../../../etc/passwd", "/etc/passwd", [], {}, [[]], {"a": {}})
+_OTHERS: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    10**30,
+    1.5,
+    "",
+    "../../../etc/passwd",
+    "/etc/passwd",
+    [],
+    {},
+    [[]],
+    {"a": {}},
+)
 
 
 @st.composite

@@ -152,9 +152,12 @@ def test_every_way_to_read_finds_it(partition: Partition, reader: int) -> None:
 
 def test_a_file_is_compared_once_in_a_process(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
-    monkeypatch.setattr(
-        file_digests, "digest_of_file", lambda path: (compared.append(path), digest_of_file(path))[1]
-    )
+
+    def note(path: str) -> str:
+        compared.append(path)
+        return digest_of_file(path)
+
+    monkeypatch.setattr(file_digests, "digest_of_file", note)
     manifest = read_manifest(partition)
     read_table(partition, manifest)
     read_table(partition, manifest)
