@@ -25,6 +25,7 @@ from conf.errors import (
     EXIT_DATA,
     EXIT_INFRASTRUCTURE,
     EXIT_OK,
+    DataError,
     NightrankError,
     raised_in,
 )
@@ -37,6 +38,8 @@ from jobs.sessions import OwnSession
 from reporting.monitoring.run_observer import Observer
 from spark.error_log import data_error_in, root_cause, without_frames
 from spark.profile import DEFAULT_PROFILE, use_profile
+from storage.file_digests import path_of_damaged
+from storage.fsck import mark_file
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
@@ -159,6 +162,7 @@ def _run(
             log.info("Spark logged errors that did not end the job; their stack traces are in %s", stacks)
     except (NightrankError, PySparkException, Py4JError, OSError, MemoryError) as error:
         failure, exit_code = _log_failure(context, error, sessions)
+        _mark_damage(failure)
     except BaseException as error:  # a bug or an interruption: it is raised again
         failure, exit_code = error, INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CRASHED
         if stacks := sessions.keep_stacks(context):
@@ -201,6 +205,16 @@ def _log_failure(context: RunContext, error: Exception, sessions: OwnSession) ->
         where,
     )
     return error, EXIT_INFRASTRUCTURE
+
+
+def _mark_damage(error: Exception) -> None:
+    """If a data file is damaged, records this in its manifest, so that a rerun writes the table again."""
+    path = path_of_damaged(error) if isinstance(error, DataError) else None
+    try:
+        if path is not None and mark_file(path):
+            log.info("%s is marked as damaged: the next run of the job that writes it writes it again", path)
+    except (NightrankError, OSError) as failure:
+        log.warning("%s cannot be marked as damaged: %s", path, failure)
 
 
 def _advice(error: Exception) -> str:

@@ -28,8 +28,16 @@ import pyarrow.parquet as pq
 from conf.lazy_pyspark import F, T
 from spark.tasks import map_batches
 from storage import file_io
+from storage.file_digests import open_file
 from storage.manifest import Manifest, data_files
-from storage.parquet_files import REBUILD, concat_parts, errors_of_file, known_schema, read_table
+from storage.parquet_files import (
+    REBUILD,
+    concat_parts,
+    errors_of_file,
+    known_schema,
+    read_table,
+    require_all_intact,
+)
 from storage.paths import Partition
 from storage.private_folder import ScratchFolder
 from storage.publish import rows_of
@@ -411,6 +419,8 @@ def run_query(text: str, tables: Mapping[str, pa.Table | StoredRows]) -> pa.Tabl
     stored = [rows for rows in sources.values() if isinstance(rows, StoredRows)]
     cursor = _database().cursor()
     try:
+        for rows in stored:
+            rows.require_intact()
         for name, rows in sources.items():
             if not isinstance(rows, StoredRows):
                 cursor.register(name, rows)
@@ -540,8 +550,7 @@ class StoredRows:
             values = dict(some.values)
             names = [name for name in self.schema.names if name not in values]
             for path in some.paths:
-                filesystem, inner = file_io.filesystem(path)
-                with errors_of_file(path, REBUILD), filesystem.open_input_file(inner) as source:
+                with errors_of_file(path, REBUILD), open_file(path) as source:
                     file = pq.ParquetFile(source, pre_buffer=False)
                     for batch in file.iter_batches(most_rows, columns=names, use_threads=False):
                         yield self._complete(pa.Table.from_batches([batch]), values)
@@ -583,6 +592,15 @@ class StoredRows:
         local = (file_io.filesystem(path)[1] for path in some.paths)
         paths = ", ".join(_text(_GLOB.sub(r"[\1]", path)) for path in local)
         return f"SELECT {columns} FROM read_parquet([{paths}], hive_partitioning = false)"
+
+    def require_intact(self) -> None:
+        """Compares all files with their manifests (storage.file_digests), before DuckDB reads them.
+
+        Raises:
+            DataError: a file does not exist or is damaged.
+            InfrastructureError: a file could not be read.
+        """
+        require_all_intact(path for some in self.files for path in some.paths)
 
     def require_readable(self) -> None:
         """Reads all files.

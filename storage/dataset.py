@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 
 from conf.errors import DataError
 from conf.types import Split
 from storage import feature_spec, file_io, format_versions
 from storage.feature_spec import FeatureSpec
+from storage.format_versions import typed
 from storage.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -128,18 +130,21 @@ def read_dataset(lake: LakePaths, run_date: str) -> Dataset:
         DataError: build_features has not run for that date.
     """
     partition = lake.datasets.partition(run_date)
-    facts = format_versions.DATASET.check(read_manifest(partition).facts, partition.file(MANIFEST_NAME))
-    splits = {
-        split: tuple(Member(**member) for member in members) for split, members in facts["splits"].items()
-    }
-    return Dataset(
-        run_date,
-        facts["workflow_version"],
-        splits,
-        facts["mode"],
-        facts["parent_workflow"],
-        tuple(facts.get("changed_days", ())),
-    )
+    path = partition.file(MANIFEST_NAME)
+    facts = format_versions.DATASET.check(read_manifest(partition).facts, path)
+    with format_versions.DATASET.parsing(path):
+        typed(facts, workflow_version=str, mode=str, parent_workflow=(str, NoneType))
+        splits = {
+            split: tuple(Member(**member) for member in members) for split, members in facts["splits"].items()
+        }
+        return Dataset(
+            run_date,
+            facts["workflow_version"],
+            splits,
+            facts["mode"],
+            facts["parent_workflow"],
+            tuple(facts.get("changed_days", ())),
+        )
 
 
 def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = False) -> None:
@@ -189,12 +194,19 @@ def id_features_of(lake: LakePaths, spec: FeatureSpec, column: str) -> list[str]
         spec: the features of the workflow.
         column: the raw column.
     """
+    path = f"{lake.workflow(spec.workflow_version)}/workflow.json"
     try:
-        workflow = file_io.read_json(f"{lake.workflow(spec.workflow_version)}/workflow.json")
+        outputs = format_versions.WORKFLOW.load(
+            path,
+            lambda workflow: {
+                name
+                for chain in workflow.get("chains", ())
+                if list(chain["inputs"]) == [column]
+                for name in chain["outputs"]
+            },
+        )
     except FileNotFoundError:
         return []
-    chains = [chain for chain in workflow.get("chains", ()) if list(chain["inputs"]) == [column]]
-    outputs = {name for chain in chains for name in chain["outputs"]}
     return [feature.name for feature in spec.categorical if feature.name in outputs]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from hashlib import sha256
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from conf.errors import InfrastructureError
 from storage import file_io, format_versions
+from storage.format_versions import typed
 from storage.paths import LakePaths
 
 _FILE = "users.json"
@@ -83,9 +85,15 @@ def read_erased(lake: LakePaths) -> ErasedList | None:
     """
     path = _path(lake)
     try:
-        values = format_versions.ERASED_USERS.check(file_io.read_json(path), path)
+        return format_versions.ERASED_USERS.load(path, _parsed)
     except FileNotFoundError:
         return None
+
+
+def _parsed(values: Mapping[str, Any]) -> ErasedList:
+    typed(values, salt=str, through=dict)
+    for day in values["through"].values():
+        date.fromisoformat(day)
     return ErasedList(values["salt"], values["through"])
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from conf.errors import ConfigError, DataError
 from conf.types import WEIGHT_COLUMN, Keys, MultiHot, Scope
-from storage import format_versions
+from storage import file_io, format_versions
 
 # Reserved ids of every categorical column; valid ids lie in [0, cardinality).
 PAD_ID, NULL_ID, OOV_ID = range(3)
@@ -139,14 +139,20 @@ class FeatureSpec:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> FeatureSpec:
-        """Converts the result of `to_json` back to a spec."""
-        return cls(
-            **{
-                **values,
-                "features": tuple(Feature(**feature) for feature in values["features"]),
-                "key_columns": tuple(values["key_columns"]),
-            }
-        )
+        """Converts the result of `to_json` back to a spec.
+
+        Raises:
+            KeyError, TypeError, ValueError: a key is missing, or a value is wrong.
+        """
+        features = tuple(Feature(**feature) for feature in values["features"])
+        spec = cls(**{**values, "features": features, "key_columns": tuple(values["key_columns"])})
+        names = [spec.workflow_version, spec.label, *spec.key_columns, *(one.name for one in features)]
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"a name is no text: {names!r:.200}")
+        sizes = [one.cardinality for one in features if one.cardinality is not None]
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise ValueError(f"a cardinality is no integer, or it is negative: {sizes!r:.200}")
+        return spec
 
     def require_same(self, other: FeatureSpec, mine: str, theirs: str) -> None:
         """Raises DataError unless both specs are equal. The message contains the first difference."""
@@ -175,9 +181,11 @@ def loads(text: str, path: str) -> FeatureSpec:
     """Parses the text of a `feature_spec.json`. Error messages contain `path`.
 
     Raises:
-        DataError: a newer release wrote the file.
+        DataError: the file is damaged, or a newer release wrote it.
     """
-    return FeatureSpec.from_json(format_versions.FEATURE_SPEC.check(json.loads(text), path))
+    values = format_versions.FEATURE_SPEC.check(file_io.parse_json(text, path), path)
+    with format_versions.FEATURE_SPEC.parsing(path):
+        return FeatureSpec.from_json(values)
 
 
 def require_lists(multi_hot: MultiHot, names: Sequence[str]) -> None:

@@ -26,6 +26,8 @@ from storage.remote.azure import azure_storage
 from storage.remote.google import google_storage
 from storage.remote.hdfs import hdfs
 
+REPAIR_JSON = "delete the damaged file and rerun the job that writes it"
+
 # The errors of link(2) on a file system without hard links.
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -106,6 +108,19 @@ def sizes(paths: Sequence[str]) -> list[int | None]:
     return [info.size if info.is_file else None for info in infos]
 
 
+def leaves(path: str, depth: int = 0) -> bool:
+    """Returns whether a relative path leads out of the folder that is `depth` levels above its start.
+
+    Files of a lake name other files by relative paths. A damaged or forged file could name any file of the
+    machine.
+    """
+    inner = path
+    for _ in range(depth):
+        inner = inner.removeprefix("../")
+    is_relative = bool(inner) and not inner.startswith("/") and not scheme_of(inner)
+    return not is_relative or "\0" in inner or ".." in inner.split("/")
+
+
 def make_durable(paths: Iterable[str], root: str) -> None:
     """Flushes local files and their folders up to `root` to disk, so that they survive a power cut.
 
@@ -140,21 +155,35 @@ def read_text(path: str) -> str:
 
     Raises:
         FileNotFoundError: there is no such file.
+        DataError: the bytes of the file are not UTF-8.
     """
     files, inner = filesystem(path)
     with files.open_input_stream(inner) as stream:
-        return str(stream.read().decode("utf-8"))
+        content = stream.read()
+    try:
+        return str(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is damaged: it is not text in UTF-8: {error}", REPAIR_JSON) from error
 
 
 def read_json(path: str) -> Any:
-    """Reads and parses a JSON file. Raises DataError with the path if the file is not JSON."""
-    text = read_text(path)
+    """Reads and parses a JSON file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DataError: the file is not JSON, or its values are nested too deeply.
+    """
+    return parse_json(read_text(path), path)
+
+
+def parse_json(text: str, path: str) -> Any:
+    """Parses the text of a JSON file. Raises DataError with the path as `read_json` does."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path} is not JSON: {error}", "delete the damaged file and rerun the job that writes it"
-        ) from error
+    except RecursionError as error:
+        raise DataError(f"{path} is damaged: its JSON values are nested too deeply", REPAIR_JSON) from error
+    except ValueError as error:  # JSONDecodeError, or a number of more than 4,300 digits
+        raise DataError(f"{path} is not JSON: {error}", REPAIR_JSON) from error
 
 
 def list_files(path: str, recursive: bool = False) -> list[fs.FileInfo]:

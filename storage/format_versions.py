@@ -8,14 +8,18 @@ rewrites older files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from conf.errors import DataError
+from storage import file_io
 
 KEY = "format_version"
 FIRST = 1
+Loaded = TypeVar("Loaded")
+REPAIR = "delete the damaged file and rerun the job that writes it"
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,13 @@ class Format:
             raise DataError(
                 f"{path} is not a valid {self.name}: it contains a JSON {type(values).__name__}, "
                 "not an object",
-                "delete the damaged file and rerun the job that writes it",
+                REPAIR,
             )
         version = values.get(KEY, FIRST)
         if not isinstance(version, int) or isinstance(version, bool) or version < FIRST:
             raise DataError(
                 f"{path} is not a valid {self.name}: {KEY} is {version!r}, not a positive integer",
-                "delete the damaged file and rerun the job that writes it",
+                REPAIR,
             )
         return version
 
@@ -70,9 +74,55 @@ class Format:
             )
         return {key: value for key, value in values.items() if key != KEY}
 
+    def load(self, path: str, convert: Callable[[dict[str, Any]], Loaded]) -> Loaded:
+        """Reads a file, and converts its values with `convert`.
 
-# Since version 2, data files are outside the partition's folder, because other tools list this folder.
-MANIFEST = Format("manifest", 2)
+        Raises:
+            FileNotFoundError: there is no such file.
+            DataError: the file is damaged, a newer release wrote it, or `convert` finds that a key is missing
+                or that a value has the wrong type.
+        """
+        values = self.check(file_io.read_json(path), path)
+        with self.parsing(path):
+            return convert(values)
+
+    @contextmanager
+    def parsing(self, path: str, remedy: str = REPAIR) -> Iterator[None]:
+        """Replaces errors by a DataError while the values of a file are converted to objects.
+
+        Raises:
+            DataError: a key is missing, or a value has the wrong type.
+        """
+        try:
+            yield
+        except KeyError as error:
+            raise DataError(f"{path} is not a valid {self.name}: it lacks the key {error}", remedy) from error
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise DataError(
+                f"{path} is not a valid {self.name}: a value has the wrong type or is out of range: {error}",
+                remedy,
+            ) from error
+
+
+def typed(values: Mapping[str, Any], **types: type | tuple[type, ...]) -> None:
+    """Checks the values of some keys.
+
+    Args:
+        values: the parsed JSON.
+        types: the types that the value of each key may have.
+
+    Raises:
+        KeyError: a key is missing.
+        TypeError: a value has another type.
+    """
+    for key, expected in types.items():
+        if not isinstance(values[key], expected):
+            raise TypeError(f"{key} is {values[key]!r:.100}")
+
+
+# Since version 2, data files are outside the partition's folder, because other tools list this folder. Since
+# version 3, the entries of data files have digests, which readers of version 2 refuse.
+MANIFEST = Format("manifest", 3)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")
 FEATURE_SPEC = Format("feature spec")

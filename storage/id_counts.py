@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from storage import file_io
+from storage import file_io, format_versions
 from storage.manifest import data_files, is_published, read_manifest
 from storage.parquet_files import read_file
 from storage.paths import LakePaths, Partition
@@ -77,12 +77,15 @@ def find_id_counts(lake: LakePaths, version: str) -> IdCounts:
     )
     if not file_io.exists(path) or not is_published(partition):
         return IdCounts()
-    vocabularies = {
-        feature: vocabulary
-        for chain in file_io.read_json(path).get("chains", ())
-        for feature in chain["outputs"]
-        if (vocabulary := _vocabulary_of(feature, chain["steps"])) is not None
-    }
+    vocabularies = format_versions.WORKFLOW.load(
+        path,
+        lambda workflow: {
+            feature: vocabulary
+            for chain in workflow.get("chains", ())
+            for feature in chain["outputs"]
+            if (vocabulary := _vocabulary_of(feature, chain["steps"])) is not None
+        },
+    )
     return IdCounts(tuple(data_files(partition, read_manifest(partition))), vocabularies)
 
 

@@ -36,6 +36,8 @@ class FileEntry:
             a raw log and in tables of early releases.
         row_groups: number of rows of each row group, in file order.
         split: the split of the file's rows if the partition is divided into splits, otherwise None.
+        digest: XXH3-128 of the bytes of the file, as 32 hex digits (storage.file_digests); None in manifests
+            of releases before format version 3.
     """
 
     path: str
@@ -43,6 +45,7 @@ class FileEntry:
     bytes: int
     row_groups: tuple[int, ...]
     split: str | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class Manifest:
         created_at: time of publication in UTC; not part of the digest.
         lineage: the OpenLineage event of the publication (storage.lineage), with the job, the run and the
             datasets that it read; empty if no job published the partition. Not part of the digest.
+        damaged: the paths of the files whose bytes differ from the manifest, as a job or `nightrank fsck
+            --repair` found. While there are any, the partition is not up to date, so that the next run of
+            the job that writes it writes it again. Not part of the digest.
     """
 
     table: str
@@ -72,6 +78,7 @@ class Manifest:
     facts: Mapping[str, Any] = field(default_factory=dict)
     created_at: str = ""
     lineage: Mapping[str, Any] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -115,13 +122,39 @@ class Manifest:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
-        """Converts the result of `to_json` back to a manifest."""
+        """Converts the result of `to_json` back to a manifest.
+
+        Raises:
+            KeyError, TypeError, ValueError: a key is missing, or a value is wrong (parse_manifest).
+        """
         known = {key: value for key, value in values.items() if key not in ("rows", "digest")}
         files = tuple(
             FileEntry(**{**entry, "row_groups": tuple(entry["row_groups"])}) for entry in values["files"]
         )
         schema = tuple((name, kind) for name, kind in values["schema"])
-        return cls(**{**known, "files": files, "schema": schema})
+        manifest = cls(
+            **{**known, "files": files, "schema": schema, "damaged": tuple(values.get("damaged", ()))}
+        )
+        _require_types(manifest)
+        return manifest
+
+
+def _require_types(manifest: Manifest) -> None:
+    """Raises TypeError or ValueError for values of a manifest that other modules could not use."""
+    texts = [manifest.table, manifest.partition, manifest.created_at]
+    texts += [*manifest.damaged, *manifest.inputs.values()]
+    for entry in manifest.files:
+        texts += [entry.path, entry.split or "", entry.digest or ""]
+    texts += [text for pair in manifest.schema for text in pair]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a name, a path, a type or a digest is no text")
+    numbers = [manifest.rows_in, *manifest.dropped.values()]
+    for entry in manifest.files:
+        numbers += [entry.rows, entry.bytes, *entry.row_groups]
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise ValueError("a number of rows or bytes is no integer, or it is negative")
+    if not all(isinstance(value, Mapping) for value in (manifest.facts, manifest.lineage)):
+        raise TypeError("`facts` or `lineage` is no object")
 
 
 def digest_of(value: Any) -> str:
@@ -140,22 +173,33 @@ def read_manifest(partition: Partition) -> Manifest:
     Raises:
         DataError: the partition is not published, or its manifest is damaged.
     """
-    path = partition.file(MANIFEST_NAME)
     try:
-        values = file_io.read_json(path)
+        manifest = load_manifest(partition)
     except FileNotFoundError as error:
         raise DataError(
-            f"{partition.table} has no published partition dt={partition.dt} ({path} does not exist)",
+            f"{partition.table} has no published partition dt={partition.dt} "
+            f"({partition.file(MANIFEST_NAME)} does not exist)",
             f"run the job that writes {partition.table.split('/')[0]} for {partition.dt} first",
         ) from error
-    values = format_versions.MANIFEST.check(values, path)
-    try:
-        manifest = Manifest.from_json(values)
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is not a manifest: {error}", "delete this file and rerun the job that writes it"
-        ) from error
     partition.recorder.record_read(partition.path, manifest.digest, manifest.rows, manifest.bytes)
+    return manifest
+
+
+def load_manifest(partition: Partition) -> Manifest:
+    """Reads the manifest of a partition without recording it as an input of the run.
+
+    Raises:
+        FileNotFoundError: the partition is not published.
+        DataError: the manifest is damaged, or a newer release wrote it, or it names a file outside the lake.
+    """
+    path = partition.file(MANIFEST_NAME)
+    manifest = format_versions.MANIFEST.load(path, Manifest.from_json)
+    for entry in manifest.files:
+        if file_io.leaves(entry.path, partition.depth):
+            raise DataError(
+                f"{path} names {entry.path!r}, which is not below the root of the lake",
+                "delete this file and rerun the job that writes it",
+            )
     return manifest
 
 
@@ -199,8 +243,9 @@ def require_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
 
 
 def is_whole(partition: Partition, manifest: Manifest) -> bool:
-    """Returns whether each file of a manifest exists with the number of bytes given in the manifest."""
-    return file_io.sizes(data_files(partition, manifest)) == [entry.bytes for entry in manifest.files]
+    """Returns whether each file of a manifest has its number of bytes, and none is known as damaged."""
+    sizes = file_io.sizes(data_files(partition, manifest))
+    return not manifest.damaged and sizes == [entry.bytes for entry in manifest.files]
 
 
 def replace_manifest(partition: Partition, manifest: Manifest) -> None:
@@ -246,9 +291,8 @@ def _update_views(partition: Partition, manifest: Manifest) -> None:
         return  # A raw log or a table of an early release: the files are already in the partition's folder.
 
     def newest_manifest() -> Manifest:
-        path = partition.file(MANIFEST_NAME)
         try:
-            return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
+            return load_manifest(partition)
         except FileNotFoundError:  # another job has withdrawn the manifest
             return _without_files(partition)
 

@@ -2,8 +2,8 @@
 
 Only manifests of version 1 must be migrated. Their data files are in the partition's own folder, so tools
 that list the folder also see the files of replaced attempts. Migration moves the data files of such a
-manifest: it links or copies them to a folder below `_data`, writes a manifest with the new paths, and deletes
-the old files. This release reads all other older files unchanged.
+manifest: it links or copies them to a folder below `_data`, writes a manifest with the new paths and with
+digests of the files, and deletes the old files. This release reads all other older files unchanged.
 
 No job may use the lake during a migration. If migration is killed, each partition is either unchanged or
 migrated. Run the migration again to continue.
@@ -20,8 +20,9 @@ from pyarrow import fs
 
 from conf.errors import DataError, InfrastructureError
 from storage import file_io, format_versions
+from storage.file_digests import digest_of_file
 from storage.format_versions import Format
-from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole, replace_manifest
+from storage.manifest import MANIFEST_NAME, data_files, is_whole, load_manifest, replace_manifest
 from storage.paths import DATA, LakePaths, Partition
 
 # Pattern of a path below the lake → format of the file. The first pattern that matches is used.
@@ -118,8 +119,8 @@ def migrate(lake: LakePaths, file: FoundFile) -> int:
         DataError: a file of the manifest is missing, or it has a different length.
         InfrastructureError: a file could not be linked, copied or deleted.
     """
-    partition = _partition(lake, file.path)
-    manifest = _read(partition)
+    partition = partition_of_manifest(lake, file.path)
+    manifest = load_manifest(partition)
     if not is_whole(partition, manifest):
         raise DataError(
             f"{partition.file(MANIFEST_NAME)} names files that are missing or cut short",
@@ -135,6 +136,10 @@ def migrate(lake: LakePaths, file: FoundFile) -> int:
         for source, target in zip(data_files(partition, manifest), new, strict=True):
             if source != target:
                 _copy(source, target)
+        moved = tuple(
+            replace(entry, digest=entry.digest or digest_of_file(path))
+            for entry, path in zip(moved, new, strict=True)
+        )
         file_io.make_durable(new, partition.root)
         replace_manifest(partition, replace(manifest, files=moved))
         _remove(partition)
@@ -172,7 +177,7 @@ def _folders_of_folders(paths: Iterable[str]) -> frozenset[str]:
     )
 
 
-def _partition(lake: LakePaths, manifest_path: str) -> Partition:
+def partition_of_manifest(lake: LakePaths, manifest_path: str) -> Partition:
     """Returns the partition to which a manifest belongs.
 
     The path of the manifest, below the lake's root, is `<table>/<partition>/_MANIFEST.json`.
@@ -182,11 +187,6 @@ def _partition(lake: LakePaths, manifest_path: str) -> Partition:
     return Partition(
         table, name.removeprefix("dt="), f"{lake.root.rstrip('/')}/{table}/{name}", depth, lake.recorder
     )
-
-
-def _read(partition: Partition) -> Manifest:
-    path = partition.file(MANIFEST_NAME)
-    return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
 
 
 def _copy(source: str, target: str) -> None:

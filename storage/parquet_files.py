@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from conf.errors import DataError, InfrastructureError
 from storage import file_io
+from storage.file_digests import is_compared, map_in_threads, open_file, require_intact
 from storage.manifest import Manifest, data_files
 from storage.paths import Partition
 
@@ -34,8 +35,7 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
         DataError: the file does not exist, or is damaged.
         InfrastructureError: the file could not be read.
     """
-    files, inner = file_io.filesystem(path)
-    with errors_of_file(path, REBUILD), files.open_input_file(inner) as source:
+    with errors_of_file(path, REBUILD), open_file(path) as source:
         return _plain(pq.ParquetFile(source).read(columns=None if columns is None else list(columns)))
 
 
@@ -82,6 +82,62 @@ def errors_of_file(path: str, remedy: str) -> Iterator[None]:
         ) from error
 
 
+def require_all_intact(paths: Iterable[str]) -> None:
+    """Compares files with their manifests in threads, unless this process has done so.
+
+    Call this function before a program reads the files that cannot compare them, such as DuckDB.
+
+    Raises:
+        DataError: a file does not exist or is damaged.
+        InfrastructureError: a file could not be read.
+    """
+    unread = [path for path in dict.fromkeys(paths) if not is_compared(path)]
+    map_in_threads(require_intact_file, unread)
+
+
+def require_intact_file(path: str) -> str:
+    """Compares a file with its manifest, unless this process has done so. Returns the path.
+
+    The errors are those of `require_all_intact`.
+    """
+    with errors_of_file(path, REBUILD):
+        require_intact(path)
+    return path
+
+
+# A look-up in files of at most this size together compares all files with their manifest.
+_COMPARED_BYTES = 2**30
+
+
+def read_where(paths: Sequence[str], columns: Sequence[str], condition: pc.Expression) -> pa.Table:
+    """Returns some columns of the rows of files (at least one) that meet a condition.
+
+    A row group is skipped if its statistics show that it has no such row. If the files have more than 1 GiB,
+    only the files with a row group that is not skipped are compared with their manifest: comparing all files
+    of a large table would take longer than the look-up. Then damaged statistics can hide a row.
+
+    Raises:
+        DataError: a file does not exist or is damaged.
+        InfrastructureError: a file could not be read.
+    """
+    import pyarrow.dataset as ds  # the import takes 0.3 s, because it imports pandas
+
+    tables = []
+    sizes = file_io.sizes(paths)
+    if sum(size or 0 for size in sizes) <= _COMPARED_BYTES:
+        require_all_intact(paths)
+    for path in paths:
+        files, inner = file_io.filesystem(path)
+        with errors_of_file(path, REBUILD):
+            fragment = ds.ParquetFileFormat().make_fragment(inner, files)
+            kept = [group.id for group in fragment.subset(condition).row_groups]
+            if kept:
+                require_intact(path)
+            table = fragment.subset(row_group_ids=kept).to_table(columns=list(columns), filter=condition)
+        tables.append(table.select(list(columns)))
+    return concat_parts(tables)
+
+
 def read_rows_of_keys(
     partition: Partition, manifest: Manifest, key: str, keys: Sequence[str], columns: Sequence[str]
 ) -> pa.Table:
@@ -101,18 +157,10 @@ def read_rows_of_keys(
         InfrastructureError: a file could not be read.
     """
     wanted = pa.array(keys, pa.string())
-    tables = []
-    for path in data_files(partition, manifest):
-        files, inner = file_io.filesystem(path)
-        with errors_of_file(path, REBUILD):
-            is_wanted = pc.field(key).isin(wanted)
-            table = pq.read_table(
-                inner, filesystem=files, columns=list(columns), filters=is_wanted, partitioning=None
-            )
-        tables.append(table.select(list(columns)))
-    if not tables:
+    files = data_files(partition, manifest)
+    if not files:
         return read_table(partition, manifest, columns=columns)
-    rows = concat_parts(tables)
+    rows = read_where(files, columns, pc.field(key).isin(wanted))
     places = pc.index_in(wanted, rows.column(key).combine_chunks())
     return rows.take(places.drop_null())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,16 @@ from conf.errors import DataError
 from conf.lazy_pyspark import T
 from storage import file_io
 from storage.feature_spec import FLOAT32_MAX
+from storage.file_digests import (
+    digest_of_file,
+    is_compared,
+    map_in_threads,
+    named,
+    record_compared,
+    split_name,
+)
 from storage.manifest import FileEntry, Manifest, data_files, is_published, read_manifest, replace_manifest
+from storage.parquet_files import require_intact_file
 from storage.paths import Partition
 from storage.remove import delete_leftovers
 
@@ -28,12 +37,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Rules",
+    "map_files",
     "new_attempt",
     "own_path",
     "publish",
     "publish_facts",
     "publish_files",
     "read_published",
+    "require_intact_for_spark",
     "rows_of",
     "write_files",
 ]
@@ -133,8 +144,9 @@ def publish_files(
 
     Args:
         partition: where to publish the files.
-        files: maps the path of each file, relative to the partition's folder, to its label (the split of its
-            rows, or None). The rows of the first file are the first rows of the partition, and so on. At
+        files: maps the name of each file (storage.file_digests.named), relative to the partition's folder,
+            to its label (the split of its rows, or None). A file without a digest in its name is read to
+            compute the digest. The rows of the first file are the first rows of the partition, and so on. At
             least one file is needed, because it defines the columns; this file may have no rows.
         inputs, expected_rows, rows_in, dropped, facts, rules, grace_hours: as in `publish`.
 
@@ -188,7 +200,8 @@ def write_files(
 ) -> dict[str, str | None]:
     """Writes Parquet files into the folder of an attempt, but does not publish them.
 
-    Returns a mapping from the path of each file, relative to the partition's folder, to its label.
+    Returns a mapping from the name of each file (storage.file_digests.named), relative to the partition's
+    folder, to its label.
     """
     if split_column is None:
         _write(
@@ -206,9 +219,9 @@ def write_files(
             labelled[folder] = split
         rows.unpersist()
     return {
-        f"{folder}/{path.rsplit('/', 1)[1]}": label
+        f"{folder}/{name.rsplit('/', 1)[1]}": label
         for folder, label in labelled.items()
-        for path in written_files(partition.file(folder))
+        for name in _with_digests(rows.sparkSession, written_files(partition.file(folder)))
     }
 
 
@@ -217,7 +230,8 @@ def _described(
 ) -> tuple[list[VerifiedFile], tuple[tuple[str, str], ...]]:
     written: list[VerifiedFile] = []
     schema: tuple[tuple[str, str], ...] = ()
-    for name, label in files.items():
+    for file, label in files.items():
+        name, digest = split_name(file)
         path = partition.file(name)
         columns, file_rows, file_bytes, groups, statistics = describe(path)
         if schema and columns != schema:
@@ -226,7 +240,9 @@ def _described(
                 "rerun the job",
             )
         schema = columns
-        written.append(VerifiedFile(FileEntry(name, file_rows, file_bytes, groups, label), statistics))
+        digest = digest or (digest_of_file(path) if file_rows else None)
+        entry = FileEntry(name, file_rows, file_bytes, groups, label, digest)
+        written.append(VerifiedFile(entry, statistics))
     return written, schema
 
 
@@ -278,11 +294,47 @@ def rows_of(
     """Reads the rows of the files that a manifest lists.
 
     The rows are the same even if the partition was replaced in the meantime.
+
+    Raises:
+        DataError: a file is damaged.
     """
     files = data_files(partition, manifest, split)
+    require_intact_for_spark(spark, files)
     schema = spark_schema(manifest.schema)
     rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
     return rows.select(*columns) if columns is not None else rows
+
+
+# Hashes and compares files that Spark's JVM writes and reads. A task in Python does this itself.
+
+
+def require_intact_for_spark(spark: SparkSession, paths: Sequence[str]) -> None:
+    """Compares files with their manifests before Spark's JVM reads them, unless this process has done so.
+
+    Raises:
+        DataError: a file does not exist or is damaged.
+        InfrastructureError: a file could not be read.
+    """
+    unread = [path for path in dict.fromkeys(paths) if not is_compared(path)]
+    map_files(spark, require_intact_file, unread)
+    for path in unread:  # tasks have compared them in other processes
+        record_compared(path)
+
+
+def _with_digests(spark: SparkSession, paths: Sequence[str]) -> list[str]:
+    """Returns the names of files that Spark's JVM has written (storage.file_digests.named)."""
+    digests = map_files(spark, digest_of_file, paths)
+    return [named(path, digest) for path, digest in zip(paths, digests, strict=True)]
+
+
+def map_files(spark: SparkSession | None, function: Callable[[str], str], paths: Sequence[str]) -> list[str]:
+    """Calls a function that reads a file for each path: in Spark's tasks if Spark has other machines.
+
+    Otherwise threads of this process call it, because starting tasks would take longer.
+    """
+    if spark is None or not paths or str(spark.sparkContext.master).startswith("local"):
+        return map_in_threads(function, paths)
+    return list(spark.sparkContext.parallelize(paths, len(paths)).map(function).collect())
 
 
 # Checks written files before they are published.

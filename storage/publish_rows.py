@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage import file_io
+from storage.file_digests import named, new_file
 from storage.manifest import Manifest
 from storage.paths import Partition
 from storage.publish import Rules, new_attempt, own_path, publish, publish_files
@@ -88,19 +88,17 @@ def publish_rows(
 def write_table(rows: pa.Table, partition: Partition, row_group_rows: int) -> list[str]:
     """Writes the rows in order to files of at most `row_group_rows` rows, which are not published yet.
 
-    Returns the paths of the files relative to the partition. A table without rows gives one file.
+    Returns the names of the files (storage.file_digests.named), relative to the partition. A table without
+    rows gives one file.
     """
     number = max(1, -(-len(rows) // row_group_rows))
     attempt, written = new_attempt(partition), []
     for index in range(number):
         first, last = len(rows) * index // number, len(rows) * (index + 1) // number
         name = own_path(f"{attempt}/part-{index:05d}.parquet")
-        files, inner = file_io.filesystem(partition.file(name))
-        if file_io.is_local(partition.file(name)):
-            files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-        with files.open_output_stream(inner) as sink:
+        with new_file(partition.file(name)) as file:
             pq.write_table(
-                rows.slice(first, last - first), sink, compression="zstd", row_group_size=row_group_rows
+                rows.slice(first, last - first), file.sink, compression="zstd", row_group_size=row_group_rows
             )
-        written.append(name)
+        written.append(named(name, file.digest))
     return written

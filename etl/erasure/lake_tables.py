@@ -24,7 +24,7 @@ from etl.workflow.local_workflow import FILE_NAME, read_version
 from storage import file_io, format_versions
 from storage.erased_users import ErasedUsers
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
-from storage.manifest import MANIFEST_NAME, Manifest, data_files
+from storage.manifest import MANIFEST_NAME, Manifest, data_files, load_manifest
 from storage.parquet_files import read_file
 from storage.paths import DATA, LakePaths, Partition
 
@@ -106,8 +106,7 @@ def read_unrecorded(partition: Partition) -> Manifest:
     Raises:
         DataError: the manifest is damaged, or a newer release wrote it.
     """
-    path = partition.file(MANIFEST_NAME)
-    return Manifest.from_json(format_versions.MANIFEST.check(file_io.read_json(path), path))
+    return load_manifest(partition)
 
 
 # Finds the rows of a table that belong to a user, and the rows that remain.

@@ -142,7 +142,10 @@ def record_path(lake: LakePaths, record: Record) -> str:
 
 
 def _read(path: str) -> Record:
-    values = format_versions.ERASURE.check(file_io.read_json(path), path)
+    return format_versions.ERASURE.load(path, _parsed)
+
+
+def _parsed(values: Mapping[str, Any]) -> Record:
     tables = tuple(TableChange(**change) for change in values["tables"])
     sequences = {name: tuple(values[name]) for name in ("users", "sinks", "notes")}
     return Record(**{**values, "tables": tables, **sequences})

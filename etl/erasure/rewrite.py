@@ -24,6 +24,7 @@ from etl.erasure.lake_tables import (
 from etl.erasure.plan import ErasurePlan, UserRows
 from etl.raw.table_copies import COPIES
 from storage import file_io
+from storage.file_digests import named, new_file, open_file
 from storage.hard_links import LOCK_NAME
 from storage.manifest import Manifest, data_files, replace_manifest
 from storage.parquet_files import errors_of_file
@@ -123,7 +124,9 @@ def _publish(rows: UserRows, manifest: Manifest) -> None:
         # Files of early releases are in the folder of the partition, which publishing clears.
         if path in rows.files or not path.startswith(f"{partition.data}/"):
             path = own_path(f"{attempt}/{path.rsplit('/', 1)[1]}")
-            _rewrite(partition, entry.path, path, rows)
+            path = named(path, _rewrite(partition, entry.path, path, rows))
+        else:
+            path = named(path, entry.digest)
         labels[path] = entry.split
     written = publish_files(
         partition,
@@ -142,23 +145,23 @@ def _publish(rows: UserRows, manifest: Manifest) -> None:
         )
 
 
-def _rewrite(partition: Partition, source: str, target: str, rows: UserRows) -> None:
-    """Copies a file without the users' rows, row group by row group, with the same schema and metadata."""
+def _rewrite(partition: Partition, source: str, target: str, rows: UserRows) -> str:
+    """Copies a file without the users' rows, row group by row group, with the same schema and metadata.
+
+    Returns the digest of the new file.
+    """
     old, new = partition.file(source), partition.file(target)
-    files, inner = file_io.filesystem(new)
-    if file_io.is_local(new):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    old_files, old_inner = file_io.filesystem(old)
     with (
         errors_of_file(old, "run the job that writes this table again"),
-        old_files.open_input_file(old_inner) as opened,
+        open_file(old) as opened,
     ):
         parquet = pq.ParquetFile(opened)
         with (
-            files.open_output_stream(inner) as sink,
-            pq.ParquetWriter(sink, parquet.schema_arrow, compression="zstd") as writer,
+            new_file(new) as file,
+            pq.ParquetWriter(file.sink, parquet.schema_arrow, compression="zstd") as writer,
         ):
             for group in range(parquet.metadata.num_row_groups):
                 kept = rows.rule.applied(parquet.read_row_group(group, use_threads=False))
                 if len(kept):
                     writer.write_table(kept, row_group_size=len(kept))
+    return file.digest

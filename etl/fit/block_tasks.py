@@ -41,6 +41,7 @@ from etl.value_counts.requests import Counts
 from etl.workflow.fitted_chains import FittedChain, RowPlace, RowValues, decoded, row_values
 from spark.workers import Workers
 from storage.feature_spec import LABEL
+from storage.file_digests import split_name
 from storage.parquet_files import read_file
 
 _MEAN = "mean/"
@@ -150,8 +151,8 @@ def _measure_task(
         results = {key: column.result() for key, column in columns.items()}
         most = max(len(values) for values, _ in results.values())
         buckets = buckets_for(most * blocks.tasks, MERGE_VALUES)
-        path, numbers = write_counts(f"{folder}/counts-{task:05d}-{day}.parquet", results, buckets)
-        files.append({"path": path, "day": day, "values": numbers})
+        name, numbers = write_counts(f"{folder}/counts-{task:05d}-{day}.parquet", results, buckets)
+        files.append({"path": split_name(name)[0], "day": day, "values": numbers})
     stored = {key: parts_to_json(group) for key, group in whole.items()}
     return json.dumps({"counts": files, "parts": parts, "whole": stored, "lists": lists})
 
@@ -267,7 +268,9 @@ class _MergeTask:
 
 
 def _merge_task(tasks: tuple[_MergeTask, ...], row_group_rows: int, index: int) -> str:
-    """Merges one range. Returns the path of the file that it wrote.
+    """Merges one range. Returns the name of the file that it wrote (storage.file_digests.named).
+
+    If the operator reads rows twice, and this is the first pass, returns the path: the file is not published.
 
     Raises:
         InfrastructureError: the second pass over the rows found other keys than the first.
@@ -289,7 +292,8 @@ def _merge_task(tasks: tuple[_MergeTask, ...], row_group_rows: int, index: int) 
         keys, parts = merged or (pa.array([], pa.string()), operator.group_parts(_NO_ROWS))
         if operator.reads_rows_twice:
             means = {f"{_MEAN}{name}": pa.array(v) for name, v in operator.group_means(parts).items()}
-            return write_sorted(path, pa.table({KEY: keys, **parts.to_arrays(), **means}), row_group_rows)
+            table = pa.table({KEY: keys, **parts.to_arrays(), **means})
+            return split_name(write_sorted(path, table, row_group_rows))[0]
     return write_sorted(path, pa.table({KEY: keys, **operator.group_statistics(parts)}), row_group_rows)
 
 

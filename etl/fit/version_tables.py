@@ -18,6 +18,7 @@ from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, LocalTables, Tables, open_tables, workflow_table
 from etl.workflow.local_workflow import LocalWorkflow, save_workflow, table_sizes, workflow_exists
 from storage import file_io
+from storage.file_digests import named, new_file, open_file, split_name
 from storage.manifest import data_files, read_manifest
 from storage.parquet_files import arrow_type
 from storage.paths import LakePaths, Partition
@@ -84,8 +85,8 @@ class VersionTables:
         attempt = new_attempt(partition)
         copies = []
         for index, path in enumerate(data_files(self._of_parent(name), manifest)):
-            copies.append(f"{attempt}/part-{index:05d}.parquet")
-            _copy(path, partition.file(copies[-1]))
+            copy = f"{attempt}/part-{index:05d}.parquet"
+            copies.append(named(copy, _copy(path, partition.file(copy))))
         if copies:
             self.publish_files(copies, name)
         else:
@@ -141,15 +142,12 @@ class VersionTables:
         return workflow_table(self._lake, self.parent, name)
 
 
-def _copy(source: str, target: str) -> None:
-    """Copies a file to a new path, possibly on another storage."""
-    files, inner = file_io.filesystem(source)
-    target_files, target_inner = file_io.filesystem(target)
-    if file_io.is_local(target):
-        target_files.create_dir(target_inner.rsplit("/", 1)[0], recursive=True)
-    with files.open_input_stream(inner) as opened, target_files.open_output_stream(target_inner) as sink:
+def _copy(source: str, target: str) -> str:
+    """Copies a file to a new path, possibly on another storage. Returns the digest of the copy."""
+    with open_file(source) as opened, new_file(target) as file:
         while part := opened.read(_COPIED_BYTES):
-            sink.write(part)
+            file.sink.write(part)
+    return file.digest
 
 
 # Files with statistics by key: tasks write parts of them, which are merged in ranges of keys.
@@ -216,20 +214,19 @@ class PartsByKey:
 def write_parts(path: str, keys: pa.Array, parts: GroupParts) -> dict[str, Any]:
     """Writes a file of parts. Returns JSON values: its path, its number of rows, and a sample of its keys."""
     table = pa.table({KEY: keys, **parts.to_arrays()})
-    written = write_sorted(path, table, _GROUP_ROWS)
+    written, _ = split_name(write_sorted(path, table, _GROUP_ROWS))
     step = max(1, len(keys) // _SAMPLED_KEYS)
     return {"path": written, "rows": len(keys), "sample": keys[step // 2 :: step].to_pylist()}
 
 
 def write_sorted(path: str, table: pa.Table, row_group_rows: int) -> str:
-    """Writes a table to a new Parquet file. Returns its path, which is different for each attempt."""
-    path = own_path(path)
-    files, inner = file_io.filesystem(path)
-    if file_io.is_local(path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    with files.open_output_stream(inner) as sink:
-        pq.write_table(table, sink, compression="zstd", row_group_size=row_group_rows)
-    return path
+    """Writes a table to a new Parquet file. Returns its name (storage.file_digests.named).
+
+    The name is different for each attempt.
+    """
+    with new_file(own_path(path)) as file:
+        pq.write_table(table, file.sink, compression="zstd", row_group_size=row_group_rows)
+    return file.name
 
 
 def choose_ranges(files: Sequence[Mapping[str, Any]]) -> list[KeyRange]:
@@ -328,16 +325,17 @@ def save_fitted(lake: LakePaths, workflow: LocalWorkflow) -> None:
 
 
 def _write(path: str, part: pa.Table) -> str:
-    """Writes one file and returns its name. Raises InfrastructureError if it cannot be written."""
+    """Writes one file. Returns the last part of its name (storage.file_digests.named).
+
+    Raises:
+        InfrastructureError: the file cannot be written.
+    """
     path = own_path(path)
-    files, inner = file_io.filesystem(path)
     try:
-        if file_io.is_local(path):
-            files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-        with files.open_output_stream(inner) as sink:
-            pq.write_table(part, sink, compression="zstd")
+        with new_file(path) as file:
+            pq.write_table(part, file.sink, compression="zstd")
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error}", "check the folder, disk space and permissions"
         ) from error
-    return path.rsplit("/", 1)[1]
+    return file.name.rsplit("/", 1)[1]

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from etl.native.library import is_built
 from etl.native.lookup import Lookup
-from storage import file_io
+from storage.file_digests import open_file
 from storage.manifest import digest_of
 from storage.parquet_files import errors_of_file, read_file
 
@@ -161,8 +161,7 @@ def _write_vocabulary(path: Path, files: tuple[str, ...], name: str, oldest: int
 def _read_vocabulary(files: tuple[str, ...], name: str, oldest: int) -> Vocabulary:
     values, ids = [pa.array([], pa.string())], [np.zeros(0, np.int32)]
     for path, groups in _row_groups(files).get(name, {}).items():
-        filesystem, inner = file_io.filesystem(path)
-        with errors_of_file(path, _REPAIR), filesystem.open_input_file(inner) as source:
+        with errors_of_file(path, _REPAIR), open_file(path) as source:
             entries = pq.ParquetFile(source).read_row_groups(groups, use_threads=False)
         kept = pc.and_(pc.equal(entries["column"], name), pc.greater_equal(entries["last_seen"], oldest))
         entries = entries.filter(kept)
@@ -179,8 +178,7 @@ def _row_groups(files: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
     """
     groups_of: dict[str, dict[str, list[int]]] = {}
     for path in files:
-        filesystem, inner = file_io.filesystem(path)
-        with errors_of_file(path, _REPAIR), filesystem.open_input_file(inner) as source:
+        with errors_of_file(path, _REPAIR), open_file(path) as source:
             parquet = pq.ParquetFile(source)
             for group in range(parquet.metadata.num_row_groups):
                 statistics = parquet.metadata.row_group(group).column(0).statistics

@@ -23,8 +23,8 @@ from etl.raw.layout_digest import click_days
 from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, plain, read_split
 from etl.workflow.feature_plan import FeaturePlan
 from spark.workers import Workers
-from storage import file_io
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from storage.file_digests import named, new_file, open_file
 from storage.manifest import Manifest, combined_digest, data_files
 from storage.parquet_files import errors_of_file
 from storage.paths import LakePaths, Partition
@@ -69,8 +69,7 @@ class ClickFiles:
         return lists_of_clicks(clicks_of_parts(iter(()), self.length, timed=TIMES in self.columns))
 
     def _read_file(self, path: str, users: pa.Array | None) -> pa.Table:
-        files, inner = file_io.filesystem(path)
-        with errors_of_file(path, "run build_features again"), files.open_input_file(inner) as source:
+        with errors_of_file(path, "run build_features again"), open_file(path) as source:
             parquet = pq.ParquetFile(source, read_dictionary=[f"{ITEMS}.list.element"])
             rows = parquet.read(columns=list(self.columns))
         return rows if users is None else rows.filter(pc.is_in(rows.column(USER_KEY), value_set=users))
@@ -180,8 +179,8 @@ def clicks_of_parts(parts: Iterator[pa.Table], length: int, *, timed: bool) -> p
 def _write(clicks: pa.Table, partition: Partition, row_group_rows: int) -> list[str]:
     """Writes one row per user, sorted by user_key, to files of at most `row_group_rows` rows.
 
-    Only the strings of one file are in memory at a time. Returns the paths of the files relative to the
-    partition. A table without rows gives one file.
+    Only the strings of one file are in memory at a time. Returns the names of the files relative to the
+    partition (storage.file_digests.named). A table without rows gives one file.
     """
     order = pc.sort_indices(clicks.column(USER_KEY))
     count = max(1, -(-len(clicks) // row_group_rows))
@@ -191,12 +190,9 @@ def _write(clicks: pa.Table, partition: Partition, row_group_rows: int) -> list[
         first, last = len(clicks) * index // count, len(clicks) * (index + 1) // count
         rows = clicks.take(order.slice(first, last - first)).cast(schema)
         name = own_path(f"{attempt}/part-{index:05d}.parquet")
-        files, inner = file_io.filesystem(partition.file(name))
-        if file_io.is_local(partition.file(name)):
-            files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-        with files.open_output_stream(inner) as sink:
-            pq.write_table(rows, sink, compression="zstd", row_group_size=row_group_rows)
-        written.append(name)
+        with new_file(partition.file(name)) as file:
+            pq.write_table(rows, file.sink, compression="zstd", row_group_size=row_group_rows)
+        written.append(named(name, file.digest))
     return written
 
 

@@ -55,8 +55,8 @@ from etl.value_counts.requests import Counts
 from etl.workflow.copied_tables import copied_tables
 from etl.workflow.feature_plan import FeaturePlan
 from spark.workers import Workers
-from storage import file_io
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
+from storage.file_digests import new_file, open_file
 from storage.manifest import (
     Manifest,
     current_manifest,
@@ -465,15 +465,14 @@ _REPAIR = "delete the partition of the table `prepared`; build_features computes
 
 
 def write_prepared(rows: pa.Table, path: str) -> str:
-    """Writes rows to a new file. Returns its path, which has different digits in each attempt."""
-    path = own_path(path)
-    files, inner = file_io.filesystem(path)
-    if file_io.is_local(path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    with files.open_output_stream(inner) as sink:
+    """Writes rows to a new file. Returns its name (storage.file_digests.named).
+
+    The name has different digits in each attempt.
+    """
+    with new_file(own_path(path)) as file:
         pq.write_table(
             rows,
-            sink,
+            file.sink,
             compression="zstd",
             row_group_size=ROW_GROUP_ROWS,
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
@@ -481,7 +480,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             write_statistics=False,
             store_schema=False,  # so that other readers read the columns as texts
         )
-    return path
+    return file.name
 
 
 def _parquet_paths(schema: pa.Schema) -> list[str]:
@@ -498,8 +497,7 @@ class PreparedRows:
         Raises:
             DataError: the file is missing or damaged.
         """
-        files, inner = file_io.filesystem(file_split.path)
-        with errors_of_file(file_split.path, _REPAIR), files.open_input_file(inner) as source:
+        with errors_of_file(file_split.path, _REPAIR), open_file(file_split.path) as source:
             texts = _text_columns(pq.read_schema(source))
             source.seek(0)
             parquet = pq.ParquetFile(source, read_dictionary=texts)

@@ -20,7 +20,7 @@ from etl.raw.files import RawFiles
 from etl.raw.rejected_lines import RejectedLine, description, remedy, values_of
 from etl.raw.row_rules import Misdated, describe
 from etl.workflow.feature_plan import FeaturePlan
-from storage import file_io
+from storage.file_digests import open_file
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import Partition
 
@@ -70,8 +70,7 @@ def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[Rejec
     paths = {path.rsplit("/", 1)[-1]: path for path in raw.paths} | {path: path for path in raw.paths}
     rejected: list[RejectedLine] = []
     for path in data_files(partition, read_manifest(partition)):
-        files, inner = file_io.filesystem(path)
-        with files.open_input_file(inner) as source:
+        with open_file(path) as source:
             parquet = pq.ParquetFile(source)
             for group in range(parquet.num_row_groups):
                 rows = parquet.read_row_group(group).filter(pc.field("reason") == reason)

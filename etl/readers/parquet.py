@@ -42,6 +42,7 @@ from etl.readers.parquet_checksums import WrongPageError, verify_pages
 from etl.readers.parquet_pages import read_paged
 from etl.readers.row_json import row_texts
 from storage import file_io
+from storage.file_digests import open_file
 
 # The types for which etl.raw.parquet_columns has rules.
 _PLAIN_TYPES = ("int", "float", "string")
@@ -293,8 +294,7 @@ def _read(
     if not names:
         yield pa.table({"": pa.nulls(count)}), {}
         return
-    files, inner = file_io.filesystem(file.path)
-    with files.open_input_file(inner) as source:
+    with open_file(file.path) as source:  # a copied table is in the lake
         try:
             footer = parquet_metadata(source)
             paged = read_paged(source, footer, groups, names) if counted and end is not None else {}

@@ -28,10 +28,17 @@ from etl.spark.catalogue import (
 )
 from etl.workflow.copied_tables import LOG, CopiedTable, copied_days, copied_tables
 from etl.workflow.feature_plan import FeaturePlan
+from storage.file_digests import split_name
 from storage.lineage import LineageRecorder
 from storage.manifest import Manifest, data_files, is_published, is_whole, read_manifest, replace_manifest
 from storage.paths import Partition
-from storage.publish import new_attempt, publish_facts, publish_files, write_files
+from storage.publish import (
+    new_attempt,
+    publish_facts,
+    publish_files,
+    require_intact_for_spark,
+    write_files,
+)
 
 log = logging.getLogger("nightrank.etl")
 
@@ -109,7 +116,8 @@ def _publish(
     attempt = new_attempt(partition)
     with _exact_times(spark):
         files = write_files(rows, partition, attempt, config.output.row_group_rows, None, order, None)
-    content = content_of(spark.read.schema(rows.schema).parquet(*map(partition.file, files)))
+    paths = [partition.file(split_name(name)[0]) for name in files]
+    content = content_of(spark.read.schema(rows.schema).parquet(*paths))
     facts = {_STATE: state, CONTENT: content}
     if table.user is not None and table.user in rows.columns:
         facts[USER_COLUMN] = table.user
@@ -122,7 +130,9 @@ def _content(spark: SparkSession, partition: Partition, published: Manifest) -> 
     """Returns the digest of the rows of a copy. Reads the copy if an erasure has changed it."""
     if CONTENT in published.facts or not published.files:
         return published.facts.get(CONTENT)
-    return content_of(spark.read.parquet(*data_files(partition, published)))
+    files = data_files(partition, published)
+    require_intact_for_spark(spark, files)
+    return content_of(spark.read.parquet(*files))
 
 
 def _with_plain_ids(rows: DataFrame, table: CopiedTable) -> DataFrame:

@@ -18,7 +18,6 @@ from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.text.parse_block import ParsedBlock, RowSource, SavedBlock, load_all, unify
 from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, RowPlace, compute_features
 from spark.workers import Workers
-from storage import file_io
 from storage.feature_spec import (
     EVENT_TIME,
     GROUP_KEY,
@@ -29,6 +28,7 @@ from storage.feature_spec import (
     WEIGHT,
     FeatureSpec,
 )
+from storage.file_digests import new_file
 from storage.publish import null_column, own_path
 
 # Largest size of the model inputs of a row group in the memory of a training rank: 4 bytes for each number,
@@ -95,7 +95,7 @@ class Encoding:
 
 
 def encode_splits(workers: Workers, tasks: Sequence[EncodeTask], encoding: Encoding) -> list[str]:
-    """Writes one Parquet file per task, and returns the paths of the files in the order of the tasks.
+    """Writes one Parquet file per task, and returns the names of the files in the order of the tasks.
 
     The files are not published. Rows are distributed round-robin over the row groups of a file, so each group
     is a sample of the file.
@@ -108,22 +108,20 @@ def _encode_task(tasks: tuple[EncodeTask, ...], encoding: Encoding, index: int) 
 
 
 def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
-    """Runs in a worker: writes the features of one file split to a new file, and returns its path.
+    """Runs in a worker: writes the features of one file split to a new file.
+
+    Returns the name of the file (storage.file_digests.named).
 
     Raises:
         DataError: a feature is null.
     """
-    path = own_path(task.features_file)
-    files, inner = file_io.filesystem(path)
-    if file_io.is_local(path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
     names = [name for chain in encoding.chains for name in chain.inputs]
     pending: list[tuple[int, ParsedBlock]] = []
     pending_bytes = 0
     with (
-        files.open_output_stream(inner) as sink,
+        new_file(own_path(task.features_file)) as file,
         pq.ParquetWriter(
-            sink,
+            file.sink,
             encoding.schema,
             compression="zstd",
             # Row_ids are distinct, so a dictionary would only cost time. Their differences are small. Lists
@@ -144,7 +142,7 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
                 _write(writer, pending, encoding, task)
                 pending, pending_bytes = [], 0
         _write(writer, pending, encoding, task)
-    return path
+    return file.name
 
 
 def _parsed_blocks(

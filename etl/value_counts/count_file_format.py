@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl.native.count_sums import buckets_of
-from storage import file_io
+from storage.file_digests import new_file, open_file
 from storage.publish import own_path
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
@@ -68,7 +68,9 @@ def buckets_for(size: int, most: int) -> int:
 def write_counts(
     path: str, counts: Mapping[str, tuple[pa.StringArray, np.ndarray]], buckets: int
 ) -> tuple[str, dict[str, int]]:
-    """Writes one file of value counts. Returns its path, and the number of rows of each column.
+    """Writes one file of value counts. Returns its name, and the number of rows of each column.
+
+    The name is a path and a digest (storage.file_digests.named).
 
     Args:
         path: path of the file. Each attempt of a task adds different digits to the file name
@@ -82,14 +84,10 @@ def write_counts(
         groups += [(name, bucket, *part) for bucket, part in _by_bucket(*counts[name], buckets)]
     labels = [(name, bucket.index, bucket.of) for name, bucket, *_ in groups]
     schema = COUNTS_SCHEMA.with_metadata({_GROUPS: json.dumps(labels).encode()})
-    path = own_path(path)
-    files, inner = file_io.filesystem(path)
-    if file_io.is_local(path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
     with (
-        files.open_output_stream(inner) as sink,
+        new_file(own_path(path)) as file,
         pq.ParquetWriter(
-            sink,
+            file.sink,
             schema,
             compression="zstd",
             use_dictionary=["column"],
@@ -103,7 +101,7 @@ def write_counts(
                 pa.Table.from_arrays([column, values, pa.array(value_counts, pa.int64())], schema=schema),
                 row_group_size=len(values),
             )
-    return path, {name: len(values) for name, (values, _) in counts.items()}
+    return file.name, {name: len(values) for name, (values, _) in counts.items()}
 
 
 def _by_bucket(
@@ -134,8 +132,7 @@ def read_counts(path: str, column: str, bucket: Bucket = ALL) -> tuple[pa.String
         (values, counts, nulls): n distinct values without null, the number of rows with each value, shape
             (n,), and the number of nulls. Nulls belong to the first bucket.
     """
-    files, inner = file_io.filesystem(path)
-    with files.open_input_file(inner) as source:
+    with open_file(path) as source:
         parquet = pq.ParquetFile(source)
         labels = json.loads(parquet.metadata.metadata[_GROUPS])
         groups = [

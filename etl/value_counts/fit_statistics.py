@@ -25,7 +25,7 @@ from etl.statistics.moments import ExactSums, quantiles_of_counts, sums_of_count
 from etl.value_counts.count_file_format import ALL, DELTAS, Bucket, assign_to_tasks, count_buckets
 from etl.value_counts.requests import CountRequest, Counts, derived_texts, derived_values
 from spark.workers import Workers
-from storage import file_io
+from storage.file_digests import new_file, open_file
 from storage.publish import own_path
 
 # Each row that a task returns belongs to one request. The row is either a result as JSON, or an entry of a
@@ -312,8 +312,7 @@ def _fixed_entries(values: Sequence[str], rule: IdRule, latest: int) -> pa.Table
 def _parent_entries(files: Sequence[str], name: str, bucket: Bucket = ALL) -> Iterator[pa.Table]:
     """Yields the entries of the parent's vocabulary that are in a hash bucket, one table per row group."""
     for path in files:
-        files_of_path, inner = file_io.filesystem(path)
-        with files_of_path.open_input_file(inner) as source:
+        with open_file(path) as source:
             parquet = pq.ParquetFile(source)
             for group in range(parquet.metadata.num_row_groups):
                 names = parquet.metadata.row_group(group).column(0).statistics
@@ -342,20 +341,19 @@ def _write(
     schema: pa.Schema,
     folders: VocabularyFolders,
 ) -> str:
-    """Writes one file of a vocabulary and returns its name, which is different for every attempt."""
-    path = own_path(f"{folder}/{name}")
+    """Writes one file of a vocabulary. Returns the last part of its name (storage.file_digests.named).
+
+    The name is different for every attempt.
+    """
     column = pa.array([request.key]).take(pa.array(np.zeros(len(part), np.int64)))
-    files, inner = file_io.filesystem(path)
-    if file_io.is_local(path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    with files.open_output_stream(inner) as sink:
+    with new_file(own_path(f"{folder}/{name}")) as file:
         pq.write_table(
             part.add_column(0, "column", column).select(schema.names),
-            sink,
+            file.sink,
             compression="zstd",
             row_group_size=folders.row_group_rows,
             use_dictionary=["column", "last_seen"],
             column_encoding=DELTAS,
             write_statistics=["column"],  # `_parent_entries` uses them to find row groups
         )
-    return path.rsplit("/", 1)[1]
+    return file.name.rsplit("/", 1)[1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, assert_never
 
 import numpy as np
@@ -23,6 +24,7 @@ from etl.workflow.raw_values import as_number, one_row, raw_types, raw_values
 from etl.workflow.unfitted_chains import Chain
 from storage import feature_spec, file_io, format_versions
 from storage.feature_spec import Feature, FeatureSpec
+from storage.format_versions import typed
 from storage.manifest import data_files, is_published, is_whole, read_manifest
 from storage.paths import LakePaths
 
@@ -205,6 +207,20 @@ def workflow_exists(lake: LakePaths, version: str) -> bool:
     return all(is_published(table) and is_whole(table, read_manifest(table)) for table in tables)
 
 
+def has_chains(lake: LakePaths, version: str) -> bool:
+    """Returns whether the lake has a version, and whether it was not written by an early release.
+
+    Raises:
+        DataError: the file of the version is damaged.
+    """
+    try:
+        return format_versions.WORKFLOW.load(
+            f"{lake.workflow(version)}/{FILE_NAME}", lambda stored: "chains" in stored
+        )
+    except FileNotFoundError:
+        return False
+
+
 def saved_versions(lake: LakePaths) -> list[str]:
     """Returns the complete versions of a lake, in the order of their names."""
     folders = [info.base_name for info in file_io.list_files(lake.workflow("").rstrip("/"))]
@@ -225,8 +241,22 @@ def read_version(lake: LakePaths, version: str) -> dict[str, Any]:
             f"workflow {version} was written by an earlier release ({path})",
             "run build_features with --set workflow.mode=fit to fit a new workflow",
         )
+    with format_versions.WORKFLOW.parsing(path):
+        _require_parts(stored)
     lake.recorder.record_read(lake.workflow(version), version)
     return stored
+
+
+def _require_parts(stored: dict[str, Any]) -> None:
+    """Checks the JSON of a version. Raises KeyError, TypeError or ValueError if it is damaged."""
+    typed(stored, tables=dict, vocabularies=dict, counted=dict, version=str, parent=(str, NoneType))
+    typed(stored, latest=(int, NoneType))
+    for name in stored["tables"]:
+        if "/" in name or file_io.leaves(name):
+            raise ValueError(f"it names the table {name!r}, which is not in the folder of the version")
+    for facts in stored["vocabularies"].values():
+        typed(facts, entries=int)
+    parts_of(stored)
 
 
 def table_names(stored: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from conf.errors import DataError
 from conf.messages import counted
 from storage import file_io
 from storage.dataset import read_dataset
+from storage.fsck import require_intact_partition
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
 from storage.paths import Partition
@@ -68,17 +69,11 @@ def run(context: RunContext) -> JobSummary:
 
 
 def check_files(partition: Partition, manifest: Manifest) -> None:
-    """Raises DataError unless each file of the manifest exists and has the right number of rows and bytes."""
+    """Raises DataError unless each file of the manifest exists and has the right rows, bytes and digest."""
+    require_intact_partition(partition, manifest)
     for entry in manifest.files:
         path = partition.file(entry.path)
         files, inner = file_io.filesystem(path)
-        info = files.get_file_info(inner)
-        if not info.is_file or info.size != entry.bytes:
-            state = f"has {info.size}" if info.is_file else "is missing"
-            raise DataError(
-                f"{path} should have {entry.bytes} bytes, but it {state}",
-                f"run score_daily for {partition.dt} again",
-            )
         with files.open_input_file(inner) as opened:
             rows = pq.ParquetFile(opened).metadata.num_rows
         if rows != entry.rows:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from conf.train_types import ScoreKind
@@ -21,8 +20,10 @@ from etl.raw.row_rules import Misdated
 from storage import file_io
 from storage.dataset import Dataset, read_dataset
 from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY
+from storage.file_digests import open_file
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest, data_files, is_published, read_manifest
+from storage.parquet_files import REBUILD, errors_of_file, read_where
 from storage.paths import LakePaths, Partition
 from training.registry.model_json import is_complete, read_description, score_kind
 
@@ -469,18 +470,16 @@ def even_files(partition: Partition, manifest: Manifest, split: str | None = Non
 
 def column(path: str, name: str) -> pa.ChunkedArray:
     """Reads one column of one file."""
-    source, inner = file_io.filesystem(path)
-    return pq.read_table(inner, columns=[name], filesystem=source).column(name)
+    with errors_of_file(path, REBUILD), open_file(path) as source:
+        return pq.read_table(source, columns=[name]).column(name)
 
 
 def rows_where(files: Sequence[str], columns: list[str], condition: pc.Expression) -> list[dict[str, Any]]:
     """Reads the rows that meet a condition.
 
     A row group is skipped if its statistics show that it contains no such row.
+
+    Raises:
+        DataError: a file does not exist or is damaged.
     """
-    if not files:
-        return []
-    source = file_io.filesystem(files[0])[0]
-    inner = [file_io.filesystem(path)[1] for path in files]
-    table = ds.dataset(inner, format="parquet", filesystem=source).to_table(columns=columns, filter=condition)
-    return list(table.to_pylist())
+    return list(read_where(files, columns, condition).to_pylist()) if files else []

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, DataError
 from conf.messages import counted, printable
 from conf.types import Negatives, Scope
-from etl.workflow.local_workflow import load_local
+from etl.workflow.local_workflow import has_chains, load_local
 from reporting.facts.run_facts import UserHistory, histories, published_facts, rows_where
 from reporting.terminal import text_table
 from scoring.requests import CANDIDATES, EXCLUDED, VARIANT
@@ -182,13 +182,16 @@ def decoded_names(lake: LakePaths, user_list: InspectedList) -> Names:
     """Returns the raw values of the ids that occur in the features of the user and of the listed items.
 
     The result maps each feature to a mapping from ids to raw values. Features without a vocabulary are left
-    out. If the lake no longer has the workflow, the result is empty. Then the page shows ids instead of raw
-    values.
+    out. If the lake no longer has the workflow, or an early release wrote it, the result is empty. Then the
+    page shows ids instead of raw values.
+
+    Raises:
+        DataError: the workflow is damaged.
     """
-    try:
-        workflow = load_local(lake, str(user_list.facts["workflow_version"]))
-    except DataError:
+    version = str(user_list.facts["workflow_version"])
+    if not has_chains(lake, version):
         return {}
+    workflow = load_local(lake, version)
     occurring: dict[str, set[int]] = {}
     for feature in user_list.spec.features:
         if feature.kind == "dense":

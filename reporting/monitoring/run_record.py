@@ -16,7 +16,9 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import date, timedelta
 from typing import Any
 
+from conf.errors import DataError
 from storage import file_io, format_versions
+from storage.format_versions import typed
 from storage.paths import LakePaths
 
 log = logging.getLogger("nightrank.watch")
@@ -89,8 +91,9 @@ class RunRecord:
         Columns that a later release added are ignored.
 
         Raises:
-            TypeError: a column that every row must have is missing.
+            KeyError, TypeError: a column that every row must have is missing, or has the wrong type.
         """
+        typed(values, job=str, run_date=str, run_id=str, started_at=str, config=str)
         known = {column.name for column in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
@@ -146,10 +149,12 @@ def dates_up_to(run_date: str, days: int) -> list[str]:
 def _read(path: str) -> RunRecord | None:
     """Reads the run record in a file. If the file has no run record, logs a warning and returns None."""
     try:
-        values = json.loads(file_io.read_text(path))
+        values = file_io.read_json(path)
         if not isinstance(values, dict):
             raise TypeError(f"a JSON {type(values).__name__}, not an object")
-        return RunRecord.from_json(format_versions.RUN_RECORD.check(values, path))
-    except (ValueError, TypeError, OSError) as error:
+        record = RunRecord.from_json(values)
+    except (DataError, KeyError, TypeError, OSError) as error:
         log.warning("%s is not the record of a run and is left out: %s", path, error)
         return None
+    format_versions.RUN_RECORD.check(values, path)
+    return record

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from conf.errors import DataError
 from scoring.requests import CLUSTER, ITEM_INDEX, VECTOR
-from storage import file_io
+from storage.file_digests import open_file
 from storage.parquet_files import concat_parts
 
 CLUSTERED = pa.schema([(ITEM_INDEX, pa.int32()), (CLUSTER, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
@@ -100,8 +100,8 @@ def read_clusters(files: tuple[str, ...]) -> tuple[NDArray[np.float32], NDArray[
     """
     tables = []
     for path in files:
-        storage, inner = file_io.filesystem(path)
-        tables.append(pq.read_table(inner, filesystem=storage, schema=CLUSTERED, partitioning=None))
+        with open_file(path) as source:
+            tables.append(pq.read_table(source, schema=CLUSTERED))
     table = concat_parts(tables)
     index = table.column(ITEM_INDEX).to_numpy()
     order = np.argsort(index)

@@ -26,8 +26,8 @@ from scoring.candidates.top_items import (
     scores_in_a_block,
 )
 from scoring.requests import EXCLUDED, HISTORY, ITEM_INDEX, VECTOR, ItemVectorsRequest
-from storage import file_io
 from storage.feature_spec import USER_KEY
+from storage.file_digests import open_file
 from training.device import choose_device
 
 # A job has at most two sources with item vectors, whose tasks may alternate in a worker.
@@ -184,8 +184,8 @@ def _load(request: ItemVectorsRequest, gpu: int | None) -> ItemVectors:
     device = choose_device(request.device, gpu, "score.device")
     tables = []
     for path in request.files:
-        files, inner = file_io.filesystem(path)
-        tables.append(pq.read_table(inner, filesystem=files, columns=[ITEM_INDEX, VECTOR], partitioning=None))
+        with open_file(path) as source:
+            tables.append(pq.read_table(source, columns=[ITEM_INDEX, VECTOR]))
     indices = np.concatenate([table.column(ITEM_INDEX).to_numpy() for table in tables])
     order = np.argsort(indices)
     place = np.empty(len(order), np.int64)

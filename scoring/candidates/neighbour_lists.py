@@ -19,8 +19,8 @@ from scipy.sparse import csr_array
 
 from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.requests import EXCLUDED, HISTORY, ITEM_INDEX, LISTED, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
-from storage import file_io
 from storage.feature_spec import USER_KEY
+from storage.file_digests import open_file
 from storage.parquet_files import concat_parts
 
 # A job has at most two sources with neighbours, whose tasks may alternate in a worker.
@@ -124,9 +124,8 @@ def free_neighbours() -> None:
 def _load(files: tuple[str, ...]) -> Neighbours:
     tables = []
     for path in files:
-        filesystem, inner = file_io.filesystem(path)
-        columns = [ITEM_INDEX, NEIGHBOURS, SIMILARITIES]
-        tables.append(pq.read_table(inner, filesystem=filesystem, columns=columns, partitioning=None))
+        with open_file(path) as source:
+            tables.append(pq.read_table(source, columns=[ITEM_INDEX, NEIGHBOURS, SIMILARITIES]))
     table = concat_parts(tables).sort_by(ITEM_INDEX).combine_chunks()
     index = table.column(ITEM_INDEX).to_numpy()
     others = table.column(NEIGHBOURS).combine_chunks()

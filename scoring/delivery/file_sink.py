@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
 from conf.errors import InfrastructureError
 from scoring.delivery.published_lists import EraseRequest, PublishedLists
 from storage import file_io
+from storage.file_digests import digest_of_file, new_file
 from storage.manifest import (
     FileEntry,
     Manifest,
@@ -25,7 +28,7 @@ from storage.manifest import (
     replace_manifest,
 )
 from storage.paths import Partition
-from storage.publish import new_attempt, own_path
+from storage.publish import map_files, new_attempt, own_path
 from storage.remove import delete_leftovers
 
 
@@ -81,11 +84,13 @@ def publish_files(sink: str, path: str, lists: PublishedLists, files: Files) -> 
     if current_manifest(partition, inputs) is None:
         attempt = new_attempt(partition)
         files.write(partition.file(attempt))
-        _replace(partition, lists, files, _written(partition, attempt, files), inputs)
+        _replace(partition, lists, files, _written(partition, attempt, files, lists), inputs)
     return partition
 
 
-def _written(partition: Partition, attempt: str, files: Files) -> tuple[FileEntry, ...]:
+def _written(
+    partition: Partition, attempt: str, files: Files, lists: PublishedLists
+) -> tuple[FileEntry, ...]:
     """Returns the written files in the order of their names, with their counted records."""
     folder = partition.file(attempt)
     sizes = {
@@ -101,10 +106,12 @@ def _written(partition: Partition, attempt: str, files: Files) -> tuple[FileEntr
             "rerun the job: the lists changed while they were delivered. If that does not help, this is an "
             "internal error, please report",
         )
+    names = [name for name in sizes if name in counts]
+    spark = None if isinstance(lists.rows, pa.Table) else lists.frame.sparkSession
+    digests = map_files(spark, digest_of_file, [f"{folder}/{name}" for name in names])
     return tuple(
-        FileEntry(f"{attempt}/{name}", counts[name], size, (counts[name],))
-        for name, size in sizes.items()
-        if name in counts
+        FileEntry(f"{attempt}/{name}", counts[name], sizes[name], (counts[name],), digest=digest)
+        for name, digest in zip(names, digests, strict=True)
     )
 
 
@@ -209,9 +216,6 @@ def _write(partition: Partition, attempt: str, old: FileEntry, lines: Sequence[b
     path = f"{own_path(f'{attempt}/{stem}.json')}{ending}"
     content = b"".join(line + b"\n" for line in lines)
     content = gzip.compress(content) if name.endswith(_GZIP) else content
-    files, inner = file_io.filesystem(partition.file(path))
-    if file_io.is_local(partition.path):
-        files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-    with files.open_output_stream(inner, compression=None) as target:
-        target.write(content)
-    return FileEntry(path, len(lines), len(content), (len(lines),))
+    with new_file(partition.file(path)) as file:
+        file.sink.write(content)
+    return FileEntry(path, len(lines), len(content), (len(lines),), digest=file.digest)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conf.errors import DataError
 from conf.train_types import ScoreKind
 from conf.types import Config, ModelConfig, MultiHot, Score
 from scoring.requests import ModelRequest
-from storage import file_io, format_versions
+from storage import format_versions
 from storage.feature_spec import FeatureSpec
+from storage.format_versions import typed
 from storage.lineage import NOT_RECORDED, LineageRecorder
-from training.registry.model_json import score_kind
+from training.registry.model_json import MODEL_JSON, read_description, score_kind
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,11 @@ def read_model_info(path: str, recorder: LineageRecorder = NOT_RECORDED) -> Mode
         recorder: records the model as an input of the run, for lineage.
 
     Raises:
-        DataError: the folder has no model.json, so the model is not complete.
+        DataError: the folder has no model.json, so the model is not complete; or it is damaged.
     """
-    file = f"{path}/model.json"
-    try:
-        description = format_versions.MODEL.check(file_io.read_json(file), file)
-    except FileNotFoundError as error:
-        raise DataError(
-            f"{path} has no complete model ({file} does not exist)", "run train_model first"
-        ) from error
+    description = read_description(path)
+    with format_versions.MODEL.parsing(f"{path}/{MODEL_JSON}"):
+        typed(description, version=str, feature_spec=dict)
+        spec = FeatureSpec.from_json(description["feature_spec"])
     recorder.record_read(path, description["version"])
-    return ModelInfo(
-        path, description["version"], FeatureSpec.from_json(description["feature_spec"]), description
-    )
+    return ModelInfo(path, description["version"], spec, description)

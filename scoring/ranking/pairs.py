@@ -24,8 +24,8 @@ from conf.types import MultiHot, Scope
 from scoring.model.launch_ahead import pinned, to_device
 from scoring.model.predictor import Predictor, model_inputs
 from scoring.requests import ITEM_INDEX, Encoded, require_context
-from storage import file_io
 from storage.feature_spec import ITEM_KEY, FeatureSpec
+from storage.file_digests import open_file
 from storage.parquet_files import concat_parts
 
 Indices = NDArray[np.int64]
@@ -432,5 +432,5 @@ def read_items(files: Sequence[str], predictor: Predictor, context: Mapping[str,
 
 def _read_parquet(path: str, columns: list[str]) -> pa.Table:
     """Reads the columns `columns` of one Parquet file."""
-    files, inner = file_io.filesystem(path)
-    return pq.read_table(inner, filesystem=files, columns=columns, partitioning=None)
+    with open_file(path) as source:
+        return pq.ParquetFile(source).read(columns=columns)

@@ -20,8 +20,8 @@ from conf.types import MultiHot
 from scoring.model.predictor import Predictor, model_inputs
 from scoring.requests import FEATURES_DT, PROBABILITY
 from scoring.rows.file_splits import FileRowGroup, RowGroupRange
-from storage import file_io
 from storage.feature_spec import ROW_ID, Feature, FeatureSpec
+from storage.file_digests import open_file
 from storage.id_lists import pad_lists
 from storage.parquet_files import errors_of_file
 from training.models.inputs import id_columns
@@ -162,11 +162,10 @@ def read_piece(
     """
     group = piece.group
     names = [*keep, *(feature.name for feature in spec.features)]
-    files, inner = file_io.filesystem(group.path)
     done = 0
     with (
         errors_of_file(group.path, _REBUILD),
-        files.open_input_file(inner) as source,
+        open_file(group.path) as source,
         pq.ParquetFile(source, pre_buffer=True) as parquet,
     ):
         _check_footer(parquet, group, spec, keep)

@@ -17,8 +17,8 @@ from scoring.requests import FEATURES_DT
 from scoring.rows.file_splits import RowGroupRange
 from scoring.rows.pipeline import scored_blocks
 from scoring.rows.score_batch import SCORES, score_pieces
-from storage import file_io
 from storage.feature_spec import ROW_ID
+from storage.file_digests import new_file
 
 _MOST_READERS, _MOST_WRITERS = 8, 4
 
@@ -88,17 +88,14 @@ def write_file(scores: pa.Table, folder: str) -> str:
     """
     name = f"part-{uuid.uuid4().hex[:16]}.parquet"
     path = f"{folder}/{name}"
-    files, inner = file_io.filesystem(path)
     try:
-        if file_io.is_local(path):
-            files.create_dir(inner.rsplit("/", 1)[0], recursive=True)
-        with files.open_output_stream(inner) as sink:
+        with new_file(path) as file:
             # Probabilities hardly repeat, so a dictionary of them would take most of the writing time. Row
             # ids are consecutive, so their differences take less space and time. Without Arrow's schema, the
             # dates are strings for readers.
             pq.write_table(
                 scores.unify_dictionaries(),
-                sink,
+                file.sink,
                 compression="zstd",
                 use_dictionary=[FEATURES_DT],
                 column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
@@ -109,4 +106,4 @@ def write_file(scores: pa.Table, folder: str) -> str:
         raise InfrastructureError(
             f"{path} could not be written: {error}", "check disk space and permissions, then rerun"
         ) from error
-    return name
+    return file.name.rsplit("/", 1)[1]

@@ -102,7 +102,9 @@ def test_an_unpublished_partition_says_what_to_run(partition: Partition) -> None
     assert "2026-01-01" in caught.value.remedy
 
 
-@pytest.mark.parametrize("text, problem", [("{", "is not JSON"), ('{"files": []}', "is not a manifest")])
+@pytest.mark.parametrize(
+    "text, problem", [("{", "is not JSON"), ('{"files": []}', "is not a valid manifest: it lacks the key")]
+)
 def test_a_damaged_manifest_is_named(partition: Partition, text: str, problem: str) -> None:
     file_io.replace_text(partition.file(MANIFEST_NAME), text)
     with pytest.raises(DataError, match=problem) as caught:

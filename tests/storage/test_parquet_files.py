@@ -58,7 +58,7 @@ def test_a_missing_or_damaged_file_is_named(partition: Partition, damage: str) -
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-20])
-    problem = "does not exist" if damage == "gone" else "is not a complete Parquet file"
+    problem = "does not exist" if damage == "gone" else "is damaged: it has"
     with pytest.raises(DataError, match=rf"{path.name} {problem}"):
         read_table(partition, manifest)
 

@@ -300,7 +300,7 @@ def test_a_file_is_opened_once_for_its_row_groups_and_nothing_waits(
     assert slept == []
 
 
-def test_a_missing_file_is_named_after_the_row_groups_before_it(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_before_the_first_batch(tmp_path: Path) -> None:
     files = []
     for number in range(4):
         path = tmp_path / f"part-{number}.parquet"
@@ -308,6 +308,5 @@ def test_a_missing_file_is_named_after_the_row_groups_before_it(tmp_path: Path) 
         files.append(DataFile(str(path), 64))
     Path(files[3].path).unlink()
     plan = plan_shards([64] * 4, 1, 64)
-    loader = Loader(files, plan, [0], SPEC, None, reading=Reading(pool_rows=1))
     with pytest.raises(DataError, match=r"part-3.parquet does not exist although a manifest names it"):
-        list(loader.batches())
+        Loader(files, plan, [0], SPEC, None, reading=Reading(pool_rows=1))

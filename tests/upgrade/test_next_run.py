@@ -50,7 +50,7 @@ def rows(partition: Partition) -> pd.DataFrame:
 
 
 def vocabulary(lake: LakePaths, version: str) -> Mapping[tuple[str, str], int]:
-    table = rows(Partition("workflow", "", f"{lake.workflow(version)}/vocabulary"))
+    table = rows(Partition("workflow", "", f"{lake.workflow(version)}/vocabulary", 3))
     return dict(zip(zip(table["column"], table["value"], strict=True), table["id"], strict=True))
 
 

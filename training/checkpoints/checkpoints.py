@@ -274,7 +274,7 @@ class Checkpoints:
         """
         try:
             values = json.loads(text)
-        except ValueError:  # damaged; `_examine` reports it
+        except (ValueError, RecursionError):  # damaged; `_examine` reports it
             return None
         if not isinstance(values, dict):
             return None
@@ -294,7 +294,9 @@ class Checkpoints:
             entries = [ModelFile(**entry) for entry in index["files"]]
             Position(**index["position"])
             self._stored_state(index)
-        except (KeyError, TypeError, ValueError) as error:
+            if any(file_io.leaves(entry.name) for entry in entries):
+                raise ValueError("it names a file outside its folder")
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             return f"{self._folder.index_path(step)} is not a valid checkpoint index: {error}"
         for entry in entries[self._collectives.rank :: self._collectives.size]:
             problem = damage(self._folder.path, entry)
@@ -648,8 +650,10 @@ class CheckpointFolder:
         """
         index = self.index_path(step).rsplit("/", 1)[1]
         try:
-            return [index, *(entry["name"] for entry in json.loads(text or "")["files"])]
-        except (KeyError, TypeError, ValueError):  # damaged, or deleted by another attempt
+            names = [entry["name"] for entry in json.loads(text or "")["files"]]
+            return [index, *(name for name in names if not file_io.leaves(name))]
+        # It is damaged, or another attempt has deleted it.
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return [index]
 
     def _delete_checkpoint(self, step: int, text: str | None) -> None:

@@ -172,14 +172,15 @@ class TensorFile:
             if 8 + length > size:
                 raise ValueError("its header is longer than the file")
             header = json.loads(self._stream.read_at(length, 8))
-        except ValueError as error:
+            header.pop("__metadata__", None)
+            for name, entry in header.items():
+                _require_entry(name, entry, size - 8 - length)
+                entry["data_offsets"] = [8 + length + offset for offset in entry["data_offsets"]]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{self.path} is not a safetensors file, or was cut off at {size} bytes: {error}",
                 "delete the folder of this file and run train_model again",
             ) from error
-        header.pop("__metadata__", None)
-        for entry in header.values():
-            entry["data_offsets"] = [8 + length + offset for offset in entry["data_offsets"]]
         return dict(header)
 
     def shape(self, name: str) -> list[int]:
@@ -246,6 +247,29 @@ class TensorFile:
                     f"{self.path} ends too early", "delete the folder of this file and run train_model again"
                 )
             offset += chunk.nbytes
+
+
+def _require_entry(name: str, entry: Mapping[str, Any], data_bytes: int) -> None:
+    """Checks the header's entry of a tensor: the bytes that it names must be those of its dtype and shape.
+
+    Args:
+        name: the tensor.
+        entry: its entry.
+        data_bytes: number of bytes of the file after the header.
+
+    Raises:
+        KeyError, TypeError, ValueError: the entry is damaged.
+    """
+    shape, (first, end) = entry["shape"], entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, first, end)):
+        raise ValueError(f"the tensor {name!r} has the shape {shape} and the offsets {[first, end]}")
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"the tensor {name!r} has the dtype {entry['dtype']!r}")
+    if end > data_bytes or end - first != math.prod(shape) * _DTYPES[entry["dtype"]].itemsize:
+        raise ValueError(
+            f"the tensor {name!r} ({entry['dtype']}, shape {shape}) cannot have the offsets "
+            f"{[first, end]} in {data_bytes} bytes"
+        )
 
 
 # Checks that all numbers are finite (not NaN or infinite) before a model or checkpoint is saved.

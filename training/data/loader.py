@@ -36,6 +36,7 @@ from conf.errors import ConfigError, DataError
 from conf.types import MultiHot, Reading
 from storage import file_io
 from storage.feature_spec import FeatureSpec
+from storage.parquet_files import require_all_intact
 from training.data.batch import Batch, Pool, Pools, Transfer
 from training.data.columns import Columns, read_columns, scalar_columns
 from training.data.device_pools import DevicePoolWriter, GroupColumns
@@ -89,6 +90,7 @@ class Loader:
 
     Raises:
         ConfigError: `reading` wants pools on the device, but they need more memory than it allows.
+        DataError: a file differs from its manifest.
     """
 
     def __init__(
@@ -123,8 +125,25 @@ class Loader:
         self._kernel = kernel
         self.by_user = by_user
         self._on_device = self._makes_pools_on_device()
+        self._require_intact_files()
         if any(file.table is None for file in files):
             import_module("training.data.row_groups")  # Petastorm, before the time of a step is measured
+
+    def _require_intact_files(self) -> None:
+        """Compares files with their manifests: those whose first row belongs to this rank.
+
+        So one rank reads each file completely, before the first step. A file with one row group on an object
+        store is left out, because each rank compares its copy of such a file.
+        """
+        first = {piece.group for shard in self.shards for piece in self.plan.shards[shard] if not piece.start}
+        groups = (self._groups[index] for index in sorted(first))
+        require_all_intact(
+            group.file.path
+            for group in groups
+            if group.index == 0
+            and group.file.table is None
+            and (group.count > 1 or file_io.is_local(group.file.path))
+        )
 
     def batches(self, epochs: int = 1, first_step: int = 0) -> Iterator[Batch]:
         """Yields the batches of all epochs in order, but skips the first `first_step` batches.

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from conf.errors import DataError, InfrastructureError
 from storage import file_io
+from storage.file_digests import require_intact_copy
 from storage.private_folder import lock, locked, open_file, private_folder
 from training.data.sharding import RowGroup
 
@@ -63,7 +64,8 @@ def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
         folder: the target folder. This folder must exist as long as the results are used.
 
     Raises:
-        DataError: a file is missing or does not match its manifest.
+        DataError: a file is missing or does not match its manifest. Of a file with several row groups only
+            the size is compared here, because its copies are not complete (see training.data.loader).
         InfrastructureError: the object store cannot be reached, or the local disk is full.
     """
     for group in groups:
@@ -123,6 +125,8 @@ def _stage(group: RowGroup, path: Path) -> Staged:
                     f"{file.path} has {size} bytes, its manifest says {file.size_bytes}", _REBUILD
                 )
             copied = _copy(source, path, _parts(group, source))
+        if group.count == 1:
+            require_intact_copy(file.path, str(path))
     except FileNotFoundError as error:
         raise DataError(f"{file.path} does not exist although a manifest names it", _REBUILD) from error
     except pa.ArrowInvalid as error:

@@ -90,11 +90,13 @@ def blend_of(lake: LakePaths, name: str, run_date: str) -> BlendRecord | None:
     """Returns the blend that was learned for a run date; None if there is none."""
     path = dated_path(lake, name, BLENDS, run_date)
     try:
-        values = format_versions.BLEND.check(file_io.read_json(path), path)
+        values, record = format_versions.BLEND.load(
+            path, lambda stored: (stored, BlendRecord(**{**stored, "key": BlendKey(**stored["key"])}))
+        )
     except FileNotFoundError:
         return None
     lake.recorder.record_read(path, digest_of(values))
-    return BlendRecord(**{**values, "key": BlendKey(**values["key"])})
+    return record
 
 
 def blend_as_of(lake: LakePaths, name: str, run_date: str, key: BlendKey) -> BlendRecord | None:

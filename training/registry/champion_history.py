@@ -14,9 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, assert_never
+from types import NoneType
+from typing import Any, Literal, assert_never, get_args
 
 from storage import file_io, format_versions
+from storage.format_versions import typed
 from storage.paths import LakePaths
 
 PROMOTIONS, OVERRIDES = "promotions", "interventions"  # folder names
@@ -109,9 +111,13 @@ def read_decisions(lake: LakePaths, name: str, until: str) -> list[tuple[str, Ma
     """Returns one pair (run date, decision of the gate) for each run date up to `until`, ascending."""
     dates = [date for date in dates_of(lake, name, PROMOTIONS) if date <= until]
     paths = {date: dated_path(lake, name, PROMOTIONS, date) for date in dates}
-    return [
-        (date, format_versions.PROMOTION.check(file_io.read_json(path), path)) for date, path in paths.items()
-    ]
+    return [(date, format_versions.PROMOTION.load(path, parse_decision)) for date, path in paths.items()]
+
+
+def parse_decision(values: dict[str, Any]) -> dict[str, Any]:
+    """Checks the values of a promotion, and returns them. Raises KeyError or TypeError."""
+    typed(values, promoted=bool, champion_after=(str, NoneType))
+    return values
 
 
 def read_overrides(lake: LakePaths, name: str, until: str) -> list[Override]:
@@ -120,10 +126,18 @@ def read_overrides(lake: LakePaths, name: str, until: str) -> list[Override]:
     for date in dates_of(lake, name, OVERRIDES):
         if date <= until:
             path = dated_path(lake, name, OVERRIDES, date)
-            stored = format_versions.INTERVENTION.check(file_io.read_json(path), path)
-            for values in stored["interventions"]:
-                overrides.append(Override(**{**values, "withdrawn": tuple(values["withdrawn"])}))
+            overrides += format_versions.INTERVENTION.load(path, parse_overrides)
     return overrides
+
+
+def parse_overrides(stored: Mapping[str, Any]) -> list[Override]:
+    """Returns the overrides in the values of a file. Raises KeyError, TypeError or ValueError."""
+    for values in stored["interventions"]:
+        if values["action"] not in get_args(Action):
+            raise ValueError(f"action is {values['action']!r:.100}")
+    return [
+        Override(**{**values, "withdrawn": tuple(values["withdrawn"])}) for values in stored["interventions"]
+    ]
 
 
 def write_overrides(lake: LakePaths, name: str, run_date: str, overrides: Sequence[Override]) -> None:

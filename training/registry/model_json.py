@@ -37,7 +37,7 @@ def is_complete(path: str, *, checksums: bool = False) -> bool:
     """
     if not is_described(path):
         return False
-    problem = _damage(path, checksums)
+    problem = damage_of_model(path, checksums=checksums)
     if problem is not None:
         log.warning("the model in %s is damaged and has to be trained again: %s", path, problem)
     return problem is None
@@ -64,8 +64,11 @@ def names_of(description: Mapping[str, Any]) -> set[str]:
     return {*description.get("weights", ()), *description.get("optimizer", ())}
 
 
-def _damage(path: str, checksums: bool) -> str | None:
-    """Describes the damage of a model that has a model.json; None if it is intact."""
+def damage_of_model(path: str, *, checksums: bool = True) -> str | None:
+    """Describes the damage of a model that has a model.json; None if it is intact.
+
+    For `checksums`, see `is_complete`.
+    """
     try:
         description = read_description(path)
         entries, names = entries_of(description), names_of(description)
@@ -85,15 +88,26 @@ def read_description(path: str) -> dict[str, Any]:
     """Reads the model.json of a model's folder.
 
     Raises:
-        DataError: the folder has no model.json, or a newer release wrote it.
+        DataError: the folder has no model.json, it is damaged, or a newer release wrote it.
     """
     try:
-        file = f"{path}/{MODEL_JSON}"
-        return format_versions.MODEL.check(file_io.read_json(file), file)
+        return format_versions.MODEL.load(f"{path}/{MODEL_JSON}", _checked)
     except FileNotFoundError as error:
         raise DataError(
             f"{path} has no complete model ({MODEL_JSON} is missing)", "run train_model first"
         ) from error
+
+
+def _checked(description: dict[str, Any]) -> dict[str, Any]:
+    """Returns a description whose files are in the folder of the model.
+
+    Raises:
+        KeyError, TypeError, ValueError: the description is damaged.
+    """
+    for name in {*names_of(description), *(entry.name for entry in entries_of(description))}:
+        if file_io.leaves(name):
+            raise ValueError(f"it names {name!r}, which is not in the folder of the model")
+    return description
 
 
 # Lengths and checksums of model and checkpoint files. This module does not import torch.

@@ -10,10 +10,13 @@ record is written after the refit is complete, so a job that was killed leaves t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from conf.types import Config
 from storage import file_io, format_versions
+from storage.format_versions import typed
 from storage.paths import LakePaths
 from training.registry.champion_history import champion_state_as_of, dated_path, dates_of
 
@@ -86,9 +89,14 @@ def read_refits(lake: LakePaths, name: str, until: str) -> list[Refit]:
     for date in dates_of(lake, name, REFITS):
         if date <= until:
             path = dated_path(lake, name, REFITS, date)
-            values = format_versions.TRAINED_VERSION.check(file_io.read_json(path), path)
-            refits.append(Refit(values["run_date"], values["refit_of"], values["version"]))
+            refits.append(format_versions.TRAINED_VERSION.load(path, parse_refit))
     return refits
+
+
+def parse_refit(values: Mapping[str, Any]) -> Refit:
+    """Returns the refit in the values of a file. Raises KeyError or TypeError."""
+    typed(values, run_date=str, refit_of=str, version=str)
+    return Refit(values["run_date"], values["refit_of"], values["version"])
 
 
 def serving_model(config: Config, lake: LakePaths, run_date: str) -> ServingModel | None:

@@ -154,8 +154,9 @@ def read_stops(lake: LakePaths, name: str, until: str) -> list[ExperimentStop]:
     for date in dates_of(lake, name, STOPS):
         if date <= until:
             path = dated_path(lake, name, STOPS, date)
-            values = format_versions.EXPERIMENT_STOP.check(file_io.read_json(path), path)
-            stops += [ExperimentStop(**stop) for stop in values["stops"]]
+            stops += format_versions.EXPERIMENT_STOP.load(
+                path, lambda values: [ExperimentStop(**stop) for stop in values["stops"]]
+            )
     return stops
 
 

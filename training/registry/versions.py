@@ -147,7 +147,7 @@ def challenger_of(lake: LakePaths, name: str, run_date: str) -> str:
     """
     path = dated_path(lake, name, RUNS, run_date)
     try:
-        return str(format_versions.TRAINED_VERSION.check(file_io.read_json(path), path)["version"])
+        return format_versions.TRAINED_VERSION.load(path, lambda values: str(values["version"]))
     except FileNotFoundError as error:
         raise DataError(
             f"no model was trained for {run_date} ({path} does not exist)", "run train_model first"

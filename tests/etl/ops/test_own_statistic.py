@@ -32,6 +32,7 @@ from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.spark_workers import SparkWorkers
+from storage.file_digests import split_name
 from storage.paths import LakePaths
 from tests.etl.ops import subtract_mean
 from tests.etl.ops.case import assert_same
@@ -81,8 +82,8 @@ def _counts(folder: Path, rows: Sequence[Row]) -> Counts:
             values += [None] * (None in counted)
             texts = pa.array([None if value is None else str(value) for value in values], pa.string())
             columns[name] = texts, np.array([counted[value] for value in values], np.int64)
-        path, sizes = write_counts(str(folder / f"{rows[0][DAY]}_{part}.parquet"), columns, 1)
-        files.append((path, days_since_epoch(rows[0][DAY])))
+        file, sizes = write_counts(str(folder / f"{rows[0][DAY]}_{part}.parquet"), columns, 1)
+        files.append((split_name(file)[0], days_since_epoch(rows[0][DAY])))
         different.update(sizes)
     return Counts(tuple(files), files[0][1], dict(different))
 

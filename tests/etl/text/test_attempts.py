@@ -27,26 +27,31 @@ from etl.value_counts.requests import CountRequest
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import Feature, FeatureSpec
+from storage.file_digests import split_name
 from tests.etl import cases
 
 Attempt = Callable[[], list[str]]  # returns the paths of its files
 
 
+def path_of(name: str) -> str:
+    return split_name(name)[0]
+
+
 def _encode(task: encode_pass.EncodeTask, encoding: encode_pass.Encoding) -> list[str]:
-    return [encode_pass.encode_file_split(task, encoding)]
+    return [path_of(encode_pass.encode_file_split(task, encoding))]
 
 
 def _scan(task: scan_pass.ScanTask, layout: Any) -> list[str]:
     *_, last = scan_pass.scan_file_split(0, task, layout, ["I1", "C1"])
-    return [block["file"] for block in json.loads(last.column(1)[0].as_py())["blocks"]]
+    return [path_of(block["file"]) for block in json.loads(last.column(1)[0].as_py())["blocks"]]
 
 
 def _complete(
     request: CountRequest, entries: pa.Table, folders: fit_statistics.VocabularyFolders
 ) -> list[str]:
     files = fit_statistics.write_vocabulary(0, request, entries, [], folders)["files"]
-    return [f"{folders.known}/{name}" for name in files["known"]] + [
-        f"{folders.rare}/{name}" for name in files["rare"]
+    return [f"{folders.known}/{path_of(name)}" for name in files["known"]] + [
+        f"{folders.rare}/{path_of(name)}" for name in files["rare"]
     ]
 
 

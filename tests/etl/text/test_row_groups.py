@@ -19,6 +19,7 @@ from etl.text.parse_block import LogRows, file_layout
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import Feature, FeatureSpec
+from storage.file_digests import split_name
 from tests.etl import cases
 
 ROWS = 23
@@ -54,7 +55,8 @@ def encoded(folder: Path, rows: int, row_group_rows: int) -> str:
     spec = FeatureSpec((Feature("I1", "dense", "float32", "pair"),), ("row_id", "user_key", "item_key"), "v")
     source = LogRows(file_layout(plan_of(config), (str(path),)))
     encoding = Encoding(source, (chain,), spec, LocalTables({}), row_group_rows)
-    return encode_file_split(EncodeTask(file_split, 0, f"{folder}/out.parquet", "2026-01-01"), encoding)
+    name = encode_file_split(EncodeTask(file_split, 0, f"{folder}/out.parquet", "2026-01-01"), encoding)
+    return split_name(name)[0]
 
 
 @pytest.mark.parametrize(

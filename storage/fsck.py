@@ -1,0 +1,254 @@
+"""Compares all files of a lake with what their manifests say, and prepares damaged partitions for a repair.
+
+The bytes of each data file are compared with the digest in the manifest (storage.file_digests). The JSON
+files with a format version are parsed. Files without a digest are counted as unverified: earlier releases
+wrote them, or they are raw logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from conf.errors import DataError
+from storage import file_io, format_versions
+from storage.file_digests import damaged_file, digest_of_file, job_of, partition_of
+from storage.manifest import MANIFEST_NAME, FileEntry, Manifest, load_manifest
+from storage.migration import partition_of_manifest, survey
+from storage.paths import LakePaths, Partition
+
+_THREADS = 8
+_WORKFLOW = "workflow"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One damaged file of a lake.
+
+    Attributes:
+        table, date: the table and the date of the file; empty for a JSON file that belongs to none.
+        path: the path of the file.
+        difference: what is wrong with it.
+        remedy: which job writes it again, or what else to do.
+        partition: the partition if its manifest can be read, so that `repair` can mark the file; else None.
+    """
+
+    table: str
+    date: str
+    path: str
+    difference: str
+    remedy: str
+    partition: Partition | None = None
+
+
+@dataclass
+class Findings:
+    """What `check_lake` found.
+
+    Attributes:
+        partitions, files, bytes: number of partitions, and of data files and bytes that were compared.
+        unverified: number of data files without a digest; only their sizes were compared.
+        damages: the damaged files, ordered by table, date and path.
+    """
+
+    partitions: int = 0
+    files: int = 0
+    bytes: int = 0
+    unverified: int = 0
+    damages: tuple[Damage, ...] = ()
+
+
+def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _: None) -> Findings:
+    """Compares all data files of a lake with their manifests, and parses its JSON files. Changes nothing.
+
+    Args:
+        lake: the lake.
+        progress: called with the counts so far after each partition.
+
+    Raises:
+        DataError: there is no file of a lake below the root.
+        OSError: the lake cannot be read.
+    """
+    known = survey(lake)
+    damages = [_of_json(lake, error) for error in known.problems]
+    findings = Findings()
+    fitted_on: dict[str, str] = {}
+    for file in known.files:
+        if file.kind is not format_versions.MANIFEST:
+            continue
+        partition = partition_of_manifest(lake, file.path)
+        try:
+            manifest = load_manifest(partition)
+        except FileNotFoundError:  # another job has withdrawn it
+            continue
+        except DataError as error:
+            damages.append(_of_json(lake, error, partition))
+            continue
+        damages += check_partition(partition, manifest)
+        if partition.table == lake.datasets.name:
+            fitted_on.setdefault(str(manifest.facts.get("workflow_version")), partition.dt)
+        findings.partitions += 1
+        findings.files += sum(1 for entry in manifest.files if entry.digest)
+        findings.bytes += sum(entry.bytes for entry in manifest.files if entry.digest)
+        findings.unverified += sum(1 for entry in manifest.files if not entry.digest)
+        progress(findings)
+    damages = [_with_date_of_fit(damage, fitted_on) for damage in damages]
+    findings.damages = tuple(sorted(damages, key=lambda one: (one.table, one.date, one.path)))
+    return findings
+
+
+def _with_date_of_fit(damage: Damage, fitted_on: Mapping[str, str]) -> Damage:
+    """Names the run that fitted the version, if a table of a workflow version is damaged.
+
+    Args:
+        damage: the damage.
+        fitted_on: maps each workflow version to the first run date whose dataset has this version.
+    """
+    kind, _, version = damage.table.partition("/")
+    if kind != _WORKFLOW or version not in fitted_on:
+        return damage
+    return replace(damage, remedy=f"run build_features for {fitted_on[version]} again")
+
+
+def check_partition(partition: Partition, manifest: Manifest) -> list[Damage]:
+    """Compares all data files of a partition with its manifest. Returns the damaged ones.
+
+    If a file disappears because another job replaces the partition meanwhile, it is not counted as damaged.
+    """
+    with ThreadPoolExecutor(min(_THREADS, max(1, len(manifest.files)))) as pool:
+        differences = list(pool.map(lambda entry: difference_of(partition, entry), manifest.files))
+    damaged = [
+        (entry, difference)
+        for entry, difference in zip(manifest.files, differences, strict=True)
+        if difference is not None
+    ]
+    if damaged and not _is_current(partition, manifest):
+        return []
+    return [
+        Damage(
+            partition.table,
+            partition.dt,
+            partition.file(entry.path),
+            difference,
+            _remedy(partition),
+            partition,
+        )
+        for entry, difference in damaged
+    ]
+
+
+def difference_of(partition: Partition, entry: FileEntry) -> str | None:
+    """Returns how a data file differs from its entry in the manifest; None if it is equal."""
+    path = partition.file(entry.path)
+    [size] = file_io.sizes([path])
+    if size is None:
+        return "it is missing"
+    if size != entry.bytes:
+        return f"it has {size} bytes, but its manifest says {entry.bytes}"
+    if entry.digest is None:
+        return None
+    found = digest_of_file(path)
+    if found != entry.digest:
+        return f"its bytes have the digest {found}, but its manifest says {entry.digest}"
+    return None
+
+
+def require_intact_partition(partition: Partition, manifest: Manifest) -> None:
+    """Raises DataError for the first file of a partition that differs from its manifest."""
+    for damage in check_partition(partition, manifest)[:1]:
+        raise damaged_file(damage.path, damage.difference)
+
+
+def _is_current(partition: Partition, manifest: Manifest) -> bool:
+    try:
+        return load_manifest(partition).files == manifest.files
+    except FileNotFoundError:
+        return False
+
+
+def _remedy(partition: Partition) -> str:
+    """Returns which job writes a partition again."""
+    if partition.table.split("/")[0] == _WORKFLOW:
+        return f"run build_features again for the date that has fitted {partition.table}"
+    return f"run {job_of(partition.table)} for {partition.dt} again"
+
+
+def _of_json(lake: LakePaths, error: DataError, partition: Partition | None = None) -> Damage:
+    """Returns the damage for a JSON file that cannot be parsed. The error's text begins with its path."""
+    root = lake.root.rstrip("/")
+    path, _, difference = error.problem.removeprefix(f"{root}/").partition(" ")
+    if partition is None and path.endswith(f"/{MANIFEST_NAME}"):
+        partition = partition_of_manifest(lake, path)
+    remedy = error.remedy if partition is None else _remedy(partition)
+    table, date = (partition.table, partition.dt) if partition is not None else ("", "")
+    return Damage(table, date, f"{root}/{path}", difference, remedy)
+
+
+# Repairs
+
+
+def repair(lake: LakePaths, findings: Findings) -> Iterator[str]:
+    """Makes the jobs write damaged partitions again. Yields a text for each change.
+
+    No data file is deleted or changed. A manifest that cannot be parsed is copied to a file beside it, and
+    withdrawn; the data files that it named are then deleted by a later run, after `output.grace_hours`.
+
+    Raises:
+        InfrastructureError, OSError: the lake cannot be written.
+    """
+    by_partition: dict[str, tuple[Partition, list[str]]] = {}
+    for damage in findings.damages:
+        if damage.partition is not None:
+            of_partition = by_partition.setdefault(damage.partition.path, (damage.partition, []))
+            of_partition[1].append(damage.path)
+        elif damage.path.endswith(f"/{MANIFEST_NAME}"):
+            yield _set_aside(damage.path)
+    for partition, paths in by_partition.values():
+        if mark_damaged(partition, paths):
+            yield f"{partition.path}: marked as damaged; the next run of its job writes it again"
+
+
+def mark_damaged(partition: Partition, paths: Sequence[str]) -> bool:
+    """Records in the manifest of a partition that files are damaged, so that the partition is not up to date.
+
+    The next run of the job that writes the partition writes it again, although its inputs are unchanged.
+
+    Returns:
+        Whether the manifest has been changed. If another job has replaced it, or if it has the record
+        already, it is not changed.
+
+    Raises:
+        DataError: the manifest is damaged.
+        InfrastructureError: the manifest cannot be written.
+    """
+    try:
+        manifest = load_manifest(partition)
+    except FileNotFoundError:
+        return False
+    of_manifest = {partition.file(entry.path): entry.path for entry in manifest.files}
+    found = {of_manifest[path] for path in paths if path in of_manifest}
+    damaged = tuple(sorted({*manifest.damaged, *found}))
+    if damaged == manifest.damaged:
+        return False
+    changed = replace(manifest, damaged=damaged)
+    # The files are the same, so hard links and the Delta log stay as they are.
+    file_io.replace_json(partition.file(MANIFEST_NAME), format_versions.MANIFEST.stamp(changed.to_json()))
+    return True
+
+
+def mark_file(path: str) -> bool:
+    """Does the same as `mark_damaged` for one data file, whose partition is found by its path."""
+    partition = partition_of(path)
+    return partition is not None and mark_damaged(partition, [path])
+
+
+def _set_aside(path: str) -> str:
+    """Renames a manifest that cannot be parsed, so that its partition counts as not published."""
+    kept = f"{path.removesuffix('.json')}.damaged"
+    files, inner = file_io.filesystem(path)
+    files.move(inner, file_io.filesystem(kept)[1])
+    return (
+        f"{path}: renamed to {kept.rpartition('/')[2]}. Its partition is not published any more; a later run "
+        "deletes the data files that it named"
+    )
