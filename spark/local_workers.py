@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 from conf.process import keep_freed_memory, return_freed_memory
 from spark.fork_server import start_server, without_main_module
+from spark.gpus import gpus_of_machine
 from spark.pandas_import import refuse_pandas
 from spark.workers import Workers
 from storage.private_folder import ScratchFolder
@@ -74,6 +76,12 @@ class LocalWorkers(Workers):
     def parallelism(self) -> int:
         """Returns the number of processes."""
         return self._processes
+
+    def gpu_groups(self, tasks: int) -> list[range]:
+        """Returns one group for each GPU of this machine. The group with the index i is for the GPU i."""
+        groups = min(gpus_of_machine(), tasks)
+        bounds = [tasks * index // groups for index in range(groups + 1)] if groups else []
+        return [range(first, end) for first, end in pairwise(bounds)]
 
     def run(self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema) -> pa.Table:
         """Returns a table with the batches of all tasks, in the order of the tasks.
