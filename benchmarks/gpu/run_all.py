@@ -64,7 +64,9 @@ PARTS = {
     "embedding_memory": Part("embedding_memory"),
     "fbgemm": Part("fbgemm", needs=("torch", "triton", "pydantic", "yaml", "fbgemm_gpu")),
     "loader_feeding": Part("loader_feeding", needs=("torch", "triton", "pyarrow", "petastorm")),
+    "text_scan": Part("text_scan", needs=("torch", "pydantic", "yaml", "pyarrow", "pandas")),
     "terabyte": Part("terabyte", needs=("pydantic", "yaml", "pyarrow", "pandas")),
+    "etl_on_gpu": Part("etl_on_gpu", needs=("torch", "pydantic", "yaml", "pyarrow", "pandas")),
     "scoring_in_spark": Part(
         "scoring_in_spark", needs=("torch", "triton", "pyarrow", "petastorm", "pyspark")
     ),
