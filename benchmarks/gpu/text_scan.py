@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "device_bytes_per_s": len(block) / seconds,
         "compiled_bytes_per_s": len(block) / compiled_s,
     }
-    facts = {name: round(rate) for name, rate in rates.items()}
+    facts: dict[str, float] = {name: round(rate) for name, rate in rates.items()}
     facts |= {f"{name}_us": round(1e6 * one, 1) for name, one in stages.items()}
     print(f"{gpu or 'There is no GPU: the block is tiny and nothing is measured.'}\n")
     lines = [[name, f"{1e3 * one:.3f}", f"{len(block) / one / 1e9:.2f}"] for name, one in stages.items()]

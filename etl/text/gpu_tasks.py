@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -19,6 +20,7 @@ from etl.readers.base import map_in_threads
 from etl.readers.text import TextReader
 from etl.text.parse_block import FileLayout
 from spark.gpus import slot_of_task
+from spark.local_workers import are_cancelled
 from spark.workers import Workers
 
 if TYPE_CHECKING:  # only a process with a GPU imports torch
@@ -61,9 +63,17 @@ class GpuTasks:
         on_device = layout if device is None else scanned_on(layout, device)
         try:
             # This thread only waits for the others.
-            yield from map_in_threads(self.groups[group], run_task, threads + 1)
+            yield from map_in_threads(_needed(self.groups[group]), run_task, threads + 1)
         finally:
             _free_memory(device)
+
+
+def _needed(tasks: range) -> Iterator[int]:
+    """Yields the tasks. Ends with an error when their results are not needed any more."""
+    for task in tasks:
+        if are_cancelled():
+            raise CancelledError(f"the tasks from {task} on were cancelled")
+        yield task
 
 
 def gpu_tasks(workers: Workers, layout: FileLayout, tasks: int) -> GpuTasks | None:

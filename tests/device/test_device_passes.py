@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from etl.raw.files import require_raw
 from etl.readers import text
 from etl.text import gpu_tasks
 from etl.text.device_features import DeviceFeatures
-from etl.text.gpu_tasks import scanned_on
+from etl.text.gpu_tasks import GpuTasks, scanned_on
 from etl.text.parse_block import FileLayout, ParsedBlock, columns_to_parse, layout_of_days, read_split
 from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
@@ -298,6 +299,21 @@ def test_a_null_feature_is_refused_as_on_the_host(
             build(chosen, workers, monkeypatch)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+def test_a_group_ends_when_its_results_are_not_needed(
+    tmp_path: Path, uses: Uses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_hard(tmp_path, {})
+    layout = layout_of_days(plan_of(config), [require_raw(config, config.log, DAYS[0])])
+    done: list[int] = []
+    monkeypatch.setattr(gpu_tasks, "are_cancelled", lambda: len(done) >= 3)
+    tasks = GpuTasks((range(2), range(2, 100)), threads=1)
+    with pytest.raises(CancelledError):
+        for _ in tasks.run(1, layout, lambda task, _: done.append(task)):
+            pass
+    assert done[:3] == [2, 3, 4]
+    assert len(done) < 8
 
 
 @pytest.mark.processes

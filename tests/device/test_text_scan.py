@@ -36,7 +36,7 @@ def assert_equal(found: ScannedText | None, block: bytes, separator: str, width:
         assert array.equals(expected.columns[field])  # also compares dictionaries, and so their order
         assert array.dictionary.offset == 0
         assert np.array_equal(found.counts[field], expected.counts[field])
-        nulls = expected.columns[field].null_count
+        nulls = array.null_count
         assert column.count().tolist() == [*expected.counts[field].tolist(), nulls]
 
 
