@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from storage.erased_users import add_erased, list_or_new
 from storage.manifest import MANIFEST_NAME
 from storage.paths import LakePaths
 from tests.checked_device import checked_device
+from tests.device.scanning_process import count_lines
 from tests.etl import cases
 
 CPU = torch.device("cpu")
@@ -314,6 +316,15 @@ def test_a_group_ends_when_its_results_are_not_needed(
             pass
     assert done[:3] == [2, 3, 4]
     assert len(done) < 8
+
+
+@pytest.mark.processes
+def test_a_process_of_this_machine_can_scan_on_a_device(tmp_path: Path) -> None:
+    config = write_hard(tmp_path, {})
+    layout = layout_of_days(plan_of(config), [require_raw(config, config.log, DAYS[0])])
+    [lines] = LocalWorkers(2, _no_session, str(tmp_path)).collect(1, partial(count_lines, layout))
+    found = [number for of_split in json.loads(lines) for number in of_split]
+    assert found == [block.lines for block in blocks_of(layout)]
 
 
 @pytest.mark.processes
