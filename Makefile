@@ -7,7 +7,7 @@ SHELL := /bin/bash
 # The interpreter from which the environment is made.
 PYTHON ?= python3.11
 
-PACKAGES := conf storage metrics spark etl training scoring reporting nightrank jobs setup local_airflow
+PACKAGES := conf storage metrics spark device etl training scoring reporting nightrank jobs setup local_airflow
 # airflow_dags imports Airflow, which is installed in a separate environment. So ruff checks airflow_dags, but mypy cannot.
 LINTED := $(PACKAGES) $(wildcard airflow_dags) tests $(wildcard benchmarks)
 IN_ENV := . setup/env.sh &&

@@ -25,7 +25,18 @@ from benchmarks.list_task import Task
 ROOT = Path(__file__).resolve().parent.parent
 # Patterns of the files that decide the lists of the peers, and ours.
 PEERS = ("benchmarks/list_*.py", "benchmarks/peers/*.py", "requirements/benchmark-*.txt")
-_FOLDERS = ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting", "jobs")
+_FOLDERS = (
+    "conf",
+    "storage",
+    "metrics",
+    "spark",
+    "device",
+    "etl",
+    "training",
+    "scoring",
+    "reporting",
+    "jobs",
+)
 PRODUCT = ("benchmarks/list_*.py", "requirements/runtime.txt", *(f"{folder}/**/*" for folder in _FOLDERS))
 _NOT_CODE = (".pyc", ".md")
 

@@ -58,6 +58,14 @@ class WorkflowConfig(Strict):
         "and prepares logs in processes of its own, and starts a JVM only for what needs it (docs/roads.md). "
         "`arrow` reads logs in the Python workers of Spark in any case.",
     )
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        description="Where tasks find the fields of a text log (`tsv`, `csv`), count values and look up "
+        "features. `cuda`: on GPUs, by one process for each GPU of this machine, or by the tasks of a Spark "
+        "profile whose `spark.task.resource.gpu.amount` is 1. Without such a GPU, and for other formats, "
+        "tasks work as with `cpu`. Both publish the same tables. Nothing was measured on a GPU yet, so `cpu` "
+        "is the default (docs/gpu.md).",
+    )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
         default="auto",
         description="`fit`: a new workflow is fitted to the train days of this run. `extend`: the values of "

@@ -35,6 +35,7 @@ PACKAGES = (
     "storage",
     "metrics",
     "spark",
+    "device",
     "etl",
     "training",
     "scoring",

@@ -16,7 +16,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextvars import ContextVar
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ import pyarrow as pa
 from conf.errors import InfrastructureError
 from conf.process import keep_freed_memory, return_freed_memory
 from spark.fork_server import start_server, without_main_module
+from spark.gpus import gpus_of_machine
 from spark.pandas_import import refuse_pandas
 from spark.workers import Workers
 from storage.private_folder import ScratchFolder
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 
 # The environment variable with the folders for a worker's temporary files, in Spark and here.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
+
+# The file with the function of this worker's tasks. It is deleted when the tasks end or are cancelled.
+_TASKS: ContextVar[str | None] = ContextVar("tasks", default=None)
 
 # A worker that occupies more memory than this returns the memory that the last function has freed.
 _KEPT_BYTES = 512 * 2**20
@@ -74,6 +80,12 @@ class LocalWorkers(Workers):
     def parallelism(self) -> int:
         """Returns the number of processes."""
         return self._processes
+
+    def gpu_groups(self, tasks: int) -> list[range]:
+        """Returns one group for each GPU of this machine. The group with the index i is for the GPU i."""
+        groups = min(gpus_of_machine(), tasks)
+        bounds = [tasks * index // groups for index in range(groups + 1)] if groups else []
+        return [range(first, end) for first, end in pairwise(bounds)]
 
     def run(self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema) -> pa.Table:
         """Returns a table with the batches of all tasks, in the order of the tasks.
@@ -119,6 +131,7 @@ class LocalWorkers(Workers):
             return _results(results)
         except BaseException as error:
             pool, self._pool = self._pool, None
+            Path(file).unlink(missing_ok=True)  # so that long tasks end early (are_cancelled)
             pool.shutdown(cancel_futures=True)  # waits for the running tasks
             if not isinstance(error, BrokenProcessPool):
                 raise
@@ -182,5 +195,12 @@ def _function(file: str) -> Callable[[int], str]:
     return function
 
 
+def are_cancelled() -> bool:
+    """Returns whether the results of this worker's tasks are not needed, because a task or the job failed."""
+    file = _TASKS.get()
+    return file is not None and not Path(file).exists()
+
+
 def _run_task(file: str, index: int) -> str:
+    _TASKS.set(file)
     return _function(file)(index)

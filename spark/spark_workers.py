@@ -11,6 +11,9 @@ from spark.rows import spark_types
 from spark.tasks import collect_results, run_tasks
 from spark.workers import Workers
 
+# A group of 4 GiB of text is small enough for Spark to divide a day among GPUs.
+_TASKS_OF_GROUP = 64
+
 
 class SparkWorkers(Workers):
     """The Python workers of a Spark session."""
@@ -27,6 +30,14 @@ class SparkWorkers(Workers):
     def parallelism(self) -> int:
         """Returns the number of tasks that Spark uses by default."""
         return self._spark.sparkContext.defaultParallelism
+
+    def gpu_groups(self, tasks: int) -> list[range]:
+        """Returns groups if the Spark profile gives each task a GPU."""
+        amount = self._spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
+        if float(amount or 0) < 1:  # then several tasks would share a GPU
+            return []
+        starts = range(0, tasks, _TASKS_OF_GROUP)
+        return [range(first, min(first + _TASKS_OF_GROUP, tasks)) for first in starts]
 
     def run(self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema) -> DataFrame:
         """Returns a lazy frame of the batches of all tasks."""

@@ -29,6 +29,13 @@ class Workers(ABC):
     def parallelism(self) -> int:
         """Returns the number of tasks that can run at the same time."""
 
+    def gpu_groups(self, tasks: int) -> list[range]:
+        """Divides tasks into groups. Each group is for one process that has a GPU of its own.
+
+        The groups have the order of the tasks. There is none if no process has a GPU.
+        """
+        return []
+
     @abstractmethod
     def run(
         self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema

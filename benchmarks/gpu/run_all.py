@@ -68,7 +68,9 @@ PARTS = {
         "sequence_epoch", needs=("torch", "triton", "pyarrow", "petastorm", "pandas", "scipy")
     ),
     "list_pairs": Part("list_pairs", needs=("torch", "triton", "pydantic", "yaml", "pyarrow")),
+    "text_scan": Part("text_scan", needs=("torch", "pydantic", "yaml", "pyarrow", "pandas")),
     "terabyte": Part("terabyte", needs=("pydantic", "yaml", "pyarrow", "pandas")),
+    "etl_on_gpu": Part("etl_on_gpu", needs=("torch", "pydantic", "yaml", "pyarrow", "pandas")),
     "scoring_in_spark": Part(
         "scoring_in_spark", needs=("torch", "triton", "pyarrow", "petastorm", "pyspark")
     ),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -39,14 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpu, cores = gpu_name(), len(os.sched_getaffinity(0))
     of_machine = {**machine(cores, ("pyarrow",)), "gpu": gpu}
     rows = (QUICK_ROWS if options.quick else ROWS) if gpu else TINY_ROWS
-    log = make_log(CACHE, rows, DAYS, processes=min(DAYS, cores))
-    runs: dict[int, Run] = {}
-    for times in (1, TIMES):
-        days = log_by_day(repeated(log, times))
-        runs[rows * times] = run_contender(job(days, []), days, cores, LIMIT_S, compared=False)
-    (few, first), (many, second) = runs.items()
-    of_row = (second.seconds - first.seconds) / (many - few)
+    runs = run_twice(rows, cores, [])
+    of_row = seconds_of_row(runs)
     minutes = of_row * TERABYTE_ROWS / 60
+    few, first = next(iter(runs.items()))
     naive = first.seconds / few * TERABYTE_ROWS / 60
     print(f"{gpu or 'There is no GPU: logs are tiny and nothing is measured.'}, {cores} cores\n")
     lines = [[f"{number:,}", f"{run.seconds:.1f}", f"{run.cpu_s:.1f}"] for number, run in runs.items()]
@@ -61,6 +57,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ratios = {"of_naive": naive / minutes if gpu and minutes > 0 else None}
     print(summary_line("gpu_terabyte", of_machine, facts, {}, ratios, **more))
     return 0
+
+
+def run_twice(rows: int, cores: int, overrides: Sequence[str], compared: bool = False) -> dict[int, Run]:
+    """Runs the job on a log, and on one with `TIMES` as many rows. Returns the runs by their number of rows.
+
+    Args:
+        rows: number of rows of the first log.
+        cores: number of cores to which the job is pinned.
+        overrides: values for the job's option --set.
+        compared: whether checksums of the tables of the first log are needed.
+
+    Raises:
+        ContenderFailed: the job failed, or reached the time limit.
+    """
+    log = make_log(CACHE, rows, DAYS, processes=min(DAYS, cores))
+    runs = {}
+    for times in (1, TIMES):
+        days = log_by_day(repeated(log, times))
+        contender = job(days, overrides)
+        runs[rows * times] = run_contender(contender, days, cores, LIMIT_S, compared and times == 1)
+    return runs
+
+
+def seconds_of_row(runs: Mapping[int, Run]) -> float:
+    """Returns the difference of the times of two runs, divided by the difference of their rows."""
+    (few, first), (many, second) = runs.items()
+    return (second.seconds - first.seconds) / (many - few)
 
 
 if __name__ == "__main__":

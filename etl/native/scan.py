@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import InfrastructureError
+from device.columns import Values
 from etl.native.library import Handle, library, string_addresses
 
 # The scanner's positions in a block are 32-bit numbers.
@@ -30,7 +31,7 @@ class Scanned:
         lines: number of lines of the block.
         row_lines: (n,) int64. row_lines[i] is the index of the line of row i. The indices are ascending.
         columns: maps the index of a field to a dictionary array with one string per row. An empty field is
-            null.
+            null. If a device has scanned the block, the codes are there.
         counts: maps the index of a field to an int64 array. Element v is the number of rows with dictionary
             value v.
         broken: maps the index of each rejected line to the reason why the line was rejected.
@@ -39,10 +40,14 @@ class Scanned:
 
     lines: int
     row_lines: np.ndarray
-    columns: Mapping[int, pa.DictionaryArray]
+    columns: Mapping[int, Values]
     counts: Mapping[int, np.ndarray]
     broken: Mapping[int, str]
     unsplit: Mapping[int, str]
+
+
+# A function with the arguments of `scan`.
+Scan = Callable[[bytes | memoryview, str, int, Sequence[int], bool, SplitLines], Scanned]
 
 
 def scan(

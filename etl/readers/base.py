@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -47,26 +47,27 @@ class RawBlock:
     exact_time: pa.Array | None = field(default=None)
 
 
-_Text = TypeVar("_Text")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
-def parse_in_threads(
-    texts: Iterator[_Text], parse: Callable[[_Text], RawBlock], threads: int
-) -> Iterator[RawBlock]:
-    """Yields the parsed blocks of some texts, in order.
+def map_in_threads(
+    items: Iterable[_Item], function: Callable[[_Item], _Result], threads: int
+) -> Iterator[_Result]:
+    """Yields the results of a function for some items, in order.
 
     Args:
-        texts: the texts of blocks. This thread reads and decompresses them.
-        parse: parses one text. It spends most of its time in compiled code, which threads run in parallel.
-        threads: number of threads, including this one. At most this number of texts is in memory at a time.
+        items: such as the texts of blocks. This thread iterates over them, and so reads and decompresses.
+        function: spends most of its time in compiled code, which threads run in parallel.
+        threads: number of threads, including this one. At most this number of items is in memory at a time.
     """
     if threads <= 1:
-        yield from map(parse, texts)
+        yield from map(function, items)
         return
     with ThreadPoolExecutor(threads - 1) as pool:
-        pending: deque[Future[RawBlock]] = deque()
-        for text in texts:
-            pending.append(pool.submit(parse, text))
+        pending: deque[Future[_Result]] = deque()
+        for item in items:
+            pending.append(pool.submit(function, item))
             if len(pending) >= threads:
                 yield pending.popleft().result()
         while pending:

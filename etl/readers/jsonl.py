@@ -32,7 +32,7 @@ from etl.native.library import is_built
 from etl.native.scan import ScannedJson, scan_json
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.text_values import typed_column
-from etl.readers.base import RawBlock, TableReader, parse_in_threads
+from etl.readers.base import RawBlock, TableReader, map_in_threads
 from etl.readers.text import rows_with, texts_of_lines, without_null_values
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class JsonLinesReader(TableReader):
 
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
         """Yields the rows of the lines that begin in the range of bytes."""
-        yield from parse_in_threads(
+        yield from map_in_threads(
             read_blocks(file_split), partial(self.parse, wanted=wanted), file_split.threads
         )
 

@@ -1,6 +1,7 @@
 """Reads text: `tsv` without a header, and `csv` with a header line and quotes by RFC 4180.
 
-The compiled scanner (etl/native/scan.py) finds the fields. This module checks types, once per distinct value.
+The compiled scanner (etl/native/scan.py) finds the fields, or a device does (device/text_scan.py). This
+module checks types, once per distinct value.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
-from etl.native.scan import scan
+from device.columns import DeviceColumn, DeviceColumns, Values, arrow, mixed_columns
+from etl.native.scan import Scan, scan
 from etl.raw.csv_header import common_header, positions_in
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.text_values import split_fields, typed_column
-from etl.readers.base import RawBlock, TableReader, parse_in_threads
+from etl.readers.base import RawBlock, TableReader, map_in_threads
 
 _NEVER_MALFORMED = ("string", "list<string>")
 
@@ -31,11 +33,13 @@ class TextReader(TableReader):
             that the files do not have.
         width: number of fields in a line.
         of_files: positions and width in csv files whose header differs from that of the first file, by path.
+        scanner: finds the fields of a block.
     """
 
     positions: tuple[int | None, ...]
     width: int
     of_files: Mapping[str, tuple[tuple[int | None, ...], int]] = field(default_factory=dict)
+    scanner: Scan = scan
 
     @classmethod
     def open(cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TextReader:
@@ -73,7 +77,7 @@ class TextReader(TableReader):
             index, block = numbered
             return reader.parse(block, wanted, header=has_header and index == 0)
 
-        yield from parse_in_threads(enumerate(read_blocks(file_split)), parse, file_split.threads)
+        yield from map_in_threads(enumerate(read_blocks(file_split)), parse, file_split.threads)
 
     def parse(self, block: bytes | memoryview, wanted: Collection[str], header: bool) -> RawBlock:
         """Parses a block of whole lines.
@@ -94,7 +98,7 @@ class TextReader(TableReader):
         }
         position = {column.name: place for column, place in places.items() if place is not None}
         parsed = [column for column in places if column.name in position]
-        scanned = scan(
+        scanned = self.scanner(
             block,
             separator,
             self.width,
@@ -103,7 +107,7 @@ class TextReader(TableReader):
             lambda lines: split_fields(lines, separator, self.width, quoted=True),
         )
         malformed = dict(scanned.unsplit)
-        columns: dict[str, pa.Array] = {}
+        columns: dict[str, Values] = {}
         counts: dict[str, np.ndarray] = {}
         for column in parsed:
             encoded = scanned.columns[position[column.name]]
@@ -118,9 +122,13 @@ class TextReader(TableReader):
                 for row in rows_with(encoded, codes).tolist():
                     malformed.setdefault(row, reason)
             if column.type in LIST_TYPES:
-                columns[column.name] = distinct.take(encoded.indices)
+                columns[column.name] = distinct.take(arrow(encoded).indices)
                 continue
-            columns[column.name] = without_null_values(encoded.indices, distinct)
+            columns[column.name] = (
+                encoded.with_values(distinct)
+                if isinstance(encoded, DeviceColumn)
+                else without_null_values(encoded.indices, distinct)
+            )
             is_value = distinct.is_valid().to_numpy(zero_copy_only=False)
             counts[column.name] = of_values[is_value] if distinct.null_count else of_values
         for column in places:
@@ -130,7 +138,7 @@ class TextReader(TableReader):
             len(block),
             scanned.lines,
             scanned.row_lines,
-            columns,
+            mixed_columns(columns),
             counts,
             scanned.broken,
             malformed,
@@ -143,11 +151,14 @@ def without_first_line(block: RawBlock) -> RawBlock:
     """Returns the block without the row or the rejection of its first line. The line is still counted."""
     rows = np.flatnonzero(block.row_lines >= 1)
     first = len(block.row_lines) - len(rows)
+    columns = block.columns
     return RawBlock(
         block.bytes,
         block.lines,
         block.row_lines[rows],
-        {name: array.slice(first) for name, array in block.columns.items()},
+        columns.slice(first, len(block.row_lines))
+        if isinstance(columns, DeviceColumns)
+        else {name: array.slice(first) for name, array in columns.items()},
         {},  # the scanner has counted the header
         {line: reason for line, reason in block.broken.items() if line >= 1},
         {row - first: reason for row, reason in block.malformed.items() if row >= first},
@@ -168,10 +179,15 @@ def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]
     ]
 
 
-def rows_with(encoded: pa.DictionaryArray, codes: np.ndarray) -> np.ndarray:
-    """Returns the indices of the rows whose dictionary code is one of `codes`."""
+def rows_with(encoded: Values, codes: np.ndarray) -> np.ndarray:
+    """Returns the indices of the rows whose dictionary code is one of `codes`, ascending.
+
+    The code of null is the number of values in the dictionary.
+    """
     marked = np.zeros(len(encoded.dictionary) + 1, bool)
     marked[codes] = True
+    if isinstance(encoded, DeviceColumn):
+        return encoded.rows_with(marked)
     return np.flatnonzero(
         marked[encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)]
     )

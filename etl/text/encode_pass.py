@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from device.columns import DeviceColumns
 from etl.fit.rounds import RowBatch, TrainingBlocks
 from etl.ops.tables import LocalTables
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.text.parse_block import ParsedBlock, RowSource, SavedBlock, load_all, unify
+from etl.text.device_features import device_features
+from etl.text.gpu_tasks import GpuTasks, gpu_tasks
+from etl.text.parse_block import FileLayout, LogRows, ParsedBlock, RowSource, SavedBlock, load_all, unify
 from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, RowPlace, compute_features
 from spark.workers import Workers
 from storage.feature_spec import (
@@ -100,11 +104,28 @@ def encode_splits(workers: Workers, tasks: Sequence[EncodeTask], encoding: Encod
     The files are not published. Rows are distributed round-robin over the row groups of a file, so each group
     is a sample of the file.
     """
-    return workers.collect(len(tasks), partial(_encode_task, tuple(tasks), encoding))
+    source = encoding.source
+    on_gpus = gpu_tasks(workers, source.layout, len(tasks)) if isinstance(source, LogRows) else None
+    if on_gpus is None:
+        return workers.collect(len(tasks), partial(_encode_task, tuple(tasks), encoding))
+    groups = workers.collect(len(on_gpus.groups), partial(_encode_group, on_gpus, tuple(tasks), encoding))
+    return [path for group in groups for path in json.loads(group)]
 
 
 def _encode_task(tasks: tuple[EncodeTask, ...], encoding: Encoding, index: int) -> str:
     return encode_file_split(tasks[index], encoding)
+
+
+def _encode_group(on_gpus: GpuTasks, tasks: tuple[EncodeTask, ...], encoding: Encoding, index: int) -> str:
+    """Encodes the file splits of a group, and returns the paths of the files as JSON."""
+
+    def encode(task: int, on_device: FileLayout) -> str:
+        return encode_file_split(tasks[task], replace(encoding, source=LogRows(on_device)))
+
+    source = encoding.source
+    if not isinstance(source, LogRows):
+        raise TypeError("internal error, please report: only the rows of a log are encoded on a GPU")
+    return json.dumps([*on_gpus.run(index, source.layout, encode)])
 
 
 def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
@@ -173,7 +194,11 @@ def rows_in(block: ParsedBlock, lines: tuple[int, int] | None, lines_before: int
     first, end = np.searchsorted(block.row_lines, np.subtract(lines, lines_before)).tolist()
     if (first, end) == (0, len(block.row_lines)):
         return block
-    columns = {name: values.slice(first, end - first) for name, values in block.columns.items()}
+    columns: Mapping[str, pa.Array]
+    if isinstance(block.columns, DeviceColumns):
+        columns = block.columns.slice(first, end)
+    else:
+        columns = {name: values.slice(first, end - first) for name, values in block.columns.items()}
     return replace(block, row_lines=block.row_lines[first:end], columns=columns, counts={})
 
 
@@ -188,26 +213,39 @@ def _write(
     rows = sum(len(block.row_lines) for _, block in blocks)
     if not rows:
         return
-    columns = _columns(blocks, encoding, task)
     schema = encoding.schema
+    row_ids = np.concatenate([first_row + block.row_lines for first_row, block in blocks])
+    place = RowPlace(row_ids, task.dt, task.split)
+    dtypes = {feature.name: feature.dtype for feature in encoding.spec.features}
+    of_device = device_features(
+        encoding.chains, [block for _, block in blocks], dtypes, encoding.tables, place
+    )
+    dtypes = {name: dtype for name, dtype in dtypes.items() if name not in of_device.tables}
+    columns = _columns(blocks, encoding, dtypes, place)
     for field in schema:
-        if not field.nullable and columns[field.name].null_count:
+        if not field.nullable and field.name in columns and columns[field.name].null_count:
             raise null_column(task.file_split.path, field.name, columns[field.name].null_count, rows)
-    table = pa.Table.from_arrays([columns[name] for name in schema.names], schema.names)
-    groups = -(-rows // min(encoding.row_group_rows, _rows_of_group(table)))
+    groups = -(-rows // min(encoding.row_group_rows, _rows_of_group(schema, columns)))
+    table = pa.Table.from_arrays([*columns.values()], [*columns])
     table = _dealt(table, groups) if groups > 1 else table
-    table = table.cast(schema)
+    dealt = {**dict(zip(table.schema.names, table.columns, strict=True)), **of_device.dealt(groups)}
+    table = pa.Table.from_arrays([dealt[name] for name in schema.names], schema.names).cast(schema)
     starts = np.cumsum([0, *(len(range(group, rows, groups)) for group in range(groups))]).tolist()
     for start, end in pairwise(starts):
         writer.write_table(table.slice(start, end - start), row_group_size=end - start)
 
 
-def _rows_of_group(table: pa.Table) -> int:
-    """Returns the number of rows whose model inputs have ROW_GROUP_BYTES bytes."""
+def _rows_of_group(schema: pa.Schema, columns: Mapping[str, pa.Array]) -> int:
+    """Returns the number of rows whose model inputs have ROW_GROUP_BYTES bytes.
+
+    Args:
+        schema: the columns of the feature table.
+        columns: the values of those columns that are lists, and others.
+    """
     numbers = 0
-    for field in table.schema:
+    for field in schema:
         if pa.types.is_list(field.type):
-            numbers += pc.max(pc.list_value_length(table[field.name])).as_py() or 0
+            numbers += pc.max(pc.list_value_length(columns[field.name])).as_py() or 0
         elif field.name not in _KEY_TYPES:
             numbers += 1
     return max(1, ROW_GROUP_BYTES // (4 * max(numbers, 1)))
@@ -244,16 +282,24 @@ def _dealt_values(values: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _columns(
-    blocks: Sequence[tuple[int, ParsedBlock]], encoding: Encoding, task: EncodeTask
+    blocks: Sequence[tuple[int, ParsedBlock]],
+    encoding: Encoding,
+    dtypes: Mapping[str, str],
+    place: RowPlace,
 ) -> Mapping[str, pa.Array]:
-    """Returns the (n,) values of each column of the feature table, by column name."""
-    names = {name for chain in encoding.chains for name in chain.inputs}
+    """Returns the (n,) values of columns of the feature table, by column name: keys, label and features.
+
+    Args:
+        blocks: the rows, and the row_id of the first line of each block.
+        encoding: the fitted chains.
+        dtypes: maps each feature to compute to its dtype.
+        place: the place of the rows in the log.
+    """
+    chains = [chain for chain in encoding.chains if any(name in dtypes for name in chain.outputs)]
+    names = {name for chain in chains for name in chain.inputs}
     raw = {name: _joined([block.columns[name] for _, block in blocks]) for name in sorted(names)}
-    dtypes = {feature.name: feature.dtype for feature in encoding.spec.features}
-    row_ids = np.concatenate([first_row + block.row_lines for first_row, block in blocks])
-    place = RowPlace(row_ids, task.dt, task.split)
-    columns = compute_features(encoding.chains, raw, dtypes, encoding.tables, place)
-    columns[ROW_ID] = pa.array(row_ids, pa.int64())
+    columns = compute_features(chains, raw, dtypes, encoding.tables, place)
+    columns[ROW_ID] = pa.array(place.row_ids, pa.int64())
     for key in _RAW_KEYS:
         if key in encoding.spec.key_columns:
             columns[key] = unify([block.columns[key] for _, block in blocks])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from conf.raw_types import RawTable
 from conf.types import Column, EventTime, Keys, Label
+from device.columns import DeviceColumn, DeviceColumns, Values, arrow, mixed_columns, parts_of
 from etl.ops.base import Type
 from etl.ops.frames import RowFilter
 from etl.raw.erased_rows import ERASED, erased_of_day, has_erased_field
@@ -43,7 +44,8 @@ class ParsedBlock:
         row_lines: (n,) int64: for each row, the index of its line in the block, from 0.
         columns: maps each raw column to a dictionary array of n values (int64, double or string), or to an
             array of n lists. It also has `label` (float) and, if the log has them, `weight` (float),
-            `user_key`, `item_key`, `group_key` (dictionaries of strings) and `event_time` (int64 µs).
+            `user_key`, `item_key`, `group_key` (dictionaries of strings) and `event_time` (int64 µs). If a
+            device has scanned the block, the codes of dictionary arrays are there until they are used.
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
             of the column's dictionary. If rows or a header line were removed after the scan, the mapping is
             empty, because the scanner's counts include them.
@@ -97,7 +99,7 @@ def parse_block(block: RawBlock, layout: FileLayout, erased: ErasedUsers | None 
     """
     reasons = _RowReasons(len(block.row_lines))
     reasons.by_row |= block.malformed
-    columns, counts = dict(block.columns), block.counts
+    columns, counts = parts_of(block.columns), block.counts
     columns |= _derived_columns(columns, layout, reasons)
     if block.exact_time is not None:
         columns[EVENT_TIME] = pc.coalesce(block.exact_time, columns[EVENT_TIME])
@@ -108,15 +110,25 @@ def parse_block(block: RawBlock, layout: FileLayout, erased: ErasedUsers | None 
     if reasons.by_row:
         good = reasons.good
         row_lines, counts = row_lines[good], {}
-        columns = {name: array.take(pa.array(good)) for name, array in columns.items()}
+        columns = _rows(columns, good)
     by_line = {**block.broken} | {int(block.row_lines[row]): reason for row, reason in reasons.by_row.items()}
     if erased is not None:
         _hide_erased(block, layout.table.field_separator, erased, by_line)
     rejected = tuple(sorted(by_line.items()))
-    return ParsedBlock(block.bytes, block.lines, row_lines, columns, counts, rejected, block.texts)
+    return ParsedBlock(
+        block.bytes, block.lines, row_lines, mixed_columns(columns), counts, rejected, block.texts
+    )
 
 
-def _leave_out_erased(users: pa.DictionaryArray, erased: ErasedUsers, reasons: _RowReasons) -> None:
+def _rows(columns: Mapping[str, Values], rows: np.ndarray) -> dict[str, Values]:
+    """Returns some rows of columns by their indices."""
+    mixed = mixed_columns(columns)
+    if isinstance(mixed, DeviceColumns):
+        return mixed.take(rows).parts
+    return {name: array.take(pa.array(rows)) for name, array in mixed.items()}
+
+
+def _leave_out_erased(users: Values, erased: ErasedUsers, reasons: _RowReasons) -> None:
     """Sets the reason ERASED for the rows of erased users, even if they have another reason."""
     rows = rows_with(users, np.flatnonzero(erased.are_in(users.dictionary)))
     reasons.by_row |= dict.fromkeys(rows.tolist(), ERASED)
@@ -143,34 +155,38 @@ def unify(parts: Sequence[pa.Array]) -> pa.Array:
 
 
 def _derived_columns(
-    columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons
-) -> dict[str, pa.Array]:
+    columns: Mapping[str, Values], layout: FileLayout, reasons: _RowReasons
+) -> dict[str, Values]:
     """Computes label, weight, keys and event_time (etl/raw/row_rules.py).
 
     A row that a check rejects gets a reason. Rules are applied to distinct values. Keys remain dictionary
     arrays; all other columns are plain arrays.
     """
-    derived = {}
+    derived: dict[str, Values] = {}
     for rule in row_rules(layout.types, layout.label, layout.keys, layout.event_time, layout.table):
         encoded = columns[rule.column]
         distinct = encoded.dictionary
         values = rule.compute(distinct)
-        is_key = pa.types.is_string(values.type)
-        derived[rule.output] = (
-            pa.DictionaryArray.from_arrays(encoded.indices, values)
-            if is_key
-            else values.take(encoded.indices)
-        )
+        if not pa.types.is_string(values.type):
+            derived[rule.output] = values.take(arrow(encoded).indices)
+        elif isinstance(encoded, DeviceColumn):
+            derived[rule.output] = DeviceColumn(values, encoded.codes)
+        else:
+            derived[rule.output] = pa.DictionaryArray.from_arrays(encoded.indices, values)
         with_null = pa.concat_arrays([distinct, pa.nulls(1, distinct.type)])
         for check in rule.checks:
             rejected = pc.fill_null(check.rejects(with_null), False).to_numpy(zero_copy_only=False)
-            if rejected[:-1].any() or (rejected[-1] and encoded.indices.null_count):
-                codes = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
-                reasons.add(np.flatnonzero(rejected[codes]), check.reason)
+            if rejected[:-1].any() or (rejected[-1] and _may_have_null(encoded)):
+                reasons.add(rows_with(encoded, np.flatnonzero(rejected)), check.reason)
     return derived
 
 
-def _apply_filters(columns: Mapping[str, pa.Array], layout: FileLayout, reasons: _RowReasons) -> None:
+def _may_have_null(encoded: Values) -> bool:
+    """Returns False if no row is null. The codes on a device are not searched for it."""
+    return isinstance(encoded, DeviceColumn) or encoded.indices.null_count > 0
+
+
+def _apply_filters(columns: Mapping[str, Values], layout: FileLayout, reasons: _RowReasons) -> None:
     decoded: dict[str, pa.Array] = {}
     for row_filter in layout.filters:
         names = row_filter.inputs(layout.types)
@@ -180,8 +196,9 @@ def _apply_filters(columns: Mapping[str, pa.Array], layout: FileLayout, reasons:
         reasons.add(np.flatnonzero(~kept.to_numpy(zero_copy_only=False)), row_filter.reason)
 
 
-def plain(array: pa.Array) -> pa.Array:
+def plain(column: Values) -> pa.Array:
     """Converts a dictionary array to a plain array. An array without a dictionary is returned unchanged."""
+    array = arrow(column)
     return array.dictionary.take(array.indices) if isinstance(array, pa.DictionaryArray) else array
 
 
@@ -200,6 +217,7 @@ class FileLayout:
         filters: the operators that drop rows.
         erased: maps the path of a file to the erased users whose rows in it are left out. Files without such
             users are missing.
+        device: `workflow.device` of the configuration.
     """
 
     reader: TableReader
@@ -208,6 +226,7 @@ class FileLayout:
     event_time: EventTime | None
     filters: tuple[RowFilter, ...]
     erased: Mapping[str, ErasedUsers] = field(default_factory=dict)
+    device: Literal["cpu", "cuda"] = "cpu"
 
     @property
     def table(self) -> RawTable:
@@ -248,7 +267,8 @@ def file_layout(plan: FeaturePlan, paths: tuple[str, ...]) -> FileLayout:
     for row_filter in filters:
         row_filter.inputs(log.types)  # raises an error if the operator has no form for blocks
     reader = open_table(log, paths, log.event_time)
-    return FileLayout(reader, log.label, plan.config.keys, log.event_time, filters)
+    device = plan.config.workflow.device
+    return FileLayout(reader, log.label, plan.config.keys, log.event_time, filters, device=device)
 
 
 # The sources of the blocks of rows for the passes: the files of a raw log, or prepared files.

@@ -18,12 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from device.columns import DeviceColumn, DeviceColumns
 from etl.quality.column_summary import LABEL_CELLS
 from etl.raw.erased_rows import ERASED
 from etl.raw.file_splits import FileSplit
 from etl.raw.row_rules import MISDATED, NO_ROWS, Misdated, count_misdated
 from etl.raw.text_values import text_array
 from etl.text import parse_block
+from etl.text.gpu_tasks import GpuTasks, gpu_tasks
 from etl.text.parse_block import FileLayout, ParsedBlock, columns_to_parse, read_split, unify
 from etl.text.stored_rows import RowsFile, RowsFileWriter, Spill, SpillWriter
 from etl.value_counts.count_file_format import write_counts
@@ -132,7 +134,13 @@ def scan_splits(
         layout: the layout of the log.
         counted: raw columns whose values are counted. Labels are counted too, under the name LABEL_CELLS.
     """
-    scanned = workers.run(len(tasks), partial(_scan_task, tuple(tasks), layout, tuple(counted)), SCAN_SCHEMA)
+    on_gpus = gpu_tasks(workers, layout, len(tasks))
+    if on_gpus is None:
+        task = partial(_scan_task, tuple(tasks), layout, tuple(counted))
+        scanned = workers.run(len(tasks), task, SCAN_SCHEMA)
+    else:
+        group = partial(_scan_group, on_gpus, tuple(tasks), layout, tuple(counted))
+        scanned = workers.run(len(on_gpus.groups), group, SCAN_SCHEMA)
     return scanned if isinstance(scanned, pa.Table) else scanned.persist()
 
 
@@ -140,6 +148,16 @@ def _scan_task(
     tasks: tuple[ScanTask, ...], layout: FileLayout, counted: tuple[str, ...], index: int
 ) -> Iterator[pa.RecordBatch]:
     return scan_file_split(index, tasks[index], layout, counted)
+
+
+def _scan_group(
+    on_gpus: GpuTasks, tasks: tuple[ScanTask, ...], layout: FileLayout, counted: tuple[str, ...], index: int
+) -> Iterator[pa.RecordBatch]:
+    def scan(task: int, on_device: FileLayout) -> list[pa.RecordBatch]:
+        return [*scan_file_split(task, tasks[task], on_device, counted)]
+
+    for batches in on_gpus.run(index, layout, scan):
+        yield from batches
 
 
 def collect_summaries(scanned: pa.Table | DataFrame) -> dict[int, SplitSummary]:
@@ -205,19 +223,40 @@ def _writer(spill: Spill | RowsFile, index: int) -> SpillWriter | RowsFileWriter
 
 
 def _counted(task: ScanTask, index: int, parsed: ParsedBlock, counted: Sequence[str]) -> CountedBlock:
-    """Counts the values of a block, and saves the block if the task has a `scratch` name."""
+    """Counts the values of a block, and saves the block if the task has a `scratch` name.
+
+    A block that a device has scanned is not saved: it can scan the block again in less time than the block
+    could be copied and read. Compressed files are an exception, because the host decompresses them.
+    """
     name = f"{task.scratch}.{index}" if task.scratch else ""
+    if isinstance(parsed.columns, DeviceColumns) and task.file_split.end is not None:
+        name = ""
     saved = name if name and parse_block.save(name, parsed) else ""
     value_counts = {}
     for column in (LABEL_CELLS, *counted):
         counter = ValueCounter()
         if column == LABEL_CELLS:
             counter.add(parsed.columns[LABEL].cast(pa.float64()).dictionary_encode())
+        elif isinstance(parsed.columns, DeviceColumns) and (on_device := parsed.columns.on_device(column)):
+            counter.add_counts(*_counts_on(on_device, parsed.counts.get(column)))
         else:
             counter.add(parsed.columns[column], parsed.counts.get(column))
         value_counts[column] = counter.result()
     file, values = write_counts(task.counts_file, value_counts, task.buckets)
     return CountedBlock(parsed.lines, len(parsed.row_lines), parsed.bytes, values, file, saved)
+
+
+def _counts_on(column: DeviceColumn, counts: np.ndarray | None) -> tuple[pa.Array, np.ndarray, int]:
+    """Returns the values of a column, the number of rows with each of them, and the number of nulls.
+
+    Args:
+        column: a column whose codes are on a device.
+        counts: the number of rows with each value; None to count them on the device.
+    """
+    if counts is None:
+        counts, nulls = np.split(column.count(), [len(column.dictionary)])
+        return column.dictionary, counts, int(nulls[0])
+    return column.dictionary, counts, column.codes.shape[0] - int(counts.sum())
 
 
 def _rejected_lines(
@@ -257,16 +296,20 @@ class ValueCounter:
 
         If `counts` is not None, counts[i] is the number of rows with the value i of the block's dictionary.
         """
-        codes = encoded.indices
-        self._nulls += codes.null_count
+        codes, nulls = encoded.indices, encoded.indices.null_count
         if counts is None:
             null = len(encoded.dictionary)
             codes = codes.fill_null(null) if codes.null_count else codes
             counts = np.bincount(codes.to_numpy(zero_copy_only=False), minlength=null + 1)[:null]
+        self.add_counts(encoded.dictionary, counts, nulls)
+
+    def add_counts(self, values: pa.Array, counts: np.ndarray, nulls: int) -> None:
+        """Adds the values of a block, the number of rows with each of them, and the number of nulls."""
+        self._nulls += nulls
         # Keep only distinct values, with one code for each. Then `unify` can merge the dictionaries of
         # several blocks.
-        all_codes = pa.array(np.arange(len(encoded.dictionary), dtype=np.int32))
-        self._parts.append(pa.DictionaryArray.from_arrays(all_codes, encoded.dictionary))
+        all_codes = pa.array(np.arange(len(values), dtype=np.int32))
+        self._parts.append(pa.DictionaryArray.from_arrays(all_codes, values))
         self._counts.append(counts)
         if len(self._parts) >= _MERGE_EVERY:
             self._merge()

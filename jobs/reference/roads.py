@@ -64,7 +64,8 @@ equal features.
 
 An operator of a package that changes rows needs a form for each of the two ways
 ([a row operator](extending.md#a-row-operator)): `apply_table` on one machine, `apply` in Spark. Text files
-are read by the compiled scanner, which `make setup` builds.
+are read by the compiled scanner, which `make setup` builds, or with `workflow.device: cuda` on GPUs
+([gpu.md](gpu.md#logs-on-a-gpu)).
 
 ## When another job starts a JVM
 

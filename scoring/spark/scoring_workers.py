@@ -5,7 +5,7 @@ Importing torch takes seconds, so the daemon imports it once for all workers.
 
 from __future__ import annotations
 
-import sys
+from spark.gpus import slot_of_task
 
 # All scoring uses this one constant, so that Spark forks all scoring workers from one process.
 SCORING_IMPORTS = (
@@ -25,12 +25,4 @@ def task_slot() -> tuple[int | None, int]:
     The index is None if the task has no GPU. Outside of Spark, several threads of the process of a job score
     at the same time (score_frames.py), and each of them uses one CPU thread.
     """
-    if "pyspark.taskcontext" not in sys.modules:  # each of Spark's workers has imported it
-        return None, 1
-    from pyspark import TaskContext
-
-    task = TaskContext.get()
-    if task is None:
-        return None, 1
-    gpu = task.resources().get("gpu")
-    return (int(gpu.addresses[0]) if gpu else None), task.cpus()
+    return slot_of_task() or (None, 1)

@@ -173,6 +173,7 @@ def test_packages_come_from_the_lock_files_alone() -> None:
         "storage",
         "metrics",
         "spark",
+        "device",
         "etl",
         "training",
         "scoring",

@@ -139,7 +139,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_files_that_a_document_names_are_there(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     folders = (
-        "conf|storage|metrics|spark|etl|training|scoring|reporting|jobs|setup|airflow_dags|local_airflow"
+        "conf|storage|metrics|spark|device|etl|training|scoring|reporting|jobs|setup|airflow_dags|local_airflow"
         "|benchmarks|tests|docs|requirements"
     )
     named = re.findall(rf"`((?:{folders})/[\w/.-]+)`", text)

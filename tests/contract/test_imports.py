@@ -19,6 +19,7 @@ PRODUCT = (
     "storage",
     "metrics",
     "spark",
+    "device",
     "etl",
     "training",
     "scoring",
@@ -34,7 +35,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "storage": ("conf",),
     "metrics": ("conf",),
     "spark": ("conf", "storage"),
-    "etl": ("conf", "storage", "metrics", "spark"),
+    "device": ("conf", "storage", "metrics", "spark"),
+    "etl": ("conf", "storage", "metrics", "spark", "device"),
     "training": ("conf", "storage", "metrics", "spark"),
     "scoring": (
         "conf",
@@ -123,7 +125,12 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "nightrank.spark_frames",  # only for types
         "jobs",
     ),
-    "torch": ("training", "scoring"),
+    "torch": (
+        "device",
+        "etl.text.gpu_tasks",  # only in functions that a process with a GPU calls
+        "training",
+        "scoring",
+    ),
     "triton": ("training.kernels",),
     "horovod": ("training.launch",),
     "petastorm": ("training.data",),
@@ -327,6 +334,9 @@ def test_git_ignores_no_source_folder() -> None:
         ("storage.manifest", "from pyspark.sql import DataFrame"),
         ("etl.build", "from training.registry.versions import champion_as_of"),
         ("etl.build", "import torch"),
+        ("etl.readers.text", "import torch"),
+        ("device.columns", "from etl.native.scan import scan"),
+        ("training.loop.run", "from device.columns import arrow"),
         ("training.loop.run", "from pyspark.sql import SparkSession"),
         ("training.loop.run", "import horovod.torch as hvd"),
         ("training.data.loader", "from etl.build import build"),

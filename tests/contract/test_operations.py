@@ -24,7 +24,18 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 SOURCES = sorted(
     path
-    for room in ("conf", "storage", "metrics", "spark", "etl", "training", "scoring", "reporting", "jobs")
+    for room in (
+        "conf",
+        "storage",
+        "metrics",
+        "spark",
+        "device",
+        "etl",
+        "training",
+        "scoring",
+        "reporting",
+        "jobs",
+    )
     for path in (ROOT / room).rglob("*.py")
 )
 RULES: list[Mapping[str, Any]] = [

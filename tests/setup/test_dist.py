@@ -78,6 +78,7 @@ def test_the_wheel_has_every_module_and_its_data(tmp_path: Path) -> None:
             "storage",
             "metrics",
             "spark",
+            "device",
             "etl",
             "training",
             "scoring",

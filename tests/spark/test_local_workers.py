@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from spark.choose_workers import choose_workers
-from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
+from spark.local_workers import LOCAL_FOLDERS, LocalWorkers, are_cancelled
 from spark.profile import launch_settings, local_cores
 from spark.rows import frame_of
 from spark.spark_workers import SparkWorkers
@@ -113,6 +113,23 @@ def test_the_error_of_a_task_is_raised_as_it_is(workers: LocalWorkers) -> None:
         "the file of task 2 is damaged",
         "deliver it again",
     )
+
+
+def damaged_beside_a_long_task(index: int) -> str:
+    if index == 1:
+        raise DataError("the file is damaged", "deliver it again")
+    ends = time.monotonic() + 200
+    while not are_cancelled() and time.monotonic() < ends:
+        time.sleep(0.05)
+    return ""
+
+
+def test_a_long_task_can_end_when_another_one_has_failed(workers: LocalWorkers) -> None:
+    assert not are_cancelled()
+    began = time.monotonic()
+    with pytest.raises(DataError):
+        workers.collect(2, damaged_beside_a_long_task)
+    assert time.monotonic() - began < 100
 
 
 def test_a_killed_worker_is_a_failure_of_the_machine(workers: LocalWorkers) -> None:

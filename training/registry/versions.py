@@ -55,7 +55,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "embeddings": {"placement", "replicated_max_bytes", "row_wise_share", "rank_max_bytes"},
 }
 RUNS = "runs"
-_CODE = ("conf", "storage", "metrics", "spark", "etl", "training")
+_CODE = ("conf", "storage", "metrics", "spark", "device", "etl", "training")
 
 
 @dataclass(frozen=True)

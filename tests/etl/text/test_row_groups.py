@@ -89,7 +89,9 @@ def test_a_row_group_has_at_most_these_rows_and_bytes(
 def test_a_list_counts_as_long_as_the_longest() -> None:
     lists = pa.array([[1], None, list(range(30))], pa.list_(pa.int32()))
     columns = {"user_key": ["a", "b", "c"], "label": pa.array([0, 1, 0], pa.float32()), "history": lists}
-    assert encode_pass._rows_of_group(pa.table(columns)) == encode_pass.ROW_GROUP_BYTES // (4 * 31)
+    table = pa.table(columns)
+    most = encode_pass._rows_of_group(table.schema, {"history": lists})  # a device may have the other columns
+    assert most == encode_pass.ROW_GROUP_BYTES // (4 * 31)
 
 
 def test_columns_have_small_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

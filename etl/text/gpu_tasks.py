@@ -1,0 +1,164 @@
+"""Runs tasks of the scan pass and of the encode pass in processes that have a GPU of their own.
+
+Such a process runs a group of tasks in threads. One task at a time scans its text on the GPU, while the
+others read files, apply rules to distinct values, and write Parquet. So a GPU has one process, and several
+cores still work. Without GPUs, a process runs one task at a time, with the compiled scanner.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from etl.native.scan import Scanned, SplitLines, scan
+from etl.readers.base import map_in_threads
+from etl.readers.text import TextReader
+from etl.text.parse_block import FileLayout
+from spark.gpus import slot_of_task
+from spark.local_workers import are_cancelled
+from spark.workers import Workers
+
+if TYPE_CHECKING:  # only a process with a GPU imports torch
+    import torch
+
+log = logging.getLogger("nightrank.etl")
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class GpuTasks:
+    """Groups of tasks. A process with a GPU runs one group.
+
+    Attributes:
+        groups: the indices of the tasks of each group, in order.
+        threads: number of threads of a process of this machine. In Spark, they are the cores of the task.
+    """
+
+    groups: tuple[range, ...]
+    threads: int
+
+    def run(
+        self, group: int, layout: FileLayout, function: Callable[[int, FileLayout], _Result]
+    ) -> Iterator[_Result]:
+        """Runs the tasks of a group in this process. Yields their results in the order of the tasks.
+
+        Args:
+            group: index of the group.
+            layout: the layout of the log.
+            function: runs a task, with its index and the layout that reads text on the GPU.
+        """
+        gpu, threads = slot_of_task() or (group, self.threads)
+        device = device_of_gpu(gpu)
+
+        def run_task(task: int) -> _Result:
+            with _current(device):  # each thread has its own current GPU
+                return function(task, on_device)
+
+        on_device = layout if device is None else scanned_on(layout, device)
+        try:
+            # This thread only waits for the others.
+            yield from map_in_threads(_needed(self.groups[group]), run_task, threads + 1)
+        finally:
+            _free_memory(device)
+
+
+def _needed(tasks: range) -> Iterator[int]:
+    """Yields the tasks. Ends with an error when their results are not needed any more."""
+    for task in tasks:
+        if are_cancelled():
+            raise CancelledError(f"the tasks from {task} on were cancelled")
+        yield task
+
+
+def gpu_tasks(workers: Workers, layout: FileLayout, tasks: int) -> GpuTasks | None:
+    """Divides tasks among the GPUs. Returns None if the compiled scanner runs all of them on CPUs.
+
+    Args:
+        workers: run the tasks.
+        layout: the layout of the log. Only text without nested fields (`tsv`, `csv`) is scanned on GPUs.
+        tasks: number of tasks.
+    """
+    if layout.device == "cpu" or not isinstance(layout.reader, TextReader):
+        return None
+    groups = tuple(workers.gpu_groups(tasks))
+    if not groups:
+        log.warning("workflow.device=%s: no task has a GPU of its own, so CPUs scan the log", layout.device)
+        return None
+    return GpuTasks(groups, max(1, workers.parallelism // len(groups)))
+
+
+def scanned_on(layout: FileLayout, device: torch.device) -> FileLayout:
+    """Returns a layout whose files of text are scanned on a device."""
+    if not isinstance(layout.reader, TextReader):
+        return layout
+    return replace(layout, reader=replace(layout.reader, scanner=DeviceScan(device)))
+
+
+class DeviceScan:
+    """A scanner with the interface and the results of `etl.native.scan.scan`.
+
+    The host scans the blocks that the device leaves to it. Threads may share the scanner. It scans one block
+    at a time, so the temporary memory on the device is that of one block.
+
+    Args:
+        device: the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._one_block = device, threading.Lock()
+
+    def __call__(
+        self,
+        block: bytes | memoryview,
+        separator: str,
+        width: int,
+        fields: Sequence[int],
+        quoted: bool,
+        split_lines: SplitLines,
+    ) -> Scanned:
+        """Scans a block. The arguments and errors are those of `scan`."""
+        import torch
+
+        from device import text_scan
+
+        try:
+            with self._one_block:
+                scanned = text_scan.scan_text(block, separator, width, fields, quoted, self._device)
+        except torch.OutOfMemoryError as error:
+            log.warning("the host scans a block of %d bytes: %s", len(block), error)
+            scanned = None
+        if scanned is None:
+            return scan(block, separator, width, fields, quoted, split_lines)
+        return Scanned(
+            scanned.lines, scanned.row_lines, scanned.columns, scanned.counts, scanned.broken, unsplit={}
+        )
+
+
+def device_of_gpu(gpu: int | None) -> torch.device | None:
+    """Returns torch's device of a GPU; None if torch does not find it."""
+    import torch
+
+    if gpu is None or gpu >= torch.cuda.device_count():
+        log.warning("torch finds no GPU %s in this process, so its CPUs scan the log", gpu)
+        return None
+    return torch.device("cuda", gpu)
+
+
+def _current(device: torch.device | None) -> AbstractContextManager[object]:
+    import torch
+
+    return torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
+
+
+def _free_memory(device: torch.device | None) -> None:
+    """Returns the memory that torch keeps on a GPU, because another process may run the next group."""
+    import torch
+
+    if device is not None and device.type == "cuda":
+        torch.cuda.empty_cache()

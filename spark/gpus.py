@@ -1,0 +1,34 @@
+"""Counts the GPUs of this machine, and finds what Spark has assigned to the running task, without torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+
+def gpus_of_machine() -> int:
+    """Returns the number of NVIDIA's GPUs that processes of this machine may use."""
+    devices = len([*Path("/dev").glob("nvidia[0-9]*")])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return devices
+    # CUDA ignores what follows the first index that is not valid.
+    return min(devices, len([*takewhile(lambda name: name.strip() not in ("", "-1"), visible.split(","))]))
+
+
+def slot_of_task() -> tuple[int | None, int] | None:
+    """Returns the index of the GPU and the number of CPU cores that Spark assigned to the running task.
+
+    The index is None if the task has no GPU. The result is None if no task of Spark runs in this thread.
+    """
+    if "pyspark.taskcontext" not in sys.modules:  # each of Spark's workers has imported it
+        return None
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    if task is None:
+        return None
+    gpu = task.resources().get("gpu")
+    return (int(gpu.addresses[0]) if gpu else None), task.cpus()
