@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.raw_types import ISO, UTC, ColumnType
-from etl.inference.sample import Sample
+from etl.inference.sample import TableSample
 from etl.raw.text_values import integers, numbers
 from etl.raw.time_text import dates, timestamps
 
@@ -111,7 +111,7 @@ class SampledColumn:
         return self.type in ("list<int>", "list<string>")
 
 
-def sampled_columns(sample: Sample) -> list[SampledColumn]:
+def sampled_columns(sample: TableSample) -> list[SampledColumn]:
     """Returns the columns of a sample that a configuration can list, in the order of the files.
 
     Columns of other types, such as structures in Parquet files, are left out.

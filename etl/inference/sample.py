@@ -66,7 +66,7 @@ class RawPath:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TableSample:
     """The first rows of a table.
 
     Attributes:
@@ -118,7 +118,7 @@ def files_at_delta(location: str) -> bool:
     return files.get_file_info(f"{inner.rstrip('/')}/_delta_log").type == fs.FileType.Directory
 
 
-def read_sample(path: RawPath) -> Sample:
+def read_sample(path: RawPath) -> TableSample:
     """Reads the first rows of the first file, and of the last one.
 
     Raises:
@@ -229,7 +229,7 @@ def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
     return b"".join(parts), is_whole
 
 
-def _separated(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> Sample:
+def _separated(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> TableSample:
     first = texts[0].decode("utf-8", errors="replace")
     lines = [line for line in first.split("\n")[:_LINES] if line.strip()]
     if not lines:
@@ -250,7 +250,7 @@ def _separated(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> Sample:
         names = _different(names)
     table = pa.concat_tables([_parsed(text, separator, names, has_names, quoted) for text in texts])
     form = "csv" if has_names else "tsv"
-    return Sample(path, form, separator, has_names, quoted, True, table, is_whole)
+    return TableSample(path, form, separator, has_names, quoted, True, table, is_whole)
 
 
 def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
@@ -324,7 +324,7 @@ def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, 
     )
 
 
-def _json_lines(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> Sample:
+def _json_lines(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> TableSample:
     rows = []
     for line in b"\n".join(texts).split(b"\n"):
         if not line.strip():
@@ -349,7 +349,7 @@ def _json_lines(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> Sample
     columns = {
         name: _json_column([*values, *[None] * (len(rows) - len(values))]) for name, values in flat.items()
     }
-    return Sample(path, "jsonl", None, True, False, False, pa.table(columns), is_whole)
+    return TableSample(path, "jsonl", None, True, False, False, pa.table(columns), is_whole)
 
 
 def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]:
@@ -368,17 +368,17 @@ def _json_column(values: list[object]) -> pa.Array:
         return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
-def _columnar(path: RawPath, form: str, files: Sequence[str]) -> Sample:
+def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
     if not files:
         raise DataError(f"{path.pattern} has no files", "pass the path of another table")
     kind = "orc" if form == "orc" else "parquet"
     first, rows = _first_rows(files[0], kind, _FIRST_ROWS)
     if len(files) == 1:
-        return Sample(path, form, None, True, False, False, first, first.num_rows == rows)
+        return TableSample(path, form, None, True, False, False, first, first.num_rows == rows)
     last, _ = _first_rows(files[-1], kind, _LAST_ROWS)
     same = last.schema.equals(first.schema)  # otherwise the first file alone decides
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
-    return Sample(path, form, None, True, False, False, table, False)
+    return TableSample(path, form, None, True, False, False, table, False)
 
 
 def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
@@ -401,7 +401,7 @@ def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
         raise DataError(f"{path} cannot be read as {form}: {error}", "correct or replace the file") from error
 
 
-def _avro(path: RawPath) -> Sample:
+def _avro(path: RawPath) -> TableSample:
     import fastavro
 
     files, inner = file_io.filesystem(path.files[0])
@@ -410,4 +410,4 @@ def _avro(path: RawPath) -> Sample:
         rows = [dict(record) for record in islice(records, _FIRST_ROWS)]
     names = list(rows[0]) if rows else []
     columns = {name: _json_column([row.get(name) for row in rows]) for name in names}
-    return Sample(path, "avro", None, True, False, False, pa.table(columns), len(rows) < _FIRST_ROWS)
+    return TableSample(path, "avro", None, True, False, False, pa.table(columns), len(rows) < _FIRST_ROWS)

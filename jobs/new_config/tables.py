@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError
 from conf.raw_types import ISO, ColumnType
 from etl.inference.column_types import SampledColumn, numbers_of, sampled_columns, unique_names
-from etl.inference.sample import Sample, find_table, read_sample
+from etl.inference.sample import TableSample, find_table, read_sample
 
 # A text whose values differ in more than this share of the rows is a title or an address, not a category.
 _MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
@@ -65,7 +65,7 @@ class NewTable:
         null_texts: texts that stand for null in some column.
     """
 
-    sample: Sample
+    sample: TableSample
     columns: tuple[NamedColumn, ...]
 
     @property

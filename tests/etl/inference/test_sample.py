@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from conf.errors import ConfigError, DataError
-from etl.inference.sample import Sample, find_table, read_sample
+from etl.inference.sample import TableSample, find_table, read_sample
 
 ROWS = [(f"u{row % 7}", f"i{row % 5}", 1_700_000_000 + row) for row in range(60)]
 
 
-def _sample(path: Path) -> Sample:
+def _sample(path: Path) -> TableSample:
     return read_sample(find_table(str(path)))
 
 
