@@ -22,12 +22,14 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
+from conf.load import load_config
 from conf.types import Config
 from device import text_scan
 from device.columns import DeviceColumns
 from device.text_scan import ScannedText, scan_text
 from etl.raw.files import require_raw
 from etl.readers import text
+from etl.synthetic.generate import generate_days, generate_settings
 from etl.text import gpu_tasks
 from etl.text.device_features import DeviceFeatures
 from etl.text.gpu_tasks import GpuTasks, scanned_on
@@ -42,6 +44,7 @@ from tests.device.scanning_process import count_lines
 from tests.etl import cases
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 
 # A csv log with a time, a filter, lists, features of several columns, and features of training rows.
@@ -212,6 +215,7 @@ def assert_published_equal(config: Config, monkeypatch: pytest.MonkeyPatch) -> N
     build(config, Here(2, _no_session), monkeypatch)
     build(with_device, WithGpus(4, _no_session), monkeypatch)
     expected, found = published(Path(config.lake)), published(Path(with_device.lake))
+    expected = {name: one for name, one in expected.items() if name.split("/")[0] != "raw"}  # the demo's log
     assert list(found) == list(expected)
     for name, (manifest, files) in expected.items():
         assert found[name][0] == manifest, name
@@ -238,6 +242,25 @@ def test_a_csv_log_gives_equal_files_and_its_quotes_are_left_to_the_host(
     assert uses.by_host > 3
     assert uses.looked_up >= {"price", "member", "user", "item"}
     assert "seen" not in uses.looked_up
+
+
+@pytest.mark.parametrize("name, ending", [("generated", "tsv"), ("generated_named", "csv")])
+def test_the_log_of_the_demo_gives_equal_files(
+    tmp_path: Path, uses: Uses, monkeypatch: pytest.MonkeyPatch, name: str, ending: str
+) -> None:
+    overrides = [
+        f"lake={tmp_path / 'lake'}",
+        f"log.path={tmp_path / 'lake'}/raw/dt={{date}}/*.{ending}*",  # both lakes read the same log
+        "split.train_days=1",
+        "split.min_train_days=1",
+        "generate.rows_per_day=600",
+        "generate.days=3",
+    ]
+    config = load_config(str(ROOT / f"conf/datasets/{name}.yaml"), overrides)
+    generate_days(Here(2, _no_session), LakePaths(config.lake), generate_settings(config), DAYS)
+    assert_published_equal(config, monkeypatch)
+    assert uses.by_device >= 2 * 2 * len(DAYS)
+    assert len(uses.looked_up) > 30
 
 
 def test_collisions_and_a_full_device_change_nothing(
