@@ -7,7 +7,7 @@ The jobs run in turn with digests and without. Without digests, a hook of Python
 that no file is hashed or compared. Each run of a job starts with a copy of the same lake. The median of the
 CPU seconds of the process tree (benchmarks/harness.py) is compared: they vary less than the seconds.
 
-The figures of a file are the seconds in which pyarrow writes and reads a Parquet file of about 100 MB in the
+The figures of a file are the CPU seconds in which pyarrow writes and reads a Parquet file of about 100 MB in the
 file cache, with and without its digest. The digest is taken either while the file is written, as jobs do, or
 from the finished file.
 """
@@ -43,7 +43,7 @@ JOBS = ("build_features", "score_daily")
 
 
 def file_seconds(folder: Path, file_bytes: int, repeats: int) -> dict[str, float]:
-    """Returns the median seconds of each way to write or read one Parquet file."""
+    """Returns the median CPU seconds of each way to write or read one Parquet file."""
     rng = np.random.default_rng(1)
     columns = {f"f{index}": rng.random(file_bytes // 80, np.float32) for index in range(20)}
     rows = pa.table(columns)
@@ -71,9 +71,9 @@ def file_seconds(folder: Path, file_bytes: int, repeats: int) -> dict[str, float
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, run in ways.items():
-            began = time.perf_counter()
+            began = time.process_time()
             run()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(time.process_time() - began)
     return {name: round(statistics.median(values), 4) for name, values in seconds.items()}
 
 
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Path(scratch), FILE_BYTES // (10 if options.quick else 1), 3 if options.quick else 9
         )
         runs = job_runs(Path(scratch), rows, pairs)
-    print(table(("one file", "seconds"), [(name, f"{value}") for name, value in seconds.items()]))
+    print(table(("one file", "CPU s"), [(name, f"{value}") for name, value in seconds.items()]))
     print()
     cpu = {
         job: {digests: statistics.median(one.cpu_s for one in of_job[digests]) for digests in (True, False)}
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ours = {
         "rows_per_day": rows,
         "pairs": pairs,
-        "file_s": seconds,
+        "file_cpu_s": seconds,
         **{f"{job}_cpu_s": round(cpu[job][True], 3) for job in JOBS},
         **{f"{job}_s": round(wall[job][True], 3) for job in JOBS},
     }

@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
             summary = run_night(arguments, launcher, interruptions)
     except NightrankError as error:
         return report_failure("nightly failed", error)
+    except OSError as error:  # of the disk: the network and the lake have errors of their own
+        return report_failure("nightly failed", error, "check the disk and its free space, then run it again")
     total = time.monotonic() - start
     StageProgress().write(summary.completed("nightly", arguments.run_date, summary.seconds, total).line())
     return EXIT_OK

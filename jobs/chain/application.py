@@ -35,6 +35,7 @@ from jobs.chain.submit import (
     end_group,
     environment,
     exit_code_of,
+    log_error,
 )
 from spark.profile import read_properties, require_java
 from storage.job_summary import JobSummary
@@ -129,6 +130,16 @@ class Application:
             self._child = None
 
 
+def _append(log: BinaryIO, piece: bytes) -> None:
+    """Writes to the log of a stage. Raises InfrastructureError if it cannot be written."""
+    rest = memoryview(piece)
+    try:
+        while rest:
+            rest = rest[log.write(rest) :]
+    except OSError as error:  # the disk is full
+        raise log_error(log.name, error) from error
+
+
 @dataclass
 class _Child:
     """The child process and the pipes to it.
@@ -205,7 +216,7 @@ class _Child:
     def _answered(self, answer: dict[str, object], log: BinaryIO) -> int:
         self._copy(log)
         if answer["summary"] is not None:
-            log.write(f"{answer['summary']}\n".encode())
+            _append(log, f"{answer['summary']}\n".encode())
         return int(str(answer["exit_code"]))
 
     def _copy(self, log: BinaryIO | None) -> bool:
@@ -218,8 +229,7 @@ class _Child:
             if not piece:
                 return False
             if log is not None:
-                log.write(piece)
-                log.flush()
+                _append(log, piece)
 
     def close(self) -> None:
         """Asks the child to end, waits for it, and ends all processes that are left."""

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, NightrankError
+from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, InfrastructureError, NightrankError
 from conf.messages import counted
 from jobs.chain.steps import ChainStep, RunPlan
 from jobs.chain.submit import Interruptions, Launcher, Stage, StageError, StageOutcome
@@ -81,7 +81,8 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[StageOutcome]:
             failed = error.outcome
             observer.record_silent(failed.stage.job, failed.stage.run_date, failed.seconds, error)
             if error.outcome.stage.job != "report":
-                with suppress(StageError):  # the error of the stage is raised, not that of the report
+                # The error of the stage is raised, not that of the report.
+                with suppress(StageError, InfrastructureError):
                     runner.run(stages_of(plan, [plan.report_step()]))
             raise
         exit_code = EXIT_OK

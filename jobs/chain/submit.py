@@ -42,19 +42,24 @@ class Stage:
         return self.log.stem
 
     def open_log(self) -> BinaryIO:
-        """Opens the log for writing, and makes its folder.
+        """Opens the log for writing without a buffer, and makes its folder.
 
         Raises:
             InfrastructureError: the log cannot be written.
         """
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            return self.log.open("wb")
+            return self.log.open("wb", buffering=0)
         except OSError as error:
-            raise InfrastructureError(
-                f"cannot write the log of {self.name}: {error}",
-                "check that `lake` is a folder that you can write, and that the disk is not full",
-            ) from error
+            raise log_error(self.log, error) from error
+
+
+def log_error(path: str | Path, error: OSError) -> InfrastructureError:
+    """Returns the error for the log of a stage that cannot be written."""
+    return InfrastructureError(
+        f"cannot write the log of {Path(path).stem}: {error}",
+        "check that `lake` is a folder that you can write, and that the disk is not full",
+    )
 
 
 @dataclass(frozen=True)

@@ -347,6 +347,26 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         stage.open_log()
 
 
+def test_a_log_on_a_full_disk_is_an_infrastructure_error() -> None:
+    stage = submit.Stage("build_features", RUN_DATE, Path("/dev/full"))
+    with (
+        pytest.raises(InfrastructureError, match=r"cannot write the log of full: .*No space left"),
+        stage.open_log() as log,  # closing the log must not raise a second error
+    ):
+        application._append(log, b"a line\n")
+
+
+def test_an_error_of_the_disk_ends_nightly_without_a_traceback(
+    submit_stub: SparkSubmitStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(night, "run_night", fail)
+    assert nightly.main(submit_stub.arguments()) == 4
+    assert "nightly failed: [Errno 28] No space left on device" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_ends_the_whole_group_of_the_running_stage(
     submit_stub: SparkSubmitStub, number: signal.Signals, code: int
