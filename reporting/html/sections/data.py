@@ -43,7 +43,8 @@ def render(run: RunFacts) -> Html:
         "Data",
         _data_lead(run, days),
         grid(*charts),
-        grid(_by_day(days, run.of_choices), _by_reason(days), _without_row(run)),
+        _by_day(days, run.of_choices),  # not in the grid: with seven columns, its half would cut the last one
+        grid(_by_reason(days), _without_row(run)),
     )
 
 
