@@ -15,6 +15,7 @@ from scoring.requests import ModelRequest
 from scoring.rows.file_splits import FileRowGroup, divide_rows
 from scoring.rows.task import write_scores
 from storage import file_io
+from storage.file_digests import split_name
 from tests.etl.lakes import servers
 from tests.scoring.reference_scores import ReferenceScores
 from tests.scoring.rows.test_row_task import expected_of
@@ -39,7 +40,8 @@ def test_rows_are_scored_from_and_to_an_object_store(bucket: str, reference: Ref
     groups = [FileRowGroup(path, index, 3, count, "2026-01-04") for index, count in enumerate((50, 50, 20))]
     predictor = load_predictor(ModelRequest(reference.request.model.path, "cpu", None), None, 1)
     folder = f"{bucket}/scores/dt=2026-01-05/a1"
-    names = [write_scores(predictor, task, folder, 1) for task in divide_rows(groups, 2, 1000)]
+    written = [write_scores(predictor, task, folder, 1) for task in divide_rows(groups, 2, 1000)]
+    names = [split_name(name)[0] for name in written]
     files, inner = file_io.filesystem(folder)
     actual = pa.concat_tables(pq.read_table(f"{inner}/{name}", filesystem=files) for name in names)
     assert actual.column("row_id").to_pylist() == rows.column("row_id").to_pylist()
