@@ -80,8 +80,8 @@ def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, runs: 
 @pytest.mark.parametrize(
     "harm, message",
     [
-        (cut, "bytes, but it has"),
-        (remove, "but it is missing"),
+        (cut, "bytes, but its manifest says"),
+        (remove, "is damaged: it is missing"),
         (drop_a_row, "its manifest says"),
         (promote_another, "with model m1, but the champion is m2"),
         (other_candidates, "were computed from candidates with the digest 0000000000000000"),

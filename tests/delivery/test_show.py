@@ -21,6 +21,7 @@ from storage.paths import LakePaths
 from storage.publish import publish_facts
 from tests.conftest import ROOT
 from tests.delivery.conftest import PublishedRuns
+from tests.rewritten import accept_rewritten
 from tests.scoring.reference_scores import SPEC
 from tests.scoring.scoring_lake import DAYS, RUN_DATE, WORKFLOW, feature_rows
 
@@ -119,6 +120,7 @@ def test_a_user_without_candidates_is_told_from_an_unknown_one(runs: PublishedRu
         mine = frame.user_key == "u004"
         frame.loc[mine, "excluded"] = pd.Series([list(range(23))] * int(mine.sum()), index=frame.index[mine])
         frame.to_parquet(path)
+    accept_rewritten(partition)
     with pytest.raises(
         DataError, match="'u004' is known on 2026-01-05 but had no candidates: all 23 items are excluded"
     ):
@@ -169,3 +171,4 @@ def drop_rows(lake: LakePaths, table: str, column: str, value: str) -> None:
         path = partition.file(entry.path)
         frame = pd.read_parquet(path)
         frame[frame[column] != value].to_parquet(path)
+    accept_rewritten(partition)

@@ -295,7 +295,7 @@ def test_files_that_cannot_be_written_or_read_are_named(tmp_path: Path) -> None:
     (vocabulary,) = (tmp_path / "saved/_data").rglob("*.parquet")
     loaded = nightrank.Workflow.load(tmp_path / "saved")
     vocabulary.write_bytes(vocabulary.read_bytes()[:-9])
-    with pytest.raises(nightrank.DataError, match="is not a complete Parquet file"):
+    with pytest.raises(nightrank.DataError, match="is damaged: it has"):
         loaded.transform(pd.DataFrame({"a": ["x"]}))
     vocabulary.unlink()
     with pytest.raises(nightrank.DataError, match="does not exist although a manifest names it"):

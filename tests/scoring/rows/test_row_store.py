@@ -15,6 +15,7 @@ from scoring.requests import ModelRequest
 from scoring.rows.file_splits import FileRowGroup, divide_rows
 from scoring.rows.task import write_scores
 from storage import file_io
+from storage.file_digests import split_name
 from tests.etl.lakes import servers
 from tests.scoring.reference_scores import ReferenceScores
 from tests.scoring.rows.test_row_task import expected_of
@@ -40,7 +41,7 @@ def test_rows_are_scored_from_and_to_an_object_store(bucket: str, reference: Ref
     predictor = load_predictor(ModelRequest(reference.request.model.path, "cpu", None), None, 1)
     folder = f"{bucket}/scores/dt=2026-01-05/a1"
     names = [
-        name
+        split_name(name)[0]
         for task in divide_rows(groups, 2, 1000)
         for name in write_scores(predictor, task, folder, 1, 1000)
     ]

@@ -19,6 +19,7 @@ from scoring.rows.file_splits import FileRowGroup, RowGroupRange, divide_rows
 from scoring.rows.score_batch import read_piece, score_pieces
 from scoring.rows.task import write_scores
 from storage.feature_spec import FeatureSpec
+from storage.file_digests import split_name
 from tests.scoring import test_multi_hot as lists
 from tests.scoring.reference_scores import SPEC, ReferenceScores
 from tests.scoring.scoring_lake import feature_rows
@@ -71,7 +72,9 @@ def test_probabilities_do_not_depend_on_tasks_and_batches(
     folder = tmp_path / "scores"
     tasks = divide_rows(groups, slots, max_rows=10_000)
     files = [
-        folder / name for task in tasks for name in write_scores(predictor, task, str(folder), 1, 10_000)
+        folder / split_name(name)[0]
+        for task in tasks
+        for name in write_scores(predictor, task, str(folder), 1, 10_000)
     ]
     actual = pa.concat_tables(pq.read_table(path) for path in files).to_pandas()
     assert actual.row_id.tolist() == rows.column("row_id").to_pylist()
@@ -86,7 +89,8 @@ def test_a_task_that_runs_twice_writes_the_same_rows_to_a_file_of_its_own(
 ) -> None:
     """A repeated task writes another file than the killed one, and a manifest names only one of them."""
     (task,) = divide_rows(write(tmp_path / "rows", rows), 1, 1000)
-    (first,), (second,) = (write_scores(predictor, task, str(tmp_path / "scores"), 1, 1000) for _ in range(2))
+    names = [write_scores(predictor, task, str(tmp_path / "scores"), 1, 1000) for _ in range(2)]
+    first, second = (split_name(name)[0] for (name,) in names)
     assert first != second
     both = [pq.read_table(tmp_path / "scores" / name) for name in (first, second)]
     assert both[0].equals(both[1])
