@@ -34,6 +34,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks has files named like packages
 
+# As in the jobs (`limit_spinning` of conf/process.py): waiting threads delay the others on a busy machine.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 import numpy as np
 import pandas as pd
 import torch

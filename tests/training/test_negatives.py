@@ -621,3 +621,23 @@ def test_distinct_places_are_counted_or_sorted(places: list[int], end: int) -> N
     expected, expected_index = drawn.unique(return_inverse=True)
     assert torch.equal(distinct, expected)
     assert torch.equal(index, expected_index)
+
+
+@pytest.mark.parametrize("popularity", [0.0, 0.75])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_compiled_draws_are_those_of_torch(
+    files: list[DataFile], popularity: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit. Some users have chosen nearly all items, so that some draws are repeated, and some rejected."""
+    catalogue = catalogue_of(files)
+    sampler = sampler_of(catalogue, draws=40, popularity=popularity)
+    monkeypatch.setattr(negative_sampler, "_DRAWS_OF_A_THREAD", 1)
+    with mock.patch("torch.get_num_threads", return_value=threads):
+        compiled = list(expanded(files, sampler))
+    monkeypatch.setattr(negative_sampler, "library", lambda: None)
+    by_torch = list(expanded(files, sampler))
+    for one, other in zip(compiled, by_torch, strict=True):
+        for name in ("dense", "categorical", "weights", "log_draw"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+    rejected = sum(int((batch.weights == 0).sum()) for batch in compiled)
+    assert 0 < rejected < sum(batch.weights.numel() for batch in compiled) / 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from training.embeddings.rows import LookupGradient, SummedRowGradient
 from training.embeddings.table import StackedEmbedding
 from training.loop.train_step import Trainer
 from training.models import build_model
+from training.native.library import AVX2, AVX512, BEST, EVERYWHERE
+from training.optimizers import row_optimizers
 from training.optimizers.row_optimizers import LazyAdam, RowSgd, row_optimizer
 from training.optimizers.updates import Updates
 
@@ -57,7 +60,12 @@ def test_sgd_equals_numpy() -> None:
     assert sgd.state() == {}
 
 
-def test_lazy_adam_equals_numpy_and_counts_each_rows_own_updates() -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_lazy_adam_equals_numpy_and_counts_each_rows_own_updates(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(row_optimizers, "library", lambda: None)
     table = make_table()
     weight = table.weight.numpy().astype(np.float64)
     mean, square, updates = np.zeros((ROWS, DIM)), np.zeros((ROWS, DIM)), np.zeros(ROWS, np.int64)
@@ -76,6 +84,41 @@ def test_lazy_adam_equals_numpy_and_counts_each_rows_own_updates() -> None:
     assert state["lazy_adam.updates"].tolist() == updates.tolist()
     np.testing.assert_allclose(state["lazy_adam.mean"].numpy(), mean, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(state["lazy_adam.square"].numpy(), square, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("instructions", [BEST, EVERYWHERE, AVX2, AVX512])
+@pytest.mark.parametrize("dim", [1, 7, 64, 100])
+def test_the_compiled_lazy_adam_is_that_of_torch(
+    instructions: int, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With each processor's instructions; any number of threads gives the same to the bit."""
+    rng = np.random.default_rng(dim)
+    rows = torch.from_numpy(rng.permutation(700)[:600])
+    values = [torch.from_numpy(rng.normal(size=(600, dim)).astype(np.float32)) for _ in range(3)]
+    monkeypatch.setattr(row_optimizers, "_NUMBERS_OF_A_THREAD", 1)
+
+    def changes(threads: int | None) -> list[torch.Tensor]:
+        table = StackedEmbedding([700], dim)
+        adam = LazyAdam(table)
+        adam.updates[:] = torch.arange(700, dtype=torch.int32) % 300
+        results = []
+        for number, value in enumerate(values):
+            before = table.weight.detach().clone()
+            gradient = SummedRowGradient(rows, value)
+            if threads is None:
+                with mock.patch.object(row_optimizers, "library", return_value=None):
+                    adam.step(gradient, 0.01, number)
+                results.append((table.weight - before)[rows])
+            else:
+                with mock.patch("torch.get_num_threads", return_value=threads):
+                    results.append(adam.compiled_change(gradient, 0.01, instructions))
+                table.add_to_rows(rows, results[-1], number)
+        return [*results, *adam.state().values()]
+
+    alone = changes(1)
+    assert all(torch.equal(one, other) for one, other in zip(changes(3), alone, strict=True))
+    for one, other in zip(alone, changes(None), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
 def test_a_row_first_met_late_moves_by_the_rate() -> None:

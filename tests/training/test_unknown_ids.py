@@ -328,6 +328,8 @@ def test_features_without_one_id_for_unknown_values_are_refused(tmp_path: Path) 
 def test_a_log_without_users_and_items_and_a_share_of_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="`keys` is missing"):
         check_training(config(keys=None, train={"unknown_share": {"user": 0.1}}))
+    with pytest.raises(ConfigError, match=r"train.shuffle=users .* `keys` is missing"):
+        check_training(config(keys=None, train={"shuffle": "users"}))
     for share in (1.0, -0.1):
         with pytest.raises(ValidationError, match="unknown_share"):
             config(train={"unknown_share": {"user": share}})

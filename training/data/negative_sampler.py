@@ -7,6 +7,7 @@ features are those of the row's day. Only pairs of that day and of earlier train
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from itertools import pairwise
 
@@ -26,6 +27,7 @@ from training.data.item_catalogue import (
 from training.data.row_keys import mix, split_row_keys, uniform
 from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
+from training.native.library import address, library, required_library
 
 # If a draw hits an item that the user chose, the draw is repeated at most this number of times. If all draws
 # hit such items, the negative gets weight zero.
@@ -34,6 +36,8 @@ _ATTEMPTS = 8
 _FLAGS_PER_PAIR, _MOST_FLAG_BITS = 16, 26
 # Distinct items are counted up to this number of items for each draw.
 _ITEMS_PER_PLACE = 8
+# A thread costs as much as this number of draws.
+_DRAWS_OF_A_THREAD = 5_000
 
 
 class NegativeSampler:
@@ -152,6 +156,8 @@ class NegativeSampler:
         number = torch.arange(self._draws, dtype=torch.int64, device=row_id.device)
         key = mix(mix(mix(row_id + mix(day)) + epoch) + self._seed)[:, None] + number * _ATTEMPTS
         first, last = catalogue.starts[position], catalogue.starts[position + 1] - 1
+        if row_id.device.type == "cpu" and library() is not None:
+            return own, *self._compiled_draw(key[:, 0], first, last, position, user, day)
         of_row = (first[:, None], last[:, None], position[:, None])
         drawn = self._places(key, *of_row)
         rejected = self._chosen.find(user[:, None], drawn, day[:, None])
@@ -169,6 +175,42 @@ class NegativeSampler:
         accepted.view(-1)[left] = False
         return own, drawn, accepted
 
+    def _compiled_draw(
+        self, keys: Tensor, first: Tensor, last: Tensor, position: Tensor, user: Tensor, day: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the second and the third result of `_draw`, by compiled code (training/native/draw.cpp).
+
+        Args:
+            keys: (P,) int64, the hashes of the first draws of the rows.
+            first, last, position: the first and the last item of the days of the rows, and the days' indices.
+            user, day: the hashes of users, and the days.
+        """
+        size = (len(keys), self._draws)
+        drawn = torch.empty(size, dtype=torch.int64)
+        accepted = torch.empty(size, dtype=torch.bool)
+        per_row = [values.contiguous() for values in (keys, first, last, position, user, day)]
+        names = ("keys", "firsts", "lasts", "positions", "users", "days")
+        chosen = self._chosen
+        draws = _Draws(
+            rows=len(keys),
+            draws=self._draws,
+            attempts=_ATTEMPTS,
+            items=len(chosen.hashes),
+            pairs=len(chosen.pairs),
+            **{name: address(values, torch.int64) for name, values in zip(names, per_row, strict=True)},
+            hashes=address(chosen.hashes, torch.int64),
+            cumulative=None if self._equally_likely else address(self._cumulative, torch.float64),
+            chosen=address(chosen.pairs, torch.int64),
+            first_days=address(chosen.first_days, torch.int64),
+            flags=address(chosen.flags, torch.bool),
+            mask=chosen.mask,
+            drawn=address(drawn, torch.int64),
+            accepted=address(accepted, torch.bool),
+        )
+        threads = min(torch.get_num_threads(), max(drawn.numel() // _DRAWS_OF_A_THREAD, 1))
+        required_library().nightrank_draw(ctypes.byref(draws), threads)
+        return drawn, accepted
+
     def _places(self, keys: Tensor, first: Tensor, last: Tensor, position: Tensor) -> Tensor:
         """Returns the positions in the catalogue of the items that the hashes `keys` draw, int64.
 
@@ -185,6 +227,19 @@ class NegativeSampler:
         return place.clamp(first, last)
 
 
+class _Draws(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "draws", "attempts", "items", "pairs")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("keys", "firsts", "lasts", "positions", "users", "days", "hashes", "cumulative")
+        ),
+        *((name, ctypes.c_void_p) for name in ("chosen", "first_days", "flags")),
+        ("mask", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("drawn", "accepted")),
+    )
+
+
 class ChosenPairs:
     """The pairs of users and items in a catalogue.
 
@@ -193,15 +248,22 @@ class ChosenPairs:
 
     Args:
         catalogue: the pairs, and the items that are drawn.
+
+    Attributes:
+        pairs: (M,) int64 ascending, the pairs of the catalogue.
+        first_days: (M,) int64, the first train day on which the user chose the item.
+        hashes: (N,) int64, the part of a pair's hash that depends on the item.
+        flags: (F,) bool, whether a pair has this remainder of its hash divided by F, a power of two.
+        mask: F - 1.
     """
 
     def __init__(self, catalogue: ItemCatalogue) -> None:
-        self._pairs, self._first_days = catalogue.pairs, catalogue.first_days
-        self._hashes = mix(catalogue.items)
-        bits = min(max(len(self._pairs) * _FLAGS_PER_PAIR - 1, 1).bit_length(), _MOST_FLAG_BITS)
-        self._mask = 2**bits - 1
-        self._flags = torch.zeros(2**bits, dtype=torch.bool, device=self._pairs.device)
-        self._flags[self._pairs & self._mask] = True
+        self.pairs, self.first_days = catalogue.pairs, catalogue.first_days
+        self.hashes = mix(catalogue.items)
+        bits = min(max(len(self.pairs) * _FLAGS_PER_PAIR - 1, 1).bit_length(), _MOST_FLAG_BITS)
+        self.mask = 2**bits - 1
+        self.flags = torch.zeros(2**bits, dtype=torch.bool, device=self.pairs.device)
+        self.flags[self.pairs & self.mask] = True
 
     def find(self, users: Tensor, places: Tensor, days: Tensor) -> Tensor:
         """Returns whether users chose items on a train day up to `days`, bool with the shape of `places`.
@@ -211,13 +273,13 @@ class ChosenPairs:
             places: positions of items in the catalogue, int64.
             days: days since 1970-01-01, int64.
         """
-        wanted = mix(users + self._hashes[places])  # `pair_hash`
-        found = self._flags[wanted & self._mask]
+        wanted = mix(users + self.hashes[places])  # `pair_hash`
+        found = self.flags[wanted & self.mask]
         possible = found.flatten().nonzero().squeeze(1)
         pairs = wanted.flatten()[possible]
-        place = torch.searchsorted(self._pairs, pairs).clamp(max=len(self._pairs) - 1)
-        known = self._first_days[place] <= days.expand(places.shape).flatten()[possible]
-        found.view(-1)[possible] = (self._pairs[place] == pairs) & known
+        place = torch.searchsorted(self.pairs, pairs).clamp(max=len(self.pairs) - 1)
+        known = self.first_days[place] <= days.expand(places.shape).flatten()[possible]
+        found.view(-1)[possible] = (self.pairs[place] == pairs) & known
         return found
 
 

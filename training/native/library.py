@@ -56,6 +56,10 @@ def library() -> ctypes.CDLL | None:
     opened.nightrank_interaction.argtypes = (_pointer, _number, _long, _number)
     opened.nightrank_sampled_products.restype = _number
     opened.nightrank_sampled_products.argtypes = (_pointer, _number, _long, _number)
+    opened.nightrank_draw.restype = None
+    opened.nightrank_draw.argtypes = (_pointer, _long)
+    opened.nightrank_lazy_adam.restype = None
+    opened.nightrank_lazy_adam.argtypes = (_pointer, _long, _number)
     return opened
 
 

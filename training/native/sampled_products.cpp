@@ -2,14 +2,11 @@
 //
 // A vector is read where it is, so no copy of it is made for each draw.
 
-#include <algorithm>
 #include <cstdint>
 #include <new>
-#include <system_error>
-#include <thread>
-#include <vector>
 
 #include "matrix_product.h"
+#include "threads.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -123,23 +120,6 @@ AVX512 void differentiate_avx512(const Drawn& d, int64_t begin, int64_t end) { d
 AVX2 void differentiate_avx2(const Drawn& d, int64_t begin, int64_t end) { differentiate<RegistersAvx2>(d, begin, end); }
 void differentiate_everywhere(const Drawn& d, int64_t begin, int64_t end) { differentiate<RegistersEverywhere>(d, begin, end); }
 
-// Divides `count` units among threads, of which one is the caller's. If the system gives no thread, the caller does its part.
-void run(Pass pass, const Drawn& d, int64_t count, int64_t unit, int64_t threads) {
-    const int64_t units = (count + unit - 1) / unit;
-    threads = std::max<int64_t>(std::min(threads, units), 1);
-    std::vector<std::thread> started;
-    started.reserve(threads);
-    const auto part = [&](int64_t thread) { pass(d, std::min(units * thread / threads * unit, count), std::min(units * (thread + 1) / threads * unit, count)); };
-    int64_t thread = 1;
-    try {
-        for (; thread < threads; ++thread) started.emplace_back(part, thread);
-    } catch (const std::system_error&) {
-    }
-    part(0);
-    for (; thread < threads; ++thread) part(thread);
-    for (std::thread& other : started) other.join();
-}
-
 }  // namespace
 
 // Writes the products, or the gradients if `backward` is not 0. Returns 0, or -1 if memory runs out.
@@ -153,9 +133,9 @@ EXPORT int32_t nightrank_sampled_products(const Drawn* drawn, int32_t backward, 
         };
         const Pass pass = passes[backward != 0][choose_instructions(instructions)];
         if (backward)
-            run(pass, *drawn, drawn->dim, kLine, threads);
+            divide(drawn->dim, kLine, threads, [&](int64_t begin, int64_t end) { pass(*drawn, begin, end); });
         else
-            run(pass, *drawn, drawn->users, 1, threads);
+            divide(drawn->users, 1, threads, [&](int64_t begin, int64_t end) { pass(*drawn, begin, end); });
         return 0;
     } catch (const std::bad_alloc&) {
         return -1;

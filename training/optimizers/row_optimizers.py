@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from training.embeddings.rows import LookupGradient, RowTensor, SummedRowGradient
 from training.embeddings.table import StackedEmbedding
+from training.native.library import BEST, address, library, required_library
 
 # Row-wise Adagrad, the default optimizer of embedding tables.
 
@@ -57,7 +60,20 @@ class RowWiseAdagrad:
 #     t[r] += 1
 #     weight[r] -= rate * (m[r] / (1 - decay^t[r])) / (√(v[r] / (1 - square_decay^t[r])) + epsilon)
 #
-# Here g[r] is the gradient of row r, and m[r] and v[r] are the row's moments.
+# Here g[r] is the gradient of row r, and m[r] and v[r] are the row's moments. On a CPU, compiled code reads
+# and writes each row once (training/native/lazy_adam.cpp).
+
+
+# A thread costs as much as this number of numbers of rows.
+_NUMBERS_OF_A_THREAD = 50_000
+
+
+class _AdamStep(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("count", "dim")),
+        *((name, ctypes.c_void_p) for name in ("rows", "gradient", "mean", "square", "updates", "change")),
+        *((name, ctypes.c_double) for name in ("decay", "square_decay", "rate", "epsilon")),
+    )
 
 
 class LazyAdam:
@@ -74,6 +90,10 @@ class LazyAdam:
     @torch.no_grad()
     def step(self, gradient: SummedRowGradient, rate: float, step: int) -> None:
         """Updates the rows of a gradient. `step` is the step of the training."""
+        on_host = gradient.values.device.type == "cpu" and gradient.values.dtype == torch.float32
+        if on_host and library() is not None:
+            self.table.add_to_rows(gradient.rows, self.compiled_change(gradient, rate), step)
+            return
         rows, values = gradient.rows, gradient.values
         mean = self.mean.index_select(0, rows).lerp_(values, 1 - self.decay)
         square = self.square.index_select(0, rows).mul_(self.square_decay)
@@ -87,6 +107,56 @@ class LazyAdam:
         square_bias = (1 - self.square_decay**times).float()
         scale = square.div_(square_bias).sqrt_().add_(self.epsilon)
         self.table.add_to_rows(rows, mean.div_(mean_bias).div_(scale).mul_(-rate), step)
+
+    def compiled_change(self, gradient: SummedRowGradient, rate: float, instructions: int = BEST) -> Tensor:
+        """Updates the moments of the rows, and returns the change (N, E) of their weights, by compiled code.
+
+        Args:
+            gradient: the gradient of N rows.
+            rate: the learning rate.
+            instructions: BEST, or the instructions to use.
+        """
+        mean, square, updates = self.mean, self.square, self.updates
+        if isinstance(mean, Tensor) and isinstance(square, Tensor) and isinstance(updates, Tensor):
+            return self._run_compiled(gradient, (mean, square, updates), rate, instructions)
+        # The rows are in two memories.
+        of_rows = (state.index_select(0, gradient.rows) for state in (mean, square, updates))
+        taken_mean, taken_square, taken_updates = of_rows
+        in_order = SummedRowGradient(torch.arange(len(gradient.rows)), gradient.values)
+        taken = (taken_mean, taken_square, taken_updates)
+        change = self._run_compiled(in_order, taken, rate, instructions)
+        for state, changed in zip((mean, square, updates), taken, strict=True):
+            state.index_copy_(0, gradient.rows, changed)
+        return change
+
+    def _run_compiled(
+        self,
+        gradient: SummedRowGradient,
+        states: tuple[Tensor, Tensor, Tensor],
+        rate: float,
+        instructions: int,
+    ) -> Tensor:
+        """Does the same as `compiled_change` with these moments and update counts."""
+        mean, square, updates = states
+        rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
+        change = torch.empty_like(values)
+        adam = _AdamStep(
+            count=len(rows),
+            dim=values.shape[1],
+            rows=address(rows, torch.int64),
+            gradient=address(values),
+            mean=address(mean),
+            square=address(square),
+            updates=address(updates, torch.int32),
+            change=address(change),
+            decay=self.decay,
+            square_decay=self.square_decay,
+            rate=rate,
+            epsilon=self.epsilon,
+        )
+        threads = min(torch.get_num_threads(), max(values.numel() // _NUMBERS_OF_A_THREAD, 1))
+        required_library().nightrank_lazy_adam(ctypes.byref(adam), threads, instructions)
+        return change
 
     def state(self) -> dict[str, RowTensor]:
         """Returns the moments and the update counts of this rank's rows by name."""
