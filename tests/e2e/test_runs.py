@@ -120,7 +120,7 @@ def rows(partition: Partition) -> pd.DataFrame:
 
 def vocabulary(lake: LakePaths, version: str) -> dict[tuple[str, str], int]:
     """(column, value) → id of a workflow version."""
-    table = rows(Partition("workflow", "", f"{lake.workflow(version)}/vocabulary"))
+    table = rows(Partition("workflow", "", f"{lake.workflow(version)}/vocabulary", 3))
     return dict(zip(zip(table["column"], table["value"], strict=True), table["id"], strict=True))
 
 

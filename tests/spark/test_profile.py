@@ -110,7 +110,7 @@ def test_a_profile_is_refused_where_it_would_have_no_effect(monkeypatch: pytest.
     with pytest.raises(ConfigError, match="already names a properties file"):
         use_profile("local")
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(ConfigError, match="--profile local: spark-submit has started this job"):
+    with pytest.raises(ConfigError, match="--profile local has no effect: spark-submit has already chosen"):
         use_profile("local")
 
 

@@ -89,7 +89,8 @@ def loader_of(case: Case, rank: int, ranks: int) -> Loader:
     )
     reading = Reading(pool_rows=case.pool_rows, read_ahead_mib=case.read_ahead_mib)
     shards = shards_of_rank(case.shards, rank, ranks)
-    return Loader(files, plan, shards, SPEC, case.seed, reading=reading)
+    with mock.patch.object(loading, "require_all_intact"):  # there are no files
+        return Loader(files, plan, shards, SPEC, case.seed, reading=reading)
 
 
 def batches(case: Case, rank: int = 0, ranks: int = 1, epochs: int = 2, first_step: int = 0) -> list[Batch]:

@@ -43,7 +43,9 @@ def made_on_device(
     kernel: bool = False,
     threads: int = 1,
 ) -> list[Batch]:
-    with mock.patch.object(loading, "read_columns", made_up):
+    # There are no files.
+    unread = mock.patch.object(loading, "require_all_intact")
+    with unread, mock.patch.object(loading, "read_columns", made_up):
         made = host_loader(case, rank, ranks)
         reading = made._reading.model_copy(update={"pools": "device", "threads": threads})
         loader = Loader(

@@ -232,7 +232,7 @@ def test_files_that_another_job_has_replaced_are_an_error(tmp_path: Path) -> Non
     write_deltalake(path, pa.table({"key": [2]}), mode="overwrite")
     with pytest.raises(DataError, match="is not part of version 1 of the Delta table"):
         DeltaReader.open(table_of(path, key="int"), tuple(paths))
-    with pytest.raises(DataError, match="below no folder with a _delta_log"):
+    with pytest.raises(DataError, match="contains a _delta_log, so the file is not part of a Delta table"):
         version_of(f"{tmp_path}/other/file.parquet")
 
 

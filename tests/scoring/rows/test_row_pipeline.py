@@ -30,6 +30,7 @@ from scoring.rows.file_splits import FileRowGroup, RowGroupRange
 from scoring.rows.score_batch import read_piece, score_pieces
 from scoring.rows.task import write_scores
 from storage.feature_spec import Feature, FeatureSpec
+from storage.file_digests import split_name
 from tests.checked_device import checked_device
 from tests.training.interpreted import device_of_kernels
 from training.checkpoints import save_model
@@ -125,7 +126,7 @@ def whole(groups: list[FileRowGroup]) -> list[RowGroupRange]:
 
 
 def scores_of(folder: Path, names: list[str]) -> pa.Table:
-    return pa.concat_tables(pq.read_table(folder / name) for name in names)
+    return pa.concat_tables(pq.read_table(folder / split_name(name)[0]) for name in names)
 
 
 def on_cpu(predictor: Predictor, pieces: list[RowGroupRange], folder: Path) -> pa.Table:
@@ -183,7 +184,7 @@ def test_the_files_have_the_rows_that_a_cpu_writes(
     )
     largest = max(piece.rows for piece in pieces)
     for name in names:
-        footer = pq.read_metadata(folder / "device" / name)
+        footer = pq.read_metadata(folder / "device" / split_name(name)[0])
         assert footer.num_row_groups == 1
         assert 0 < footer.num_rows <= max(file_rows, largest)
 
@@ -195,7 +196,7 @@ def test_a_task_without_rows_writes_a_file_without_rows(
         write_scores(predictor, [], str(tmp_path), 1, 9),
         on_device(predictor, [], tmp_path),
     )
-    tables = [pq.read_table(tmp_path / name) for name in (of_cpu, of_device)]
+    tables = [pq.read_table(tmp_path / split_name(name)[0]) for name in (of_cpu, of_device)]
     assert tables[0].equals(tables[1])
     assert not len(tables[0])
     assert [str(kind) for kind in tables[0].schema.types] == ["int64", "string", "float"]
@@ -396,7 +397,7 @@ def test_memory_that_runs_out_makes_micro_batches_smaller(
 def test_other_tools_read_the_files(predictor: Predictor, spark: SparkSession, tmp_path: Path) -> None:
     groups = written(tmp_path / "rows", [50, 60, 70])
     (name,) = write_scores(predictor, whole(groups), str(tmp_path / "scores"), 1, 10**6)
-    path = tmp_path / "scores" / name
+    path = tmp_path / "scores" / split_name(name)[0]
     expected = pa.Table.from_batches(score_pieces(predictor, whole(groups), 1))
     wanted = {column: expected.column(column).to_pylist() for column in expected.column_names}
     encodings = {
