@@ -353,7 +353,9 @@ def test_features_that_contain_the_label_are_refused(tmp_path: Path) -> None:
     workflow = fitted(groups, clicks)
     workflow.save(tmp_path)
     for one in (workflow, nightrank.Workflow.load(tmp_path)):
-        with pytest.raises(nightrank.ConfigError, match="join_groupby would compute features of a row from the label 'click'"):
+        with pytest.raises(
+            nightrank.ConfigError, match="join_groupby would compute features of a row from the label 'click'"
+        ):
             trained(one, clicks, label="click")
     other = ROWS.assign(click=1 - ROWS["label"])
     assert trained(fitted(groups, other), other).version  # `click` is not the label of this training
