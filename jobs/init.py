@@ -7,10 +7,14 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.errors import EXIT_OK, ConfigError, NightrankError
 from conf.messages import printable, program_name
-from jobs.command_line import report_failure
+from jobs.command_line import report_failure, report_interruption
+
+if TYPE_CHECKING:
+    from jobs.new_config.configuration import NewConfig
 
 DESCRIPTION = (
     "Looks at the first rows of a log, and writes a configuration with which nightly makes lists. It prints "
@@ -27,6 +31,10 @@ def main(argv: list[str] | None = None) -> int:
         return _run(arguments)
     except NightrankError as error:
         return report_failure("init failed", error)
+    except OSError as error:
+        return report_failure("init failed", error, "check that the files can be read, then retry")
+    except KeyboardInterrupt:
+        return report_interruption("init")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -57,8 +65,8 @@ def _run(arguments: argparse.Namespace) -> int:
         check_training(loaded)
         check_lists(loaded)
         check_tables(loaded, config.run_date)
-    except NightrankError:
-        scratch.replace(out.with_name(f"{out.name}.rejected"))
+    except NightrankError as error:
+        error.remedy = f"{error.remedy}; the configuration that does not fit is {scratch}"
         raise
     os.replace(scratch, out)
     print(_report(config, questions.open), file=sys.stderr)
@@ -77,12 +85,10 @@ def _run(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _report(config: object, open_questions: list[str]) -> str:
+def _report(config: NewConfig, open_questions: list[str]) -> str:
     """Returns what the tables have, what was chosen and why, and the open questions."""
-    from jobs.new_config.configuration import NewConfig
     from reporting.terminal import text_table
 
-    assert isinstance(config, NewConfig)
     parts = []
     for section, table in config.tables.items():
         sample = table.sample

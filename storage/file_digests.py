@@ -195,9 +195,9 @@ def compare(path: str, entry: FileEntry, size: int | None = None) -> None:
     _require_equal(path, digest_of_file(path), entry)
 
 
-def _require_equal(path: str, found: str, entry: FileEntry) -> None:
-    if found != entry.digest:
-        raise damaged_file(path, f"its bytes have the digest {found}, but its manifest says {entry.digest}")
+def _require_equal(path: str, actual: str, entry: FileEntry) -> None:
+    if actual != entry.digest:
+        raise damaged_file(path, f"its bytes have the digest {actual}, but its manifest says {entry.digest}")
 
 
 # The job that writes a table, by the first part of the table's name.
@@ -241,8 +241,8 @@ def damaged_file(path: str, difference: str) -> DataError:
 
 def path_of_damaged(error: DataError) -> str | None:
     """Returns the path of the file that an error of `damaged_file` names; None for another error."""
-    path, found, _ = error.problem.partition(_IS_DAMAGED)
-    return path if found and f"/{DATA}/" in path else None
+    path, separator, _ = error.problem.partition(_IS_DAMAGED)
+    return path if separator and f"/{DATA}/" in path else None
 
 
 def partition_of(path: str) -> Partition | None:
@@ -259,8 +259,8 @@ def partition_of(path: str) -> Partition | None:
 
 def _below_data(path: str) -> tuple[str, str]:
     """Returns (root of the lake, path below `_data`). Outside `_data`, the second part is empty."""
-    root, found, below = path.rpartition(f"/{DATA}/")
-    return (root, below) if found else (path.rpartition("/")[0], "")
+    root, separator, below = path.rpartition(f"/{DATA}/")
+    return (root, below) if separator else (path.rpartition("/")[0], "")
 
 
 def _entry_of(path: str) -> FileEntry | None:

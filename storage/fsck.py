@@ -148,9 +148,9 @@ def difference_of(partition: Partition, entry: FileEntry) -> str | None:
         return f"it has {size} bytes, but its manifest says {entry.bytes}"
     if entry.digest is None:
         return None
-    found = digest_of_file(path)
-    if found != entry.digest:
-        return f"its bytes have the digest {found}, but its manifest says {entry.digest}"
+    actual = digest_of_file(path)
+    if actual != entry.digest:
+        return f"its bytes have the digest {actual}, but its manifest says {entry.digest}"
     return None
 
 
@@ -227,8 +227,8 @@ def mark_damaged(partition: Partition, paths: Sequence[str]) -> bool:
     except FileNotFoundError:
         return False
     of_manifest = {partition.file(entry.path): entry.path for entry in manifest.files}
-    found = {of_manifest[path] for path in paths if path in of_manifest}
-    damaged = tuple(sorted({*manifest.damaged, *found}))
+    newly_damaged = {of_manifest[path] for path in paths if path in of_manifest}
+    damaged = tuple(sorted({*manifest.damaged, *newly_damaged}))
     if damaged == manifest.damaged:
         return False
     changed = replace(manifest, damaged=damaged)

@@ -117,8 +117,8 @@ def sampled_columns(sample: TableSample) -> list[SampledColumn]:
     Columns of other types, such as structures in Parquet files, are left out.
     """
     names = sample.rows.column_names
-    found = (_column(name, sample.rows.column(name), is_text=sample.is_text) for name in names)
-    return [column for column in found if column is not None]
+    columns = (_column(name, sample.rows.column(name), is_text=sample.is_text) for name in names)
+    return [column for column in columns if column is not None]
 
 
 def micros_of(column: SampledColumn) -> np.ndarray:
@@ -172,13 +172,13 @@ def _native_type(kind: pa.DataType) -> ColumnType | None:
         ("timestamp", pa.types.is_timestamp(kind)),
         ("date", pa.types.is_date(kind)),
     )
-    found: ColumnType | None = next((name for name, fits in tests if fits), None)
-    if found is None and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    scalar: ColumnType | None = next((name for name, fits in tests if fits), None)
+    if scalar is None and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         if pa.types.is_integer(kind.value_type):
             return "list<int>"
         if pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type):
             return "list<string>"
-    return found
+    return scalar
 
 
 def _text_column(name: str, values: pa.ChunkedArray, *, in_text_file: bool) -> SampledColumn:
@@ -281,9 +281,9 @@ def _unit(name: str, column: SampledColumn, probe: pa.ChunkedArray | pa.Array) -
     named = bool(_TIME_NAME.search(name))
     if not named and (not re.fullmatch(r"c\d+", name) or column.distinct < 100):
         return None
-    found = numbers_of(probe)
+    values = numbers_of(probe)
     for unit, factor in _UNITS:
-        inside = (found >= _FIRST_SECOND * factor) & (found < _LAST_SECOND * factor)
+        inside = (values >= _FIRST_SECOND * factor) & (values < _LAST_SECOND * factor)
         if inside.mean() >= _FITTING_SHARE:
             return unit
     return None

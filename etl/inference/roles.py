@@ -245,11 +245,11 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
 
     def points(column: SampledColumn) -> float:
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column.source).lower()
-        found = max((weight for word, weight in words.items() if word in name), default=0)
-        if not found:
+        weight = max((weight for word, weight in words.items() if word in name), default=0)
+        if not weight:
             return 0.0
         is_id = bool(_ID_WORD.search(name)) or name in words
-        return found + (5 if is_id else 0)
+        return weight + (5 if is_id else 0)
 
     scored = sorted(((points(column), -number) for number, column in enumerate(ids)), reverse=True)
     best = scored[0][0] if scored else 0.0

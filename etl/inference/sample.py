@@ -47,6 +47,8 @@ _ENDINGS = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
 }
+# What the files of a format begin with, for files whose names do not say it.
+_FIRST_BYTES_OF = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
 _COMPRESSED = (".gz", ".bz2", ".zst")
 
 
@@ -74,7 +76,6 @@ class TableSample:
         format: name of the reader.
         separator: character between two fields; None if lines have no fields.
         has_names: whether the files name their columns. Otherwise they are named c1, c2 and so on.
-        is_quoted: whether fields of a text file stand in quotes.
         is_text: whether all values are texts.
         rows: the rows of the first file and of the last one.
         is_whole: whether `rows` are all rows of the table.
@@ -84,7 +85,6 @@ class TableSample:
     format: str
     separator: str | None
     has_names: bool
-    is_quoted: bool
     is_text: bool
     rows: pa.Table
     is_whole: bool
@@ -96,15 +96,15 @@ def find_table(location: str) -> RawPath:
     If the names of the files differ by a date YYYY-MM-DD, the pattern has `{date}` in its place.
 
     Raises:
-        ConfigError: there is no file, or the files of a folder lie in folders that do not differ by dates.
+        ConfigError: there is no file, or the files of a folder are in folders that differ by more than dates.
     """
-    if files_at_delta(location):
+    if is_delta_table(location):
         return RawPath(location, (location,), ())
     files = _files(location)
     if not files:
         raise ConfigError(f"there is no file at {location}", "pass the path of a file, a folder or a glob")
-    dates = {tuple(_DATE.findall(name)) for name in files}
-    if len(dates) == len({found[-1] for found in dates if found}) > 1 or "{date}" in location:
+    days = {_day_of(name) for name in files}
+    if "{date}" in location or (len(days) > 1 and None not in days):
         return _by_day(location, files)
     if len(files) == 1:
         return RawPath(files[0], files, ())
@@ -112,7 +112,7 @@ def find_table(location: str) -> RawPath:
     return RawPath(pattern, files, ())
 
 
-def files_at_delta(location: str) -> bool:
+def is_delta_table(location: str) -> bool:
     """Returns whether the folder is a Delta table."""
     files, inner = file_io.filesystem(location)
     return files.get_file_info(f"{inner.rstrip('/')}/_delta_log").type == fs.FileType.Directory
@@ -124,7 +124,7 @@ def read_sample(path: RawPath) -> TableSample:
     Raises:
         DataError: the files are empty or damaged, or the format cannot be recognised.
     """
-    if path.files == (path.pattern,) and files_at_delta(path.pattern):
+    if path.files == (path.pattern,) and is_delta_table(path.pattern):
         files = [file.path for file in files_at(path.pattern) or ()]
         return _columnar(path, "delta", files)
     form = _format_by_name(path.files[0])
@@ -163,10 +163,10 @@ def _files(location: str) -> tuple[str, ...]:
 
 def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
     """Returns the path of files whose names contain their day."""
-    days = sorted({found[-1] for name in files if (found := _DATE.findall(name))})
+    days = sorted({day for name in files if (day := _day_of(name)) is not None})
     if "{date}" in location:
         return RawPath(location, files, tuple(days))
-    templates = {_last_date_as_key(name) for name in files}
+    templates = {_with_date_key(name) for name in files}
     if len(templates) > 1:
         templates = {f"{template.rsplit('/', 1)[0]}/*{_ending(template)}" for template in templates}
     if len(templates) > 1 or "{date}" not in next(iter(templates)):
@@ -178,9 +178,16 @@ def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
     return RawPath(next(iter(templates)), files, tuple(days))
 
 
-def _last_date_as_key(name: str) -> str:
-    found = list(_DATE.finditer(name))
-    return f"{name[: found[-1].start()]}{{date}}{name[found[-1].end() :]}" if found else name
+def _day_of(name: str) -> str | None:
+    """Returns the last date in the name of a file; None if it has none."""
+    dates = _DATE.findall(name)
+    return dates[-1] if dates else None
+
+
+def _with_date_key(name: str) -> str:
+    """Returns the name of a file, in which `{date}` replaces the last date."""
+    dates = list(_DATE.finditer(name))
+    return f"{name[: dates[-1].start()]}{{date}}{name[dates[-1].end() :]}" if dates else name
 
 
 def _pattern_of(location: str, files: Sequence[str]) -> str:
@@ -204,13 +211,13 @@ def _format_by_name(name: str) -> str | None:
     bare = name
     for ending in _COMPRESSED:
         bare = bare.removesuffix(ending)
-    found = next((form for ending, form in _ENDINGS.items() if bare.lower().endswith(ending)), None)
-    if found is not None:
-        return found
+    by_ending = next((form for ending, form in _ENDINGS.items() if bare.lower().endswith(ending)), None)
+    if by_ending is not None:
+        return by_ending
     files, inner = file_io.filesystem(name)
     with files.open_input_stream(inner) as stream:
-        magic = stream.read(4)
-    return {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}.get(magic if magic != b"ORC\n" else b"ORC")
+        start = stream.read(max(map(len, _FIRST_BYTES_OF)))
+    return next((form for magic, form in _FIRST_BYTES_OF.items() if start.startswith(magic)), None)
 
 
 def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
@@ -246,28 +253,37 @@ def _separated(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> TableSa
     rows = [fields for fields in head if len(fields) == width]
     has_names = len(head[0]) == width and _is_header(rows[0], rows[1:])
     names = rows[0] if has_names else [f"c{number}" for number in range(1, width + 1)]
-    if has_names:
-        names = _different(names)
+    if quoted and not has_names:
+        raise DataError(
+            f"{path.files[0]} has no names of columns, but fields in double quotes that contain the "
+            "separator; files without names cannot have such fields",
+            "add a first line with the names of the columns",
+        )
     table = pa.concat_tables([_parsed(text, separator, names, has_names, quoted) for text in texts])
     form = "csv" if has_names else "tsv"
-    return TableSample(path, form, separator, has_names, quoted, True, table, is_whole)
+    return TableSample(path, form, separator, has_names, True, table, is_whole)
 
 
 def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
     """Returns the separator that divides lines into equally many fields, and whether fields are quoted."""
-    best: tuple[float, str, bool] | None = None
+    best: tuple[tuple[float, int], str, bool] | None = None
     for separator in SEPARATORS:
         if separator == ":" and not any("::" in line for line in lines[:5]):
             continue  # a colon alone is a part of times
-        for quoted in (False, True):
-            if quoted and '"' not in "".join(lines):
-                continue
-            widths = Counter(len(fields) for fields in _fields(lines, separator, quoted))
-            width, count = widths.most_common(1)[0]
-            share = count / len(lines)
-            if width > 1 and share >= _REGULAR_SHARE and (best is None or (share, width) > best[0]):  # type: ignore[operator]
-                best = ((share, width), separator, quoted)  # type: ignore[assignment]
+        quoted = _has_quoted_fields(lines, separator)
+        widths = Counter(len(fields) for fields in _fields(lines, separator, quoted))
+        width, count = widths.most_common(1)[0]
+        share = count / len(lines)
+        if width > 1 and share >= _REGULAR_SHARE and (best is None or (share, width) > best[0]):
+            best = ((share, width), separator, quoted)
     return (None, False) if best is None else (best[1], best[2])
+
+
+def _has_quoted_fields(lines: Sequence[str], separator: str) -> bool:
+    """Returns whether a field between two separators begins and ends with a double quote."""
+    bound = re.escape(separator)
+    field = re.compile(f'(^|{bound})"([^"]|"")*"({bound}|$)')
+    return any('"' in line and field.search(line) for line in lines)
 
 
 def _fields(lines: Iterable[str], separator: str, quoted: bool) -> list[list[str]]:
@@ -298,10 +314,6 @@ def _has_numbers(values: Sequence[str]) -> bool:
     filled = [value for value in values if value]
     fitting = sum(bool(_NUMBER.fullmatch(value) or _DATE.match(value)) for value in filled)
     return bool(filled) and fitting >= _REGULAR_SHARE * len(filled)
-
-
-def _different(names: Sequence[str]) -> list[str]:
-    return [name.strip('"') for name in names]
 
 
 def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, quoted: bool) -> pa.Table:
@@ -349,7 +361,7 @@ def _json_lines(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> TableS
     columns = {
         name: _json_column([*values, *[None] * (len(rows) - len(values))]) for name, values in flat.items()
     }
-    return TableSample(path, "jsonl", None, True, False, False, pa.table(columns), is_whole)
+    return TableSample(path, "jsonl", None, True, False, pa.table(columns), is_whole)
 
 
 def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]:
@@ -374,11 +386,11 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
     kind = "orc" if form == "orc" else "parquet"
     first, rows = _first_rows(files[0], kind, _FIRST_ROWS)
     if len(files) == 1:
-        return TableSample(path, form, None, True, False, False, first, first.num_rows == rows)
+        return TableSample(path, form, None, True, False, first, first.num_rows == rows)
     last, _ = _first_rows(files[-1], kind, _LAST_ROWS)
     same = last.schema.equals(first.schema)  # otherwise the first file alone decides
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
-    return TableSample(path, form, None, True, False, False, table, False)
+    return TableSample(path, form, None, True, False, table, False)
 
 
 def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
@@ -387,8 +399,14 @@ def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
     try:
         with files.open_input_file(inner) as source:
             if form == "orc":
-                table = orc.ORCFile(source).read()
-                return table.slice(0, most), table.num_rows
+                stripes = orc.ORCFile(source)
+                batches, rows = [], 0
+                for index in range(stripes.nstripes):
+                    batches.append(stripes.read_stripe(index))
+                    rows += batches[-1].num_rows
+                    if rows >= most:
+                        break
+                return pa.Table.from_batches(batches, stripes.schema), stripes.nrows
             parquet = pq.ParquetFile(source)
             batches, rows = [], 0
             for batch in parquet.iter_batches(min(most, 65_536)):
@@ -410,4 +428,4 @@ def _avro(path: RawPath) -> TableSample:
         rows = [dict(record) for record in islice(records, _FIRST_ROWS)]
     names = list(rows[0]) if rows else []
     columns = {name: _json_column([row.get(name) for row in rows]) for name in names}
-    return TableSample(path, "avro", None, True, False, False, pa.table(columns), len(rows) < _FIRST_ROWS)
+    return TableSample(path, "avro", None, True, False, pa.table(columns), len(rows) < _FIRST_ROWS)

@@ -95,7 +95,6 @@ class NewConfig:
 
     Attributes:
         sections: its keys and their values, in the order of the file.
-        comments: for a key, the lines above it.
         reasons: what was chosen and why: pairs (choice, reason).
         run_date: the date with which to run it first.
         tables: its tables by section.
@@ -104,7 +103,6 @@ class NewConfig:
     """
 
     sections: dict[str, Any] = field(default_factory=dict)
-    comments: dict[str, str] = field(default_factory=dict)
     reasons: list[tuple[str, str]] = field(default_factory=list)
     run_date: str = ""
     tables: dict[str, NewTable] = field(default_factory=dict)
@@ -164,9 +162,9 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
     name = wishes.name or _name_of(wishes.log)
     config.choose(f"name: {name}", "the name of the log's file" if wishes.name is None else "--name")
     _add_tables(name, wishes, log, joined, config)
-    days = _split(log, config)
+    _split(log, config)
     _features(log, joined, config)
-    _model(log, days, config)
+    _model(log, config)
     _lists(wishes, log, config)
     _use_data_folder(config)
     return config
@@ -177,12 +175,12 @@ def _log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> _Log:
     sample = table.sample
     roles = roles_of([one.sampled for one in table.columns], sample.rows.num_rows, has_names=sample.has_names)
 
-    def chosen(wish: str | None, found: Sequence[SampledColumn], question: str) -> NamedColumn | None:
+    def chosen(wish: str | None, fitting: Sequence[SampledColumn], question: str) -> NamedColumn | None:
         if wish is not None:
             return table.column(wish)
-        if not found:
+        if not fitting:
             return None
-        return table.column(questions.choose(question, [one.source for one in found]))
+        return table.column(questions.choose(question, [one.source for one in fitting]))
 
     user = chosen(wishes.user, roles.user, "Which column has the user?")
     items = [one for one in roles.item if user is None or one.source != user.sampled.source]
@@ -202,7 +200,11 @@ def _log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> _Log:
         if column is not None:
             config.choose(f"{role}: {column.sampled.source}", how if wish is None else f"--{role}")
     label_column = None if label.column is None else table.column(label.column.source)
-    config.choose(f"clicks: {_said(label)}", label.why)
+    config.choose(f"clicks: {_clicks_of(label)}", label.why)
+    if label.left_out and not label.has_shown:
+        config.choose(
+            f"left out: the events {list(label.left_out)}", "they do not say that the user chose the item"
+        )
     group = None if roles.group is None else table.column(roles.group.source)
     renamed = _renamed(table, {"user": user, "item": item, "time": time, "label": label_column})
     by_source = {one.sampled.source: one for one in renamed.columns}
@@ -213,7 +215,8 @@ def _log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> _Log:
     return _Log(renamed, again(user), again(item), again(time), again(group), label, again(label_column))
 
 
-def _said(label: LabelGuess) -> str:
+def _clicks_of(label: LabelGuess) -> str:
+    """Returns which rows are clicks, for the list of choices."""
     if label.column is None:
         return "every row"
     if label.weights:
@@ -251,15 +254,16 @@ def _joined_tables(wishes: Wishes, log: _Log, config: NewConfig) -> _Joined:
                 f"the log has no column for the key of --{section}", f"name it: --{section[:-1]} COLUMN"
             )
         table = open_new_table(location, [*taken, "history"])
-        found = key_of(table, key)
-        column = replace(found, name=key.name, type=key.type)
-        columns = tuple(column if one.name == found.name else one for one in table.columns)
+        key_column = key_of(table, key)
+        column = replace(key_column, name=key.name, type=key.type)
+        columns = tuple(column if one.name == key_column.name else one for one in table.columns)
         table = replace(table, columns=columns)
         joined[section] = table, column
         config.tables[section] = table
         taken += [one.name for one in columns]
         config.choose(
-            f"{section} joined by {found.sampled.source}", f"its values are those of {key.sampled.source}"
+            f"{section} joined by {key_column.sampled.source}",
+            f"its values are those of {key.sampled.source}",
         )
     return joined
 
@@ -279,7 +283,7 @@ def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: N
     sections["name"] = name
     sections["data"] = ""  # in this place; `_use_data_folder` sets it
     sections["lake"] = wishes.lake or os.path.abspath(f"lake/{name}")
-    sections["log"] = {}  # in this place; `_finish_log` fills it
+    sections["log"] = {}  # in this place of the file; its keys follow below
     for section, (table, key) in joined.items():
         features = [
             one
@@ -342,8 +346,8 @@ def _context_columns(log: _Log) -> list[NamedColumn]:
     return [one for one in others if isinstance(feature_of(one, log.rows), NewFeature)]
 
 
-def _split(log: _Log, config: NewConfig) -> int:
-    """Adds the section `split`, chooses the run date, and returns the number of days of a history; else 0."""
+def _split(log: _Log, config: NewConfig) -> None:
+    """Adds the section `split`, and chooses the run date."""
     days = log.table.sample.path.days
     if len(days) >= _FEWEST_DAYS:
         train = min(len(days) - 2, _MOST_TRAIN_DAYS)
@@ -356,7 +360,7 @@ def _split(log: _Log, config: NewConfig) -> int:
         }
         config.run_date = days[-1]
         config.choose(f"split by day, {train} train days", f"the names of the files have {len(days)} days")
-        return train
+        return
     section = config.sections["log"]
     section["path"] = str(section["path"]).replace("{date}", "*")
     if log.time is not None:
@@ -365,19 +369,18 @@ def _split(log: _Log, config: NewConfig) -> int:
         config.choose(
             "split by time: 80% train, 10% validation, 10% test", f"one table with times in {log.time.name}"
         )
-        return 0
+        return
     config.run_date = datetime.now(UTC).date().isoformat()
     if log.user is not None and log.is_of_choices and _is_sorted_by(log.user.sampled):
         config.sections["split"] = {"by": "leave_last_out"}
         config.choose(
             "split: each user's last two choices are measured", "rows are sorted by user and have no time"
         )
-        return 0
+        return
     config.sections["split"] = {"by": "fraction", "train": 0.8, "validation": 0.1}
     config.choose(
         "split by the order of rows: 80% train", "rows have no time, so their order is taken for it"
     )
-    return 0
 
 
 def _last_day(time: SampledColumn) -> str:
@@ -478,7 +481,7 @@ def _grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:
     ]
 
 
-def _model(log: _Log, days: int, config: NewConfig) -> None:
+def _model(log: _Log, config: NewConfig) -> None:
     """Adds the sections `model` and `train`."""
     small = log.table.sample.is_whole and log.rows < _SMALL_ROWS
     if log.is_of_choices:

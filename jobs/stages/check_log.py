@@ -13,12 +13,13 @@ from etl.checked_days import raw_days
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.raw.rejected_lines import RejectedLine, description, remedy
+from etl.raw.row_rules import NO_ROWS, Misdated, bounds_of_day, count_misdated, describe
 from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, read_split
 from etl.workflow.feature_plan import FeaturePlan, plan_of
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from reporting.terminal import text_table
 from spark.profile import DEFAULT_PROFILE, find_profile
-from storage.feature_spec import LABEL
+from storage.feature_spec import EVENT_TIME, LABEL
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
@@ -36,6 +37,7 @@ class _Head:
         rows: number of rows that were read.
         clicks: number of valid rows with label 1.
         reasons: number of rejected rows by reason.
+        misdated: the valid rows whose time is on another day, of a log that is stored by day.
         left_out: number of rows that the configuration leaves out, such as rows of other events.
         examples: the first rejected row of each reason.
     """
@@ -44,6 +46,7 @@ class _Head:
     rows: int = 0
     clicks: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    misdated: Misdated = NO_ROWS
     left_out: int = 0
     examples: dict[str, RejectedLine] = field(default_factory=dict)
 
@@ -60,7 +63,8 @@ def run(context: RunContext) -> tuple[str, JobSummary]:
     Raises:
         ConfigError: a key breaks its rule.
         DataError: a file is missing, a table cannot be parsed, or of the first rows of a day, a larger share
-            than `quality.max_bad_share` would be quarantined, or no row is valid.
+            than `quality.max_bad_share` would be quarantined, or a larger share than
+            `quality.max_misdated_share` has times on other days.
     """
     config = context.config
     with context.phase("configuration"):
@@ -77,6 +81,7 @@ def run(context: RunContext) -> tuple[str, JobSummary]:
         heads = [_head(plan, layout, raw) for raw in days.values()]
     for head in heads:
         _require_valid(plan, head)
+        _require_day(plan, head)
     rejected = sum(head.rejected for head in heads)
     rows = sum(head.rows for head in heads)
     facts = {"days": len(heads), "files": sum(len(head.raw.paths) for head in heads), "rejected": rejected}
@@ -98,6 +103,9 @@ def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles) -> _Head:
             continue
         head.rows += len(block.row_lines) + len(block.rejected)
         head.clicks += int(np.count_nonzero(np.asarray(block.columns[LABEL])))
+        bounds = bounds_of_day(plan.config, raw.dt)
+        if bounds is not None:
+            head.misdated += count_misdated(np.asarray(block.columns[EVENT_TIME], np.int64), bounds)
         for line, reason in block.rejected:
             if reason in plan.reasons_left_out:
                 head.left_out += 1
@@ -123,6 +131,19 @@ def _require_valid(plan: FeaturePlan, head: _Head) -> None:
     )
 
 
+def _require_day(plan: FeaturePlan, head: _Head) -> None:
+    log, limit = plan.config.log, plan.config.quality.max_misdated_share
+    valid, outside = head.rows - head.rejected - head.left_out, head.misdated
+    if log.event_time is None or outside.earliest is None or outside.rows <= limit * valid:
+        return
+    raise DataError(
+        f"{outside.rows:,} of the first {valid:,} valid rows of {head.raw.dt} have times on other days "
+        f"(quality.max_misdated_share={limit:.1%}), such as "
+        f"{describe(log.event_time, outside.earliest, log)}",
+        "correct log.event_time, log.time_zone or the days in the names of the files",
+    )
+
+
 def _text(plan: FeaturePlan, heads: Sequence[_Head]) -> str:
     rows = [
         (
@@ -133,10 +154,11 @@ def _text(plan: FeaturePlan, heads: Sequence[_Head]) -> str:
             f"{head.clicks:,}",
             f"{head.left_out:,}",
             f"{head.rejected:,}",
+            f"{head.misdated.rows:,}",
         )
         for head in heads
     ]
-    headers = ("day", "files", "MB", "rows read", "clicks", "left out", "rejected")
+    headers = ("day", "files", "MB", "rows read", "clicks", "left out", "rejected", "on other days")
     parts = [text_table(headers, rows, range(1, len(headers)))]
     examples = {reason: one for head in reversed(heads) for reason, one in head.examples.items()}
     for reason, example in sorted(examples.items()):

@@ -157,22 +157,22 @@ class CandidateLists:
         self.wrong: Tensor | None = None
         self._num_items = num_items
         self._has_list = np.ones(len(users), dtype=bool)
-        given, values = _lengths(candidates), [_values(candidates)]
+        listed, values = _lengths(candidates), [_values(candidates)]
         if candidates.null_count:
             self._has_list = candidates.is_valid().to_numpy(zero_copy_only=False)
             gone = excluded.filter(pa.array(~self._has_list)) if self._has_list.any() else excluded
-            given[~self._has_list] = _lengths(gone)
+            listed[~self._has_list] = _lengths(gone)
             values.append(_values(gone))
-        count = np.where(self._has_list, given, num_items - given)
+        count = np.where(self._has_list, listed, num_items - listed)
         share = np.inf if keep_lists else _NEARLY_ALL
         self._scores_all = (count != 0) & (count >= (share * num_items if num_items else np.inf))
         # The order of the array: first the lists, then the excluded items of users without a list.
         in_order = np.concatenate([np.flatnonzero(self._has_list), np.flatnonzero(~self._has_list)])
-        ends = np.cumsum(given[in_order])
-        self._given_starts, self._given_lengths = np.empty_like(given), given
-        self._given_starts[in_order] = ends - given[in_order]
+        ends = np.cumsum(listed[in_order])
+        self._list_starts, self._list_lengths = np.empty_like(listed), listed
+        self._list_starts[in_order] = ends - listed[in_order]
         self._values = _joined(values)
-        self._starts, self._lengths = self._given_starts, self._given_lengths
+        self._starts, self._lengths = self._list_starts, self._list_lengths
         self._replace_excluded()
         self._items = torch.from_numpy(self._values)
 
@@ -185,7 +185,7 @@ class CandidateLists:
         lists, end = [self._values], len(self._values)
         for user in users:
             kept = np.ones(self._num_items, dtype=bool)
-            gone = self._given(user)
+            gone = self._list_of(user)
             kept[gone[(gone >= 0) & (gone < self._num_items)]] = False
             lists.append(np.flatnonzero(kept).astype(self._values.dtype))
             self._starts[user], self._lengths[user] = end, len(lists[-1])
@@ -208,8 +208,8 @@ class CandidateLists:
         self._items = to_device(self._items, device)
         outside = ((self._items < 0) | (self._items >= self._num_items)).any()
         self._items = self._items.clamp(0, max(self._num_items - 1, 0))
-        listed = int(self._given_lengths[self._has_list].sum())
-        lengths = to_device(torch.from_numpy(self._given_lengths[self._has_list]), device)
+        listed = int(self._list_lengths[self._has_list].sum())
+        lengths = to_device(torch.from_numpy(self._list_lengths[self._has_list]), device)
         of_user = repeated(lengths, listed)
         pairs = (of_user << _ITEM_BITS | self._items[:listed]).sort().values
         self.wrong = outside | (pairs[1:] == pairs[:-1]).any()
@@ -220,7 +220,7 @@ class CandidateLists:
 
         The bound is the length of the user's list, or the number of items if the user has no list.
         """
-        return np.where(self._has_list, self._given_lengths, self._num_items)
+        return np.where(self._has_list, self._list_lengths, self._num_items)
 
     def of(self, users: slice) -> Lists:
         """Returns the candidates of the users in a range of the batch.
@@ -283,7 +283,7 @@ class CandidateLists:
         """
         chosen = np.arange(users.start, users.stop)
         with_list = self._has_list[users]
-        parts = [self._all_given(chosen[with_list]), self._all_given(chosen[~with_list])]
+        parts = [self._listed_of(chosen[with_list]), self._listed_of(chosen[~with_list])]
         if any(len(part) and (part.min() < 0 or part.max() >= self._num_items) for part in parts):
             self._refuse_first(users)
         repeating = self._first_repeating(chosen[with_list], parts[0])
@@ -298,9 +298,9 @@ class CandidateLists:
             items: their lists, one after the other. All items are in range.
         """
         place = np.empty(self._num_items, dtype=np.int32)
-        places = np.arange(self._given_lengths[users].max(initial=0), dtype=np.int32)
+        places = np.arange(self._list_lengths[users].max(initial=0), dtype=np.int32)
         indices, first = items.astype(np.intp), 0
-        for user, length in zip(users.tolist(), self._given_lengths[users].tolist(), strict=True):
+        for user, length in zip(users.tolist(), self._list_lengths[users].tolist(), strict=True):
             of_user = indices[first : first + length]
             place[of_user] = places[:length]
             # If an item occurs twice, its second place has overwritten the first.
@@ -312,15 +312,16 @@ class CandidateLists:
     def _refuse_first(self, users: slice) -> None:
         """Raises the error of the first user whose list is wrong. At least one list is out of range."""
         for user in range(users.start, users.stop):
-            given = self._given(user)
-            if len(given) and (given.min() < 0 or given.max() >= self._num_items):
+            indices = self._list_of(user)
+            if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):
                 raise DataError(
-                    f"candidate indices of user {self.users[user]} are in [{given.min()}, {given.max()}], "
+                    f"candidate indices of user {self.users[user]} are in "
+                    f"[{indices.min()}, {indices.max()}], "
                     f"but there are {self._num_items} candidate items",
                     "the tables `candidates` and `candidate_items` belong to different runs: "
                     "run build_candidates again",
                 )
-            if self._has_list[user] and len(np.unique(given)) < len(given):
+            if self._has_list[user] and len(np.unique(indices)) < len(indices):
                 raise self._repeats(user)
 
     def _repeats(self, user: int) -> DataError:
@@ -328,17 +329,17 @@ class CandidateLists:
             f"the candidates of user {self.users[user]} hold an item twice", "run build_candidates again"
         )
 
-    def _all_given(self, users: Indices) -> NDArray[np.integer[Any]]:
+    def _listed_of(self, users: Indices) -> NDArray[np.integer[Any]]:
         """Returns the lists of consecutive users who all have a list, or who all have none."""
         if not len(users):
             return self._values[:0]
-        start, last = self._given_starts[users[0]], users[-1]
-        return self._values[start : self._given_starts[last] + self._given_lengths[last]]
+        start, last = self._list_starts[users[0]], users[-1]
+        return self._values[start : self._list_starts[last] + self._list_lengths[last]]
 
-    def _given(self, user: int) -> NDArray[np.integer[Any]]:
+    def _list_of(self, user: int) -> NDArray[np.integer[Any]]:
         """Returns the list of a user, or the excluded items of a user without a list."""
-        start = self._given_starts[user]
-        return self._values[start : start + self._given_lengths[user]]
+        start = self._list_starts[user]
+        return self._values[start : start + self._list_lengths[user]]
 
 
 def _lengths(lists: pa.ListArray) -> Indices:

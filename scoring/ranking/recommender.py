@@ -178,7 +178,7 @@ class _LaunchedLists:
         block: the users.
         names: their keys.
         rank_again: computes the ranking keys, and raises an error for a score that is NaN.
-        made: the lists, if business rules made them.
+        ruled_lists: the lists, if business rules changed them.
         best: otherwise, the U · K highest ranking keys; then whether a list of the batch is wrong, and
             whether a score of the block is NaN.
     """
@@ -186,7 +186,7 @@ class _LaunchedLists:
     block: _Block
     names: pa.Array
     rank_again: Callable[[], Tensor]
-    made: pa.RecordBatch | None
+    ruled_lists: pa.RecordBatch | None
     best: ResultCopy | None
 
 
@@ -292,8 +292,8 @@ class Recommender:
             if lists.wrong is not None and lists.wrong:
                 lists.require_right(users)
             of_items = None if block.sources is None else partial(block.sources.of_items, users)
-            made = self._by_rules(self.rules, work(), parts, names, of_items)
-            return _LaunchedLists(block, names, work, made, None)
+            ruled_lists = self._by_rules(self.rules, work(), parts, names, of_items)
+            return _LaunchedLists(block, names, work, ruled_lists, None)
         found_nan = [torch.zeros((), dtype=torch.bool, device=self.predictor.device)]
         best = work(found_nan)[:, : self.k]
         wrong = found_nan[0] if lists.wrong is None else lists.wrong
@@ -302,8 +302,8 @@ class Recommender:
 
     def _finish(self, launched: _LaunchedLists) -> pa.RecordBatch:
         """Returns the lists of a block of users. Reads those that were made without business rules."""
-        if launched.made is not None:
-            return launched.made
+        if launched.ruled_lists is not None:
+            return launched.ruled_lists
         assert launched.best is not None
         numbers = launched.best.read()
         wrong_lists, found_nan = numbers[-2:].tolist()

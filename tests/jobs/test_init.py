@@ -152,3 +152,10 @@ def test_check_names_the_row_that_a_run_would_refuse(shop: Path, capsys: pytest.
     assert f"400 of the first 400 rows of {DAYS[3]} would be quarantined" in shown
     assert "line 2" in shown
     assert "'never'" in shown
+
+
+def test_check_refuses_times_of_other_days(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _init() == 0
+    (shop / f"events_{DAYS[3]}.csv").write_text((shop / f"events_{DAYS[2]}.csv").read_text())
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 3
+    assert f"400 of the first 400 valid rows of {DAYS[3]} have times on other days" in capsys.readouterr().err

@@ -52,7 +52,6 @@ def test_quoted_fields_keep_their_separators(tmp_path: Path) -> None:
     path = tmp_path / "items.csv"
     pd.DataFrame({"item": range(30), "title": ['Tea, "green"'] * 30}).to_csv(path, index=False)
     sample = _sample(path)
-    assert sample.is_quoted
     assert set(sample.rows.column("title").to_pylist()) == {'Tea, "green"'}
 
 
@@ -107,3 +106,10 @@ def test_what_is_no_table_is_refused_with_its_first_line(tmp_path: Path) -> None
         _sample(path)
     with pytest.raises(ConfigError, match="no file"):
         find_table(str(tmp_path / "missing.csv"))
+
+
+def test_quoted_fields_without_names_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("".join(f'{row},"tea, green",{row % 3}\n' for row in range(30)))
+    with pytest.raises(DataError, match="no names of columns"):
+        _sample(path)
