@@ -11,6 +11,7 @@
     model.recommend(["u1", "u2"], k=5).pandas()            # lists of some users
     nightrank.Workflow(groups).fit(rows).transform(rows)   # features that are learned from a frame
     nightrank.train(workflow, rows, model={...}).score(rows)  # a model that is trained on a frame
+    nightrank.metrics.auc(labels, probabilities)           # measures, with confidence intervals
 
 No Spark session is needed. docs/python.md shows each call with its result. `nightrank.online` looks up lists
 and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`), so each
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
+    from nightrank import metrics
     from nightrank.frame_training import train
     from nightrank.frames import Frame
     from nightrank.lake import Lake, Published
@@ -39,9 +41,13 @@ __all__ = [
     "NightrankError",
     "Published",
     "Workflow",
+    "__version__",
+    "metrics",
     "open",
     "train",
 ]
+
+__version__ = "0.2.0"  # pyproject.toml says the same
 
 _ERRORS = "conf.errors"
 # Name → its module, and its name there if that is another one.
@@ -62,6 +68,8 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Imports a public name. Python calls this if the name was not used before."""
+    if name == "metrics":
+        return import_module("nightrank.metrics")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, original = _MODULES[name]

@@ -70,6 +70,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "nightrank": (
         "conf",
         "storage",
+        "metrics",
         "etl.fit",
         "etl.workflow",
         "training.loop",
