@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pyspark.sql import SparkSession
 from sklearn.base import clone
 
 import nightrank
@@ -232,6 +233,18 @@ def test_frames_and_ids_have_the_kind_of_the_interactions(kind: str) -> None:
     assert table.column("user").to_pylist() == [3, 3, 999, 999]
     with pytest.raises(nightrank.DataError, match="the ids have the type string, but int32"):
         recommender.recommend(["3"])
+
+
+@pytest.mark.processes
+def test_frames_of_spark_give_the_same_lists_as_arrow_tables(spark: SparkSession) -> None:
+    items = pd.DataFrame({"item_id": ["i00", "new"], "price": [1.0, 2.0]})
+    settings = {**SMALL, "epochs": 1}
+    expected = nightrank.Recommender("neumf", **settings).fit(LOG, items=items).recommend(["u03", "x"])
+    of_spark = nightrank.Recommender("neumf", **settings).fit(
+        spark.createDataFrame(LOG), items=spark.createDataFrame(items)
+    )
+    lists = untyped(of_spark.recommend(["u03", "x"]))
+    pd.testing.assert_frame_equal(lists.to_pandas(), untyped(expected))
 
 
 def test_rows_without_times_are_in_order() -> None:
