@@ -240,9 +240,7 @@ def test_frames_of_spark_give_the_same_lists_as_arrow_tables(spark: SparkSession
     items = pd.DataFrame({"item_id": ["i00", "new"], "price": [1.0, 2.0]})
     settings = {**SMALL, "epochs": 1}
     expected = nightrank.Recommender("neumf", **settings).fit(LOG, items=items).recommend(["u03", "x"])
-    of_spark = nightrank.Recommender("neumf", **settings).fit(
-        spark.createDataFrame(LOG), items=spark.createDataFrame(items)
-    )
+    of_spark = nightrank.Recommender("neumf", **settings).fit(spark.createDataFrame(LOG), items=items)
     lists = untyped(of_spark.recommend(["u03", "x"]))
     pd.testing.assert_frame_equal(lists.to_pandas(), untyped(expected))
 
