@@ -15,9 +15,9 @@ from scoring.candidates.candidate_tables import (
 from scoring.candidates.clicks import within
 from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
-from scoring.candidates.places import places_by_source
 from scoring.candidates.retrieved import retrieve
 from scoring.candidates.source_tables import SourceTables
+from scoring.candidates.unite_sources import places_by_source
 from scoring.candidates.vector_tables import release, vector_store
 from scoring.feature_rows import count_rows
 from scoring.requests import ITEM_INDEX, SOURCES

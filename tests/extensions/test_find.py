@@ -21,7 +21,7 @@ from scoring.candidates.read_sources import read_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.rules.read_settings import read_rule_settings
 from tests.extensions.packages import write_package, write_shop
-from training.loop.losses import read_loss
+from training.loop.forward import read_loss
 from training.models import build_model
 from training.settings import read_settings
 
