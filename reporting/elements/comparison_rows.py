@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ HEADERS = (
     "Model versions",
 )
 TEXT_COLUMNS = (1, 2, 10)  # all other columns are numbers
+DETAIL_HEADERS = ("Experiment", "Changed settings", "Seeds", "Best epoch", "Seconds", "Model versions")
 
 
 def comparison_rows(comparison: Comparison) -> list[list[str]]:
@@ -36,15 +37,45 @@ def comparison_rows(comparison: Comparison) -> list[list[str]]:
     standard deviation if there are several seeds. The best epoch of a seed is the epoch with the best value
     of `choose_by` on the validation split.
     """
+    return [[place, *_cells(experiment, comparison.choose_by)] for place, experiment in _placed(comparison)]
+
+
+def measure_headers(measures: Sequence[str]) -> list[str]:
+    """Returns the headers of the columns of `measure_rows`."""
+    named = [f"Validation {MEASURE_WORDS[measure]}" for measure in measures]
+    return ["", "Experiment", *named, *(f"Test {MEASURE_WORDS[measure]}" for measure in measures)]
+
+
+def measure_rows(comparison: Comparison, measures: Sequence[str]) -> list[list[str]]:
+    """Returns the place, the name and the measures of each experiment, in the order of `comparison_rows`.
+
+    The measures on the validation split come first, then those on the test split.
+    """
+    return [
+        [
+            place,
+            experiment.name,
+            *(measured(experiment, "validation", measure) for measure in measures),
+            *(measured(experiment, "test", measure) for measure in measures),
+        ]
+        for place, experiment in _placed(comparison)
+    ]
+
+
+def detail_rows(comparison: Comparison) -> list[list[str]]:
+    """Returns the cells of DETAIL_HEADERS of each experiment, in the order of `comparison_rows`."""
+    places = [HEADERS.index(header) for header in DETAIL_HEADERS]
+    return [[row[place] for place in places] for row in comparison_rows(comparison)]
+
+
+def _placed(comparison: Comparison) -> list[tuple[str, ExperimentOutcome]]:
+    """Returns pairs of place and experiment, the best first. Experiments without a value have no place."""
     ranked = comparison.ranked
     names = {experiment.name for experiment in ranked}
     others = [experiment for experiment in comparison.experiments if experiment.name not in names]
     return [
-        [str(place) if place else numbers.NONE, *_cells(experiment, comparison.choose_by)]
-        for experiment, place in [
-            *((experiment, place) for place, experiment in enumerate(ranked, 1)),
-            *((experiment, None) for experiment in others),
-        ]
+        *((str(place), experiment) for place, experiment in enumerate(ranked, 1)),
+        *((numbers.NONE, experiment) for experiment in others),
     ]
 
 

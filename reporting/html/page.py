@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 from conf.messages import counted
 from conf.types import Config
+from reporting.elements import numbers
 from reporting.elements.comparison_rows import (
-    HEADERS,
+    DETAIL_HEADERS,
     MEASURE_WORDS,
-    TEXT_COLUMNS,
-    comparison_rows,
+    detail_rows,
+    measure_headers,
+    measure_rows,
     measured,
 )
-from reporting.elements.markup import Html, figure, grid, join, lead, section, table, tag
+from reporting.elements.markup import Html, Section, contents, figure, grid, join, lead, section, table, tag
 from reporting.facts.recent_runs import open_failure, read_history, served_lists
 from reporting.facts.run_facts import RunFacts, count_items, read_run_facts, sample_lists
-from reporting.html.charts.line import Series, line_chart
+from reporting.html.charts.line import Series, Span, line_chart, span_rows
 from reporting.html.sections import (
     calibration,
     data,
@@ -31,7 +36,7 @@ from storage.dataset import read_dataset
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published
 from storage.paths import LakePaths
-from training.registry.comparison import Comparison
+from training.registry.comparison import Comparison, ExperimentOutcome
 
 _SAMPLE_USERS = 4
 
@@ -56,7 +61,7 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         last_thirty_days.render(read_history(config, run_date), run_date, config.quality.psi_warn),
         last_thirty_days.render_runs(config, run_date, recorder),
         data.render(run),
-        data.render_quality(run.quality, run.of_choices),
+        data.render_quality(run.quality, run.of_choices, with_charts=not run.days),
         training.render(run),
         gate.render(run),
         calibration.render(run),
@@ -73,9 +78,10 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
     return run, document(f"Nightrank {config.name} {run_date}", head, sections)
 
 
-def document(title: str, head: Html, sections: list[Html | None]) -> Html:
+def document(title: str, head: Html, sections: Iterable[Section | None]) -> Html:
     """Returns a page as one file. Its content security policy forbids all network requests."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
+    present = [part for part in sections if part is not None]
     meta = [
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
@@ -87,24 +93,31 @@ def document(title: str, head: Html, sections: list[Html | None]) -> Html:
     footer = tag(
         "footer", f"Written {file_io.utc_now()} by Nightrank. Everything on this page is in the file itself."
     )
-    body = tag("body", tag("main", head, *sections, footer))
+    body = tag("body", tag("main", head, contents(present), *present, footer))
     return join([Html("<!doctype html>\n"), tag("html", tag("head", *meta), body, lang="en")])
 
 
 # Builds the HTML page of a comparison of models and settings.
 
 _MOST_CURVES = 8  # the style sheet has 8 colours
+_MOST_ROWS = 20
 
 
 def comparison_page(comparison: Comparison, run_date: str, command: str) -> Html:
-    """Returns the complete page: the best experiment, curves over epochs, the table, and failures.
+    """Returns the complete page: the best experiment, the command that uses it, the table, curves, failures.
 
     Args:
         comparison: the result.
         run_date: the run date of the dataset.
         command: the command that trains the best experiment for the nightly run.
     """
-    sections = [_curves(comparison), _table(comparison), _failures(comparison), _command(command)]
+    sections = [
+        _experiments(comparison),
+        _failures(comparison),
+        _command(command),
+        _curves(comparison),
+        _details(comparison),
+    ]
     title = f"Nightrank comparison {comparison.name} {run_date}"
     return document(title, _head(comparison, run_date), sections)
 
@@ -119,14 +132,67 @@ def _head(comparison: Comparison, run_date: str) -> Html:
             "p",
             f"The best of {counted(len(comparison.experiments), 'experiment')} is ",
             tag("strong", best.name),
-            f", with {words} {measured(best, 'validation', comparison.choose_by)} on the validation split. "
+            f", with {words} {measured(best, 'validation', comparison.choose_by)} on the validation split. ",
+            _lead_over_second(comparison),
             "The test split was not used for this choice.",
             class_="lead",
         ),
     )
 
 
-def _curves(comparison: Comparison) -> Html:
+def _lead_over_second(comparison: Comparison) -> str:
+    """Returns a sentence about the difference from the second experiment; empty if there is no second."""
+    if len(comparison.ranked) < 2:
+        return ""
+    best, second = comparison.ranked[:2]
+    means = [experiment.mean("validation", comparison.choose_by) for experiment in (best, second)]
+    difference = abs((means[0] or 0.0) - (means[1] or 0.0))
+    spread = [experiment.deviation("validation", comparison.choose_by) for experiment in (best, second)]
+    sentence = f"The second, {second.name}, is {numbers.decimal(difference)} away"
+    largest = max((deviation for deviation in spread if deviation is not None), default=None)
+    if largest is None:
+        return f"{sentence}. "
+    relation = "more" if difference > largest else "not more"
+    return f"{sentence}, {relation} than the standard deviation over seeds ({numbers.decimal(largest)}). "
+
+
+def _experiments(comparison: Comparison) -> Section:
+    """Returns the section with a chart and a table of the measures of all experiments."""
+    words, chosen = MEASURE_WORDS[comparison.choose_by], comparison.choose_by
+    sentence = (
+        f"Experiments are ordered by {words} on the validation split. Measures are means over the seeds ± "
+        "the standard deviation. Measures on the test split are only reported."
+    )
+    shown = comparison.ranked[:_MOST_ROWS]
+    chart = span_rows(
+        f"Validation {words}", [_span(experiment, chosen) for experiment in shown], x_label=words
+    )
+    caption = "mean over the seeds (large dot), standard deviation (line) and each seed (small dots)."
+    if len(comparison.ranked) > len(shown):
+        caption += f" The chart shows the {len(shown)} best of {len(comparison.ranked)}."
+    measures = [chosen, *(measure for measure in ("auc", "log_loss") if measure != chosen)]
+    cells = table(measure_headers(measures), measure_rows(comparison, measures), "All experiments", (1,))
+    return section(
+        "experiments",
+        "Experiments",
+        lead(sentence),
+        tag("div", figure(chart, f"Validation {words}", caption), class_="narrow"),
+        tag("div", cells, class_="measures"),
+    )
+
+
+def _span(experiment: ExperimentOutcome, measure: str) -> Span:
+    """Returns the values of a measure on the validation split, for the chart."""
+    mean = experiment.mean("validation", measure)
+    deviation = experiment.deviation("validation", measure) or 0.0
+    values = experiment.values("validation", measure)
+    value = math.nan if mean is None else mean
+    return Span(
+        experiment.name, value, value - deviation, value + deviation, values if len(values) > 1 else ()
+    )
+
+
+def _curves(comparison: Comparison) -> Section:
     """Returns the section with a chart of log loss and a chart of AUC over epochs."""
     shown = comparison.ranked[:_MOST_CURVES]
     charts = []
@@ -135,7 +201,14 @@ def _curves(comparison: Comparison) -> Html:
         series = [Series(experiment.name, experiment.curve(measure)) for experiment in shown]
         if measure == "log_loss" and not any(line.drawable() for line in series):
             continue  # the loss of the training gives no probabilities
-        chart = line_chart(f"Validation {words}", series, x_label="epoch", y_label=words)
+        chart = line_chart(
+            f"Validation {words}",
+            series,
+            x_label="epoch",
+            y_label=words,
+            x_whole=True,
+            x_written=lambda epoch: f"{epoch:.4g}",
+        )
         charts.append(figure(chart, f"Validation {words}", "mean over the seeds, at each evaluation."))
     sentence = "Measures on the validation split during the training; the last point is the final model."
     if len(comparison.ranked) > len(shown):
@@ -145,19 +218,16 @@ def _curves(comparison: Comparison) -> Html:
     return section("curves", "Curves", lead(sentence), grid(*charts))
 
 
-def _table(comparison: Comparison) -> Html:
-    words = MEASURE_WORDS[comparison.choose_by]
-    sentence = (
-        f"Experiments are ordered by {words} on the validation split. Measures are means over the seeds ± "
-        "the standard deviation. Measures on the test split are only reported."
-    )
-    rows = comparison_rows(comparison)
+def _details(comparison: Comparison) -> Section:
+    """Returns the section with the changed settings, seeds, epochs, seconds and model versions."""
+    sentence = lead("The best epoch of a seed is the epoch with the best value on the validation split.")
+    rows = detail_rows(comparison)
     return section(
-        "experiments", "Experiments", lead(sentence), table(HEADERS, rows, "All experiments", TEXT_COLUMNS)
+        "details", "Settings and models", sentence, table(DETAIL_HEADERS, rows, "All experiments", (0, 1, 5))
     )
 
 
-def _failures(comparison: Comparison) -> Html | None:
+def _failures(comparison: Comparison) -> Section | None:
     """Returns the section with the errors of failed trainings; None if no training failed."""
     rows = [
         (experiment.name, training.seed, training.failure)
@@ -172,7 +242,7 @@ def _failures(comparison: Comparison) -> Html | None:
     return section("failures", "Failures", lead(sentence), cells)
 
 
-def _command(command: str) -> Html:
+def _command(command: str) -> Section:
     sentence = lead("This command trains the best experiment in the nightly run, followed by the gate:")
     return section("use", "Use the best experiment", sentence, tag("p", tag("code", command)))
 
@@ -211,6 +281,10 @@ code { font: .92em ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", 
   overflow-wrap: anywhere; }
 section { margin-top: 2.75rem; padding-top: 1.5rem; border-top: 1px solid var(--rule); }
 footer { margin-top: 3rem; color: var(--muted); font-size: .8125rem; }
+.contents ul { display: flex; flex-wrap: wrap; gap: .15rem 1rem; list-style: none; margin: 1.5rem 0 0;
+  padding: 0; font-size: .8125rem; }
+.contents a { color: var(--accent); text-decoration: none; }
+.contents a:hover, .contents a:focus-visible { text-decoration: underline; }
 .overline { color: var(--muted); font-size: .875rem; margin-bottom: .25rem; }
 .lead { max-width: 46rem; color: var(--muted); text-wrap: pretty; }
 .lead strong, .lead code { color: var(--ink); }
@@ -271,6 +345,7 @@ figcaption strong { display: block; color: var(--ink); }
 .chart .line.series-4 { stroke-dasharray: 6 3; }
 .chart .line.series-5 { stroke-dasharray: 2 3; }
 .chart .line.series-7 { stroke-dasharray: 6 3; }
+.chart .point { fill: var(--ink); opacity: .55; }
 .chart .bar, .chart .part, .chart .dot, .chart .bubble { fill: var(--series); }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .8125rem; color: var(--muted);
   margin-bottom: .35rem; }
@@ -288,6 +363,9 @@ th:last-child, td:last-child { padding-right: 0; }
 th.number { white-space: normal; }
 td:first-child { white-space: nowrap; }
 td code { white-space: nowrap; }
+.narrow { max-width: 34rem; margin: 1.25rem 0 1.75rem; }
+.measures td:nth-child(2) { overflow-wrap: anywhere; min-width: 6rem; }
+.measures tbody tr:first-child td { font-weight: 600; }
 td strong.warn { color: var(--warn); }
 td strong.stop, .lead strong.stop { color: var(--stop); }
 details { margin-top: 1rem; }
@@ -306,6 +384,13 @@ dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-
 .chips li { border: 1px solid var(--rule); border-radius: 4px; padding: .05rem .45rem;
   color: var(--muted); }
 .chips code { color: var(--ink); }
+@media screen and (min-width: 78rem) {
+  main { margin-left: max(15rem, calc(50% - 31rem)); }
+  .contents { position: fixed; top: 2.5rem; left: calc(max(15rem, 50% - 31rem) - 12.5rem); width: 11.5rem;
+    max-height: calc(100vh - 5rem); overflow-y: auto; }
+  .contents ul { display: block; margin: 0; }
+  .contents li { padding: .18rem 0; }
+}
 @media screen and (max-width: 40rem) {
   main { padding-top: 1.5rem; }
   h1 { font-size: 1.6rem; }
@@ -323,6 +408,7 @@ dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-
   .tiles { grid-template-columns: repeat(5, 1fr); }
   .tile .value { font-size: 1.4rem; }
   .scroll { overflow: visible; }
+  .contents { display: none; }
   table, th, dl, figcaption, .note, .chips { font-size: 8pt; }
   th, td, dl div { padding-top: .15rem; padding-bottom: .15rem; }
   .tile, .card { border: 1px solid var(--rule); }

@@ -88,17 +88,51 @@ ROWS = [
 
 def test_the_page_has_the_table_the_failures_and_the_command() -> None:
     page = comparison_page(COMPARISON, DATE, COMMAND)
-    cells = Cells(page)
-    assert cells.rows[1:4] == ROWS
-    assert cells.rows[5:] == [["broken", "0", "loss is nan\nremedy"]]
+    measures, failures, details = _tables(page)
+    assert [row[:2] for row in measures] == [["", "Experiment"], *(row[:2] for row in ROWS)]
+    # Log loss decides, so it comes first.
+    assert [row[2:] for row in measures[1:]] == [[row[5], row[4], row[9], row[8]] for row in ROWS]
+    assert failures[1:] == [["broken", "0", "loss is nan\nremedy"]]
+    assert details[1:] == [[row[1], row[2], row[3], row[6], row[7], row[10]] for row in ROWS]
     assert "<b>wide" not in page
     assert "The test split was not used for this choice." in page
     assert "train.epochs=&lt;3&gt;" in page
 
 
+def _tables(page: str) -> list[list[list[str]]]:
+    """The rows of each table of the page, with the header."""
+    return [Cells(part).rows for part in re.findall(r"<table>.*?</table>", page, flags=re.DOTALL)]
+
+
+def test_the_answer_comes_before_the_curves() -> None:
+    page = comparison_page(COMPARISON, DATE, COMMAND)
+    assert re.findall(r'<section id="(\w+)"', page) == ["experiments", "failures", "use", "curves", "details"]
+    head = re.sub(r"<.*?>", "", page[page.index("<header>") : page.index("</header>")])
+    assert "is &lt;b&gt;wide&lt;/b&gt;, with log loss 0.3200 ± 0.0283 on the validation split" in head
+    assert "The second, base, is 0.1300 away, more than the standard deviation over seeds (0.0707)." in head
+
+
+def test_a_lead_within_the_spread_of_seeds_is_named_as_such() -> None:
+    close = [outcome("first", [[0.40], [0.44]], 0.5), outcome("second", [[0.41], [0.44]], 0.5)]
+    page = comparison_page(Comparison("close", "log_loss", close), DATE, COMMAND)
+    assert "is 0.0050 away, not more than the standard deviation over seeds (0.0283)." in page
+    one_seed = [outcome("first", [[0.40]], 0.5), outcome("second", [[0.41]], 0.5)]
+    page = comparison_page(Comparison("close", "log_loss", one_seed), DATE, COMMAND)
+    assert "The second, second, is 0.0100 away. The test split" in page
+
+
+def test_the_chosen_measure_has_a_column_of_its_own() -> None:
+    page = comparison_page(replace(COMPARISON, choose_by="normalized_entropy"), DATE, COMMAND)
+    assert _tables(page)[0][0][2:5] == [
+        "Validation normalised entropy",
+        "Validation AUC",
+        "Validation log loss",
+    ]
+
+
 def test_the_page_opens_offline() -> None:
     page = comparison_page(COMPARISON, DATE, COMMAND)
-    assert Cells(page).addresses == []
+    assert all(address.startswith("#") for address in Cells(page).addresses)
     assert "default-src &#x27;none&#x27;" in page
     assert not re.search(r"<script|@import|url\(|https?://", page)
 
@@ -106,9 +140,10 @@ def test_the_page_opens_offline() -> None:
 def test_the_curves_are_means_over_seeds() -> None:
     page = comparison_page(COMPARISON, DATE, COMMAND)
     charts = re.findall(r'<svg.*?aria-label="([^"]*)".*?</svg>', page)
-    assert [chart.split(".")[0] for chart in charts] == ["Validation log loss", "Validation AUC"]
+    curves = ["Validation log loss", "Validation AUC"]
+    assert [chart.split(".")[0] for chart in charts] == ["Validation log loss", *curves]
     dots = re.findall(r"<title>([\d.]+: [\d.]+)</title>", page)
-    assert dots[:4] == ["1.0: 0.4", "2.0: 0.32", "1.0: 0.6", "2.0: 0.45"]
+    assert dots[:4] == ["1: 0.4", "2: 0.32", "1: 0.6", "2: 0.45"]
 
 
 def test_only_the_best_experiments_have_curves() -> None:
@@ -120,7 +155,7 @@ def test_only_the_best_experiments_have_curves() -> None:
     assert re.findall(r"</i>(e\d+)", legend[0]) == [f"e{place}" for place in range(11, 3, -1)]
     assert "line series-7" in page
     assert "series-8" not in page
-    assert len(Cells(page).rows) == 13
+    assert [len(rows) for rows in _tables(page)] == [13, 13]
 
 
 def test_the_terminal_shows_the_same_rows() -> None:
@@ -155,6 +190,6 @@ def test_losses_without_probabilities_have_no_log_loss_to_draw() -> None:
     page = comparison_page(comparison, DATE, COMMAND)
     assert "Validation AUC" in page
     assert "no values to draw" not in page
-    headers, *rows = Cells(page).rows
+    headers, *rows = _tables(page)[0]
     assert {row[headers.index("Validation log loss")] for row in rows} == {"–"}
     assert "log loss" not in comparison_text(comparison, DATE, COMMAND).split("Changed settings")[0]

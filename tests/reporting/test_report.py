@@ -57,7 +57,10 @@ _SECTIONS = [
 
 
 class Page(HTMLParser):
-    """Collects tags and text, and fails on elements that are not closed in order."""
+    """Collects tags and text, and fails on elements that are not closed in order.
+
+    Its text leaves out the list of contents.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -80,7 +83,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         """Collects text."""
-        self.words.append(data)
+        if "nav" not in self.open:
+            self.words.append(data)
 
     @property
     def text(self) -> str:
@@ -118,7 +122,17 @@ def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
         "Recall @112 All candidates 62.5% covisitation 37.5% popular 25.0%",
     ):
         assert figure in page.text
-    assert full.count("<svg") == 12
+    # The days are drawn once, in the section about the data.
+    assert full.count("<svg") == 10
+
+
+def test_the_contents_link_to_every_section_in_its_order(full: str) -> None:
+    page = Page(full)
+    links = [attributes["href"] for name, attributes in page.tags if name == "a"]
+    assert links == [f"#{name}" for name in _SECTIONS]
+    contents = full[full.index("<nav") : full.index("</nav>")]
+    titles = re.findall(r'<h2 id="[\w-]+">(.*?)</h2>', full)
+    assert re.findall(r"<a [^>]*>(.*?)</a>", contents) == titles
 
 
 def test_changes_and_deliveries_stand_beside_each_other(full: str) -> None:
@@ -158,7 +172,8 @@ def test_expected_calibration_error_weighs_bins_by_rows(full: str) -> None:
 def test_report_loads_nothing_from_anywhere(full: str) -> None:
     assert not re.search(r"https?:|//[\w.]+/|url\(|@import|<script|<link|<img|<iframe", full)
     for _, attributes in Page(full).tags:
-        assert not {"src", "href", "srcset", "data", "poster"} & set(attributes)
+        assert not {"src", "srcset", "data", "poster"} & set(attributes)
+        assert (attributes.get("href") or "#").startswith("#")
 
 
 def test_values_of_the_log_are_text_and_never_markup(full: str) -> None:
@@ -199,6 +214,7 @@ def test_data_quality_of_a_stopped_run_is_shown_without_a_dataset(tmp_path: Path
     publish_facts(LakePaths(config.lake).quality(config.name).partition(RUN_DATE), quality_facts(stopped))
     page = build(config, RUN_DATE)[1]
     assert "The job was stopped: no features were published." in Page(page).text
+    assert "Rows of the log</strong> that parsed, by day." in page
     assert page.count('<strong class="stop">') == 4  # two findings, the PSI and its column
     publish_facts(LakePaths(config.lake).quality(config.name).partition(RUN_DATE), quality_facts([]))
     assert "Nothing is above a limit." in Page(build(config, RUN_DATE)[1]).text

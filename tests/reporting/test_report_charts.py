@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reporting.html.charts.bars import columns, histogram, rows
 from reporting.html.charts.frame import axis, plain, tick_step
-from reporting.html.charts.line import Reference, Series, line_chart, scatter
+from reporting.html.charts.line import Reference, Series, Span, line_chart, scatter, span_rows
 
 _VALUES = st.lists(
     st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-6), min_size=1, max_size=20
@@ -33,6 +33,30 @@ def test_axis_encloses_its_values_with_few_ascending_ticks(
     assert all(chart_axis.low - slack <= tick <= chart_axis.high + slack for tick in chart_axis.ticks)
     if from_zero:
         assert chart_axis.low <= 0 <= chart_axis.high
+
+
+@given(_VALUES, st.booleans())
+def test_whole_ticks_are_whole_numbers(values: list[float], exact: bool) -> None:
+    chart_axis = axis(values, "epoch", exact=exact, whole=True)
+    if math.floor(chart_axis.high) >= math.ceil(chart_axis.low):
+        assert all(tick == round(tick) for tick in chart_axis.ticks)
+    assert chart_axis.ticks or exact
+
+
+def test_rows_of_spans_show_mean_interval_and_points_within_the_picture() -> None:
+    spans = [
+        Span("a_very_long_name_of_an_experiment", 0.5, 0.4, 0.6, [0.4, 0.6]),
+        Span("one seed", 0.7, 0.7, 0.7),
+        Span("no value", math.nan, math.nan, math.nan),
+    ]
+    drawn = span_rows("AUC", spans, x_label="AUC")
+    assert "a_very_long_name_…</text>" in drawn
+    assert "<title>a_very_long_name_of_an_experiment: 0.5000</title>" in drawn
+    assert drawn.count('class="point"') == 2
+    assert drawn.count('class="line series-0"') == 3  # the interval and its two ends
+    assert "no value" not in drawn
+    _all_finite(drawn)
+    assert "no values to draw" in span_rows("AUC", spans[2:], x_label="AUC")
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,14 @@ def axis(
     *,
     from_zero: bool = False,
     exact: bool = False,
+    whole: bool = False,
     written: Format | None = None,
     most_ticks: int = 6,
 ) -> Axis:
     """Returns an axis that covers all finite values.
 
     The axis begins and ends at a tick. With `exact`, it begins at the smallest value and ends at the largest.
+    With `whole`, ticks are at whole numbers, unless no whole number is within the range of the values.
 
     Raises:
         ValueError: there is no finite value.
@@ -141,6 +143,8 @@ def axis(
         room = abs(low) * 0.1 or 1.0
         low, high = (0.0, room) if from_zero and low == 0 else (low - room, high + room)
     step = tick_step(high - low, most_ticks)
+    if whole and math.floor(high) >= math.ceil(low):
+        step = 5.0 if step == 2.5 else max(step, 1.0)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = [round(index * step, 12) for index in range(first, last + 1)]
     if exact:

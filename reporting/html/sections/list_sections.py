@@ -8,7 +8,7 @@ from typing import Any
 from conf.messages import counted
 from conf.train_types import ScoreKind
 from reporting.elements import numbers
-from reporting.elements.markup import Child, Html, figure, grid, lead, missing, section, table, tag
+from reporting.elements.markup import Child, Html, Section, figure, grid, lead, missing, section, table, tag
 from reporting.facts.run_facts import ItemCounts, RunFacts, UserList
 from reporting.html.charts.frame import percent
 from reporting.html.charts.line import Series, line_chart
@@ -16,7 +16,7 @@ from reporting.html.charts.line import Series, line_chart
 _AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks of the test split"}
 
 
-def render_quality(run: RunFacts) -> Html:
+def render_quality(run: RunFacts) -> Section:
     """Returns the section about the lists of this date.
 
     If the clicks on these lists are not known yet, the section shows the lists of the day before.
@@ -160,7 +160,7 @@ def _measures(values: Mapping[str, Any]) -> list[Child]:
 # It also shows the limits that held the lists back, and the deliveries.
 
 
-def render_changes(run: RunFacts) -> Html:
+def render_changes(run: RunFacts) -> Section:
     """Returns the section, from the tables list_changes and deliveries.
 
     Lists that were held back have no delivery.
@@ -267,7 +267,7 @@ def _delivered(delivery: Mapping[str, Any] | None) -> Html | None:
 _TOP = 10
 
 
-def render_coverage(run: RunFacts, counts: ItemCounts | None) -> Html:
+def render_coverage(run: RunFacts, counts: ItemCounts | None) -> Section:
     """Returns the section: the concentration of the lists, and the items that are recommended most."""
     if run.recommendations is None or counts is None or not counts.rows:
         return section("coverage", "Coverage", missing("How often items are recommended", "score_daily"))
@@ -336,7 +336,7 @@ def _top(ordered: list[tuple[str, int]], rows: int) -> Html:
 _CLICKED = 5
 
 
-def render_sample(lists: Sequence[UserList], scores: ScoreKind) -> Html:
+def render_sample(lists: Sequence[UserList], scores: ScoreKind) -> Section:
     """Returns the section: one card per user. `scores` is the kind of the lists' scores."""
     if not lists:
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
