@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-# A name that ends with a dot allows all keys below it, with plain values. Any other name allows exactly that
-# key, with any value.
+# A name that ends with a dot allows all keys below it, if their values are plain values or lists of plain
+# values. Any other name allows exactly that key, with any value.
 DEFAULT_KEYS = (
     "candidates.active_days",
     "candidates.exclude_clicked",

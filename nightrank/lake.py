@@ -72,8 +72,8 @@ def open_lake(
     loaded = None if config is None else load_config(fspath(config)).model_copy(update={"lake": root})
     if not file_io.list_files(opened.datasets.path):
         raise DataError(
-            f"{root} has no table `datasets`: it is no lake, or no run of build_features has ended",
-            "pass the folder or URI that is `lake` in the configuration",
+            f"{root} has no table `datasets`: it is not a lake, or no run of build_features has succeeded",
+            "pass the folder or URI that is `lake` in the configuration, or run build_features first",
         )
     return Lake(opened, loaded, name)
 
