@@ -294,6 +294,11 @@ class LakePaths:
         return self._table("logs").path
 
     @property
+    def leases(self) -> str:
+        """Returns the folder of the tickets of running jobs (storage/leases.py)."""
+        return self._table("leases").path
+
+    @property
     def runs(self) -> Table:
         """Returns the table of run records. No record is ever replaced, and none is listed in a manifest."""
         return self._table("runs")

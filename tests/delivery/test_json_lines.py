@@ -226,6 +226,20 @@ JDBC = {
         ),
         ({"url": "jdbc:postgresql://a:hidden-word@db/app"}, "must not contain a user or a password"),
         ({"url": "jdbc:mysql://db/app"}, "must begin with jdbc:postgresql:"),
+        *(
+            ({"url": f"jdbc:postgresql://db/app?sslmode=require&{parameter}"}, "it may not have")
+            for parameter in (
+                "socketFactory=org.springframework.context.support.ClassPathXmlApplicationContext",
+                "sslfactory=org.postgresql.ssl.NonValidatingFactory",
+                "sslhostnameverifier=a.B",
+                "sslpasswordcallback=a.B",
+                "authenticationPluginClassName=a.B",
+                "xmlFactoryFactory=a.B",
+                "loggerFile=/etc/cron.d/x",
+                "service=x",
+                "socket%46actory=a.B",
+            )
+        ),
         ({"table": "lists; drop table users"}, "lower-case letters"),
         ({"table": "x" * 31}, "at most 30"),
         ({"password": {}}, "either `env` or `file`"),

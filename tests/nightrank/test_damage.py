@@ -77,6 +77,7 @@ class Copy:
             run_date=RUN_DATE,
             future=True,
             profile=None,
+            wait=0.0,
         )
         stage = import_module(f"jobs.stages.{job}").run
         root = logging.getLogger()
