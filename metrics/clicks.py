@@ -1,4 +1,4 @@
-"""AUC, log loss and normalised entropy of click probabilities, also from the sums of several processes."""
+"""AUC, average precision, log loss and normalised entropy, also from the sums of several processes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,32 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
     negatives = np.add.reduceat(negative[order], first)
     below = np.cumsum(negatives) - negatives
     return float(np.dot(positives, below + negatives / 2) / (positives.sum() * negatives.sum()))
+
+
+def average_precision(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Returns the average precision: Σ (R_n - R_{n-1}) · P_n over the distinct scores, in descending order.
+
+    P_n and R_n are precision and recall of the rows whose score is at least the n-th distinct score. This is
+    the definition of scikit-learn (sklearn.metrics.average_precision_score), without interpolation. Rows with
+    equal scores enter together, so their order has no influence. Arguments are those of `auc`.
+
+    Raises:
+        DataError: the weights of the positive rows sum to 0, so the recall is undefined; or a score is not
+            finite.
+    """
+    label, score, weight = vectors(labels, scores, weights)
+    if not (weight * label).sum():
+        raise DataError(
+            f"the average precision of {len(label)} rows is undefined: no row is positive",
+            "measure on rows of which at least one is a click",
+        )
+    order = np.argsort(-score, kind="stable")
+    last = np.flatnonzero(np.diff(score[order], append=-np.inf))  # last row of each distinct score
+    positives = np.cumsum((weight * label)[order])[last]
+    rows = np.cumsum(weight[order])[last]
+    gained = np.diff(positives, prepend=0.0)
+    precision = np.divide(positives, rows, out=np.zeros_like(rows), where=rows > 0)
+    return float(np.dot(gained, precision) / positives[-1])
 
 
 def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None) -> float:

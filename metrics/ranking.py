@@ -1,14 +1,17 @@
-"""MAP@k and NDCG@k of ranked groups of rows, such as the ads of one display.
+"""Measures of ranked lists, such as NDCG@k: of groups of rows (the ads of one display), or of lists of items.
 
-In each group, rows are ranked by descending score. Ties are broken to the disadvantage of the model: among
-rows with equal scores, rows without a click come first. So a model with a constant score gets the lowest
-possible value, and neither the order of rows nor the number of processes changes a measure. Groups without a
-click are left out of the mean over groups, because every ranking of their rows is equally good.
+In a group of rows, rows are ranked by descending score. Ties are broken to the disadvantage of the model:
+among rows with equal scores, rows without a click come first. So a model with a constant score gets the
+lowest possible value, and neither the order of rows nor the number of processes changes a measure. Groups
+without a click are left out of the mean over groups, because every ranking of their rows is equally good.
+
+A list of items is measured by the relevant items of its user, which need not be in the list.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,14 +20,17 @@ from conf.errors import ConfigError, DataError
 from metrics.clicks import Vector, vectors
 
 
-class _Clicked(NamedTuple):
-    """The M clicked rows among the first k of their groups, and the G groups that have a click.
+class Hits(NamedTuple):
+    """The M relevant entries among the first k of their lists, and the G lists with relevant entries.
+
+    For groups of rows, a list is a group, and its relevant entries are the clicked rows.
 
     Attributes:
-        group: (M,) index of the row's group among the groups that have a click.
-        position: (M,) position of the row in its group; 1 is the position of the highest score.
-        nth: (M,) number of clicks in the group up to this position, including this row.
-        clicks: (G,) number of clicks of each group, including clicks at positions after k.
+        group: (M,) index of the entry's list among the G lists.
+        position: (M,) position of the entry in its list; 1 is the first position.
+        nth: (M,) number of relevant entries in the list up to this position, including this entry.
+        clicks: (G,) number of relevant entries of each list, including those that are not in its first k
+            entries.
     """
 
     group: NDArray[np.int64]
@@ -32,14 +38,13 @@ class _Clicked(NamedTuple):
     nth: NDArray[np.int64]
     clicks: NDArray[np.int64]
 
+    def sums(self, values: Vector) -> Vector:
+        """Returns the sum of one value per entry over each list: (G,)."""
+        return np.bincount(self.group, weights=values, minlength=len(self.clicks))
+
 
 def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
-    """Returns the mean over groups of the average precision of their first k rows.
-
-    AP@k = Σ_{i ≤ k} label_i · precision(i) / min(clicks, k), as in Kaggle's Outbrain competition. Here
-    precision(i) is the share of clicks among the first i rows, and clicks is the number of clicks in the
-    group. For a group with one click, AP@k is 1 / (position of the click), or 0 if the click is after
-    position k.
+    """Returns the mean over groups of the average precision of their first k rows (`average_precisions`).
 
     Args:
         labels: (N,) 0 or 1.
@@ -51,33 +56,80 @@ def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
         DataError: lengths differ, a score is not finite, a label is neither 0 nor 1, or no group has a click.
         ConfigError: k is below 1.
     """
-    clicked = _clicked(labels, scores, groups, k)
-    precisions = clicked.nth / clicked.position
-    sums = np.bincount(clicked.group, weights=precisions, minlength=len(clicked.clicks))
-    return float(np.mean(sums / np.minimum(clicked.clicks, k)))
+    return float(np.mean(average_precisions(_clicked(labels, scores, groups, k), k)))
 
 
 def ndcg_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
     """Returns the mean over groups of the normalised discounted cumulative gain of their first k rows.
 
-    The normalised gain of a group is its DCG@k divided by the DCG@k of a ranking with all clicks first
-    (Järvelin and Kekäläinen 2002). Here DCG@k = Σ_{i ≤ k} label_i / log2(i + 1). Arguments and errors are
-    those of `map_at_k`.
+    The gain is that of `normalized_gains`. Arguments and errors are those of `map_at_k`.
     """
-    clicked = _clicked(labels, scores, groups, k)
-    gains = 1 / np.log2(clicked.position + 1)
-    sums = np.bincount(clicked.group, weights=gains, minlength=len(clicked.clicks))
+    return float(np.mean(normalized_gains(_clicked(labels, scores, groups, k), k)))
+
+
+def average_precisions(hits: Hits, k: int) -> Vector:
+    """Returns the average precision of each list, (G,).
+
+    AP@k = Σ_{i ≤ k} relevant_i · precision(i) / min(r, k), as in Kaggle's Outbrain competition and in RecBole
+    (recbole/evaluator/metrics.py, class MAP). Here precision(i) is the share of relevant entries among the
+    first i entries, and r is the number of relevant entries. If there is one, AP@k is 1 / (its position), or
+    0 if it is after position k.
+    """
+    return hits.sums(hits.nth / hits.position) / np.minimum(hits.clicks, k)
+
+
+def normalized_gains(hits: Hits, k: int) -> Vector:
+    """Returns the NDCG of each list, (G,).
+
+    It is DCG@k divided by the DCG@k of a ranking with all relevant entries first (Järvelin and Kekäläinen
+    2002; RecBole, class NDCG). Here DCG@k = Σ_{i ≤ k} relevant_i / log2(i + 1).
+    """
     ideal = np.cumsum(1 / np.log2(np.arange(k) + 2))
-    return float(np.mean(sums / ideal[np.minimum(clicked.clicks, k) - 1]))
+    return hits.sums(1 / np.log2(hits.position + 1)) / ideal[np.minimum(hits.clicks, k) - 1]
 
 
-def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> _Clicked:
-    """Ranks the rows of each group; arguments and errors are those of `map_at_k`."""
+def reciprocal_ranks(hits: Hits, k: int) -> Vector:
+    """Returns 1 / (position of the first relevant entry) of each list, (G,); 0 if it is after position k.
+
+    This is RecBole's class MRR.
+    """
+    return hits.sums((hits.nth == 1) / hits.position)
+
+
+def recalls(hits: Hits, k: int) -> Vector:
+    """Returns the share of the relevant entries of each list that are in its first k, (G,).
+
+    This is RecBole's class Recall.
+    """
+    return hits.sums(np.ones(len(hits.group))) / hits.clicks
+
+
+def precisions(hits: Hits, k: int) -> Vector:
+    """Returns the number of relevant entries among the first k of each list, divided by k, (G,).
+
+    This is RecBole's class Precision. A list with fewer than k entries is divided by k, too.
+    """
+    return hits.sums(np.ones(len(hits.group))) / k
+
+
+def any_hits(hits: Hits, k: int) -> Vector:
+    """Returns 1 for each list with a relevant entry among its first k, and otherwise 0, (G,).
+
+    This is RecBole's class Hit.
+    """
+    return hits.sums((hits.nth == 1).astype(np.float64))
+
+
+def require_k(k: int) -> None:
+    """Raises ConfigError if k is below 1."""
     if k < 1:
         raise ConfigError(f"k={k} is below 1", "measure at a k of 1 or more")
-    label, score, _ = vectors(labels, scores)
-    group = _as_numbers(groups, label)
-    order = np.lexsort((label, -score, group))
+
+
+def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> Hits:
+    """Ranks the rows of each group; arguments and errors are those of `map_at_k`."""
+    require_k(k)
+    order, label, group = _ranked(labels, scores, groups)
     label, group = label[order], group[order]
     first = np.flatnonzero(np.diff(group, prepend=-1))  # first row of each group
     clicks = np.add.reduceat(label, first).astype(np.int64)
@@ -87,7 +139,19 @@ def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
     nth = (before - np.repeat(before[first], sizes)).astype(np.int64) + 1
     counted = (label == 1) & (position <= k)
     dense = np.cumsum(clicks > 0) - 1  # index of a group among those with a click
-    return _Clicked(dense[group[counted]], position[counted], nth[counted], clicks[clicks > 0])
+    return Hits(dense[group[counted]], position[counted], nth[counted], clicks[clicks > 0])
+
+
+def _ranked(
+    labels: ArrayLike, scores: ArrayLike, groups: ArrayLike
+) -> tuple[NDArray[np.int64], Vector, NDArray[np.int64]]:
+    """Returns the order in which rows are ranked, group by group; and labels and indices of the groups.
+
+    All three have the shape (N,). Arguments and errors are those of `map_at_k`.
+    """
+    label, score, _ = vectors(labels, scores)
+    group = _as_numbers(groups, label)
+    return np.lexsort((label, -score, group)), label, group
 
 
 def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
@@ -105,3 +169,165 @@ def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
             "measure on a split with clicks, for example by adding days to the split",
         )
     return np.unique(group, return_inverse=True)[1].astype(np.int64)
+
+
+# Lists of items, and the items that are relevant to the users of these lists.
+
+Ids = NDArray[Any]
+_NUMBERS, _TEXTS = "an integer", "a text"
+
+
+class Lists(NamedTuple):
+    """U lists of ids, one after the other.
+
+    Attributes:
+        lengths: (U,) number of ids of each list.
+        ids: (N,) the ids of all lists: integers or texts.
+    """
+
+    lengths: NDArray[np.int64]
+    ids: Ids
+
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """Returns the index of the list of each id: (N,)."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def position(self) -> NDArray[np.int64]:
+        """Returns the position of each id in its list, from 1: (N,)."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        return np.arange(len(self.ids)) - np.repeat(starts, self.lengths) + 1
+
+
+def read_lists(name: str, lists: Iterable[ArrayLike]) -> Lists:
+    """Returns lists of ids. A list may be empty.
+
+    Args:
+        name: what the lists are, for messages.
+        lists: U lists of integers or of texts, such as the rows of an array.
+
+    Raises:
+        DataError: an id is missing, or is neither an integer nor a text; or ids have both types; or a list is
+            not one-dimensional.
+    """
+    if isinstance(lists, str | bytes):
+        raise DataError(f"{name} is a text, not lists of ids", "pass one list of ids for each user")
+    arrays = [_ids_of(name, ids) for ids in lists]
+    filled = [array for array in arrays if len(array)]
+    kinds = sorted({_kind(array) for array in filled})
+    if len(kinds) > 1:
+        raise DataError(f"{name} has ids of two types: {kinds}", "convert all ids to one type")
+    lengths = np.array([len(array) for array in arrays], np.int64)
+    return Lists(lengths, np.concatenate(filled) if filled else np.zeros(0, np.int64))
+
+
+def _ids_of(name: str, ids: ArrayLike) -> Ids:
+    array = np.asarray(ids)
+    if array.dtype == object:  # texts of pandas
+        texts = all(isinstance(value, str) for value in array.flat)
+        array = array.astype(str) if texts else np.array(array.tolist())
+    if array.ndim != 1:
+        raise DataError(f"{name} contains {ids!r}, which is no list of ids", "pass one list for each user")
+    if len(array) and array.dtype.kind not in "iuUS":
+        raise DataError(
+            f"{name} contains ids of the type {array.dtype}, such as {array[0]!r}",
+            "pass integers or texts without missing values",
+        )
+    return array
+
+
+def _kind(array: Ids) -> str:
+    return _NUMBERS if array.dtype.kind in "iu" else _TEXTS
+
+
+def numbered(names: Sequence[str], lists: Sequence[Lists]) -> list[Lists]:
+    """Returns the same lists with numbers from 0 in place of the ids, which are the same in all of them.
+
+    Raises:
+        DataError: ids of two of the lists have different types.
+    """
+    kinds = {name: _kind(one.ids) for name, one in zip(names, lists, strict=True) if len(one.ids)}
+    if len(set(kinds.values())) > 1:
+        raise DataError(f"the ids have different types: {kinds}", "convert all ids to one type")
+    filled = [one.ids for one in lists if len(one.ids)] or [np.zeros(0, np.int64)]
+    index = iter(np.split(np.unique(np.concatenate(filled), return_inverse=True)[1], _ends(filled)))
+    empty = np.zeros(0, np.int64)
+    return [Lists(one.lengths, next(index).astype(np.int64) if len(one.ids) else empty) for one in lists]
+
+
+def _ends(arrays: Sequence[Ids]) -> NDArray[np.int64]:
+    return np.cumsum([len(array) for array in arrays])[:-1]
+
+
+def distinct_pairs(lists: Lists) -> Lists:
+    """Returns lists of numbers without repeated numbers, in ascending order."""
+    width = int(lists.ids.max(initial=0)) + 1
+    pairs = np.unique(lists.owner * width + lists.ids)
+    return Lists(np.bincount(pairs // width, minlength=len(lists.lengths)), pairs % width)
+
+
+def require_distinct(name: str, lists: Lists, ids: Ids) -> None:
+    """Raises DataError if a list of numbers has a number twice. The numbers replace `ids`."""
+    order = np.lexsort((lists.ids, lists.owner))
+    owner, number = lists.owner[order], lists.ids[order]
+    twice = np.flatnonzero((owner[1:] == owner[:-1]) & (number[1:] == number[:-1]))
+    if len(twice):
+        first = order[twice[0]]
+        raise DataError(
+            f"{name}: list {lists.owner[first]} has {ids[first]!r} twice", "list each item once for a user"
+        )
+
+
+def hits_of_lists(
+    recommended: Iterable[ArrayLike], relevant: Iterable[ArrayLike], k: int
+) -> tuple[Hits, NDArray[np.bool_]]:
+    """Returns the relevant items in lists, and (U,) whether each user has relevant items: G of them have.
+
+    Args:
+        recommended: U lists of distinct ids, the best item first. A list may be empty.
+        relevant: the ids of the relevant items of the same U users. Repeated ids count once.
+        k: number of positions that are measured, from the first.
+
+    Raises:
+        ConfigError: k is below 1.
+        DataError: the numbers of users differ; a list has an id twice; an id is missing, or is neither an
+            integer nor a text, or ids have different types; or no user has a relevant item.
+    """
+    require_k(k)
+    names = ("recommended", "relevant")
+    given = read_lists(names[0], recommended), read_lists(names[1], relevant)
+    if len(given[0].lengths) != len(given[1].lengths):
+        raise DataError(
+            f"there are {len(given[0].lengths)} lists, and relevant items of {len(given[1].lengths)} users",
+            "pass one list and its relevant items for each user, in the same order",
+        )
+    listed, wanted = numbered(names, given)
+    require_distinct(names[0], listed, given[0].ids)
+    wanted = distinct_pairs(wanted)
+    users = np.flatnonzero(wanted.lengths)
+    if not len(users):
+        raise DataError(
+            f"none of {len(wanted.lengths)} users has a relevant item, so there is no list to measure",
+            "measure with interactions after the lists were made",
+        )
+    width = int(max(listed.ids.max(initial=0), wanted.ids.max(initial=0))) + 1
+    is_hit = np.isin(listed.owner * width + listed.ids, wanted.owner * width + wanted.ids)
+    is_hit &= listed.position <= k
+    owner, position = listed.owner[is_hit], listed.position[is_hit]
+    group = np.searchsorted(users, owner)
+    of_group = np.bincount(group, minlength=len(users))
+    nth = np.arange(len(group)) - np.repeat(np.cumsum(of_group) - of_group, of_group) + 1
+    return Hits(group, position, nth, wanted.lengths[users]), wanted.lengths > 0
+
+
+def ranked_rows(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike) -> tuple[list[Ids], list[Ids]]:
+    """Returns the rows of each group in the order of their scores, and the clicked rows of each group.
+
+    Both are lists of indices of rows, one list per group, in sorted order of the groups. Arguments and errors
+    are those of `map_at_k`.
+    """
+    order, label, group = _ranked(labels, scores, groups)
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))[1:]
+    ranked = np.split(order, starts)
+    return ranked, [rows[label[rows] == 1] for rows in ranked]

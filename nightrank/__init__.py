@@ -11,6 +11,9 @@
     model.recommend(["u1", "u2"], k=5).pandas()            # lists of some users
     nightrank.Workflow(groups).fit(rows).transform(rows)   # features that are learned from a frame
     nightrank.train(workflow, rows, model={...}).score(rows)  # a model that is trained on a frame
+    nightrank.ClickModel("dlrm").fit(rows, clicks).predict_proba(rows)  # the same, as in scikit-learn
+    nightrank.Recommender("sasrec").fit(interactions).recommend(["u1"], k=5)  # lists, learned from a frame
+    nightrank.metrics.auc(labels, probabilities)           # measures, with confidence intervals
 
 No Spark session is needed. docs/python.md shows each call with its result. `nightrank.online` looks up lists
 and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`), so each
@@ -22,14 +25,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
+    from nightrank import metrics
+    from nightrank.click_model import ClickModel
     from nightrank.frame_training import train
     from nightrank.frames import Frame
     from nightrank.lake import Lake, Published
     from nightrank.lake import open_lake as open
     from nightrank.model import Model
+    from nightrank.recommender import Recommender
     from nightrank.workflow import Workflow
 
 __all__ = [
+    "ClickModel",
     "ConfigError",
     "DataError",
     "Frame",
@@ -38,14 +45,20 @@ __all__ = [
     "Model",
     "NightrankError",
     "Published",
+    "Recommender",
     "Workflow",
+    "__version__",
+    "metrics",
     "open",
     "train",
 ]
 
+__version__ = "0.2.0"  # pyproject.toml says the same
+
 _ERRORS = "conf.errors"
 # Name → its module, and its name there if that is another one.
 _MODULES = {
+    "ClickModel": ("nightrank.click_model", None),
     "ConfigError": (_ERRORS, None),
     "DataError": (_ERRORS, None),
     "Frame": ("nightrank.frames", None),
@@ -54,6 +67,7 @@ _MODULES = {
     "Model": ("nightrank.model", None),
     "NightrankError": (_ERRORS, None),
     "Published": ("nightrank.lake", None),
+    "Recommender": ("nightrank.recommender", None),
     "Workflow": ("nightrank.workflow", None),
     "open": ("nightrank.lake", "open_lake"),
     "train": ("nightrank.frame_training", "train"),
@@ -62,6 +76,8 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Imports a public name. Python calls this if the name was not used before."""
+    if name == "metrics":
+        return import_module("nightrank.metrics")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, original = _MODULES[name]

@@ -129,7 +129,7 @@ def _table(workflow: Workflow, rows: AnyFrame | pa.RecordBatch, label: str, spli
         )
     if not raw.num_rows:
         raise DataError("the frame has no rows", "pass rows with labels")
-    labels = _labels(label, raw.column(label))
+    labels = read_labels(label, raw.column(label))
     if split == "train":
         _require_two_labels(labels)
         features = workflow.encode_training(raw, label)
@@ -142,7 +142,7 @@ def _table(workflow: Workflow, rows: AnyFrame | pa.RecordBatch, label: str, spli
     return labelled.append_column(workflow.spec.weight, pa.array(np.ones(len(labels), np.float32)))
 
 
-def _labels(name: str, column: pa.ChunkedArray) -> pa.Array:
+def read_labels(name: str, column: pa.ChunkedArray) -> pa.Array:
     """Returns the labels as float32. Raises DataError if one of them is missing, or not 0 or 1."""
     kind = column.type
     if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, TypeVar, Union, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Frame: TypeAlias = Union["pd.DataFrame", "pl.DataFrame", pa.Table]
 Column: TypeAlias = Union["pd.Series", "pl.Series", pa.ChunkedArray]
+FrameKind = Literal["pandas", "polars", "arrow"]
 Names = TypeVar("Names")
 _PASS = "pass a DataFrame of pandas or Polars, or a table or record batch of Arrow"
 
@@ -60,6 +62,29 @@ def frame_like(rows: Frame | pa.RecordBatch, result: pa.Table) -> Frame:
         frame.index = rows.index
         return frame
     return sys.modules["polars"].from_arrow(result) if _is_polars(rows) else result
+
+
+def kind_of(rows: object) -> FrameKind:
+    """Returns the library of a frame. Raises ConfigError if it is no frame."""
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return "arrow"
+    if _is_pandas(rows):
+        return "pandas"
+    if _is_polars(rows):
+        return "polars"
+    raise ConfigError(f"{type(rows).__module__}.{type(rows).__name__} is no frame", _PASS)
+
+
+def as_kind(kind: FrameKind, result: pa.Table) -> Frame:
+    """Returns a table as a frame of a library. Raises ConfigError if the library is not installed."""
+    if kind == "arrow":
+        return result
+    require_packages([kind], kind, f"a frame of {kind}")
+    if kind == "pandas":
+        return result.to_pandas()
+    import polars
+
+    return polars.from_arrow(result)
 
 
 def with_columns(rows: Frame | pa.RecordBatch, keep: Sequence[str], features: Frame) -> Frame:
@@ -122,6 +147,47 @@ def column_like(rows: Frame | pa.RecordBatch, name: str, result: pa.ChunkedArray
     if _is_pandas(rows):
         return sys.modules["pandas"].Series(result.to_numpy(), index=rows.index, name=name)
     return sys.modules["polars"].Series(name, result) if _is_polars(rows) else result
+
+
+def decoded_like(values: Any, decode: Callable[[pa.Array], pa.Array]) -> Any:
+    """Replaces the distinct values of a column, or of the lists of a column.
+
+    Args:
+        values: a series of pandas or Polars, an array or column of Arrow, or a sequence.
+        decode: returns an array with one element for each of the distinct values that it gets.
+
+    Returns:
+        A series of the same library, an array or column of Arrow, or a list. A series of pandas keeps its
+        index.
+    """
+    given = values.to_arrow() if _is_series(values, "polars") else values
+    if not isinstance(given, pa.Array | pa.ChunkedArray):
+        try:
+            given = pa.array(given, from_pandas=True)
+        except (pa.ArrowException, TypeError) as error:
+            raise DataError(f"the values have different types: {error}", "pass values of one type") from error
+    array = pa.concat_arrays(given.chunks) if isinstance(given, pa.ChunkedArray) else given
+    is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+    elements = pc.list_flatten(array) if is_list else array
+    distinct = elements.unique()
+    replaced = decode(distinct).take(pc.index_in(elements, value_set=distinct))
+    if is_list:
+        sizes = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+        replaced = pa.ListArray.from_arrays(pa.array(offsets), replaced, mask=array.is_null())
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array([replaced])
+    if isinstance(values, pa.Array):
+        return replaced
+    if _is_series(values, "pandas"):
+        return sys.modules["pandas"].Series(replaced.to_pylist(), values.index, object, values.name)
+    if _is_series(values, "polars"):
+        return sys.modules["polars"].Series(values.name, replaced)
+    return replaced.to_pylist()
+
+
+def _is_series(values: object, library: str) -> bool:
+    return library in sys.modules and isinstance(values, sys.modules[library].Series)
 
 
 def _present(wanted: Sequence[str], names: Sequence[object]) -> list[str]:

@@ -325,6 +325,16 @@ class Model:
             )
         return UserLists(self._lake, self._info, self.date, self._config).make(keys, k, context, unknown)
 
+    def __repr__(self) -> str:
+        parts = [repr(self.version), str(self.description["architecture"])]
+        parts.append(counted(len(self.spec.features), "feature"))
+        measured = self.description.get("metrics", {}).get("validation") or {}
+        if measured.get("auc") is not None:
+            parts.append(f"validation AUC {measured['auc']:.4f}")
+        if self.date is not None:
+            parts.append(f"served on {self.date}")
+        return f"Model({', '.join(parts)})"
+
     @property
     def _score(self) -> Score:
         return self._config.score if self._config else Score()
@@ -386,17 +396,29 @@ class UserLists:
         info: the content of model.json.
         date: the run date of the candidates.
         config: the configuration; None if it is not known.
+        score: the section `score`; None for that of the configuration, or for its defaults.
     """
 
     lake: LakePaths
     info: ModelInfo
     date: str
     config: Config | None
+    score: Score | None = None
 
     def make(
-        self, keys: Sequence[str], k: int | None, context: Mapping[str, Any] | None, unknown: Unknown
+        self,
+        keys: Sequence[str],
+        k: int | None,
+        context: Mapping[str, Any] | None,
+        unknown: Unknown,
+        *,
+        exclude_seen: bool = True,
     ) -> pa.Table:
-        """Returns the lists of the users `keys`; arguments, result and errors are those of `recommend`."""
+        """Returns the lists of the users `keys`; arguments, result and errors are those of `recommend`.
+
+        Without `exclude_seen`, items that are excluded for a user are candidates, too. This has an effect
+        only if the source of the candidates is `all_items`.
+        """
         require_listable(self.info.spec)
         needed = self.info.spec.workflow_version
         version = read_dataset(self.lake, self.date).workflow_version
@@ -409,13 +431,18 @@ class UserLists:
         users, items, candidates = list_manifests(self.lake, version, self.date)
         request = self._request(items, candidates, k, context)
         rows = self._users(keys, users, candidates, unknown, with_scores=request.blend is not None)
+        if not exclude_seen:
+            place = rows.schema.get_field_index(EXCLUDED)
+            nothing = pa.nulls(len(rows), rows.schema.field(place).type)
+            rows = rows.set_column(place, EXCLUDED, nothing)
         lists: pa.Table = score_lists(rows, self.info.spec, request)
         return lists
 
     def _request(
         self, items: Manifest, candidates: Manifest, k: int | None, context: Mapping[str, Any] | None
     ) -> ListRequest:
-        score, version = self.config.score if self.config else Score(), self.info.spec.workflow_version
+        score = self.score or (self.config.score if self.config else Score())
+        version = self.info.spec.workflow_version
         length = k or score.k
         values = encode_context(self.lake, self.info, score.context if context is None else context)
         files = data_files(self.lake.candidate_items(version).partition(self.date), items)

@@ -16,7 +16,7 @@ from etl.fit.fit_frame import columns_of, fit_frame
 from etl.fit.version_tables import save_fitted
 from etl.workflow.local_workflow import LocalWorkflow, load_local, saved_versions
 from etl.workflow.raw_values import raw_values
-from nightrank.frames import Frame, arrow_table, frame_like, listed, with_columns
+from nightrank.frames import Frame, arrow_table, decoded_like, frame_like, listed, with_columns
 from nightrank.saved_models import lake_at
 from nightrank.spark_frames import AnyFrame, is_spark_frame, local_table, transform_frame
 from storage import file_io
@@ -227,6 +227,31 @@ class Workflow:
         fitted = self._require_fitted()
         return fitted.encode_table(arrow_table(rows, list(self.raw_columns)), listed("features", features))
 
+    def decode(self, feature: str, ids: Any) -> Any:
+        """Returns the values whose ids a feature has: the reverse of `encode` for the operator categorify.
+
+        Values are texts, as the vocabulary has them, also if the raw column has integers. A reserved id (0
+        for padding, 1 for null, 2 for unknown or rare values) has no value, so the result is None.
+
+        Args:
+            feature: a feature with ids of a vocabulary. Its kind is categorical or multi_hot.
+            ids: integers, or lists of integers: a series of pandas or Polars, such as a column of the result
+                of `encode`, an array or column of Arrow, or a sequence, such as an array of NumPy.
+
+        Returns:
+            A series of the same library, an array or column of Arrow, or a list.
+
+        Raises:
+            ConfigError: the feature does not exist or has no vocabulary, or the workflow is not fitted.
+            DataError: an id is missing, is no integer, or is not below the cardinality of the feature.
+        """
+        fitted = self._require_fitted()
+        known = {one.name: one.cardinality for one in fitted.spec.features}
+        if feature not in known:
+            raise ConfigError(f"the workflow has no feature {feature!r}", f"choose from {list(known)}")
+        fitted.vocabulary_of(feature)  # raises ConfigError if there is none
+        return decoded_like(ids, lambda distinct: _values_of(fitted, feature, known[feature] or 0, distinct))
+
     def encode_training(self, rows: AnyFrame | pa.RecordBatch, label: str | None = None) -> pa.Table:
         """Returns the features with which a model is trained on rows, as an Arrow table, in their order.
 
@@ -304,6 +329,25 @@ class Workflow:
         if self._fitted is None:
             raise ConfigError("the workflow is not fitted", "call `fit` with training rows first")
         return self._fitted
+
+
+def _values_of(fitted: LocalWorkflow, feature: str, cardinality: int, ids: pa.Array) -> pa.Array:
+    """Returns the values of distinct ids; null for reserved ids.
+
+    Raises:
+        DataError: an id is no integer, or is not below the cardinality.
+    """
+    if len(ids) and (not pa.types.is_integer(ids.type) or ids.null_count):
+        kind = "missing ids" if pa.types.is_integer(ids.type) else f"values of the type {ids.type}"
+        raise DataError(f"{feature}: there are {kind}", "pass integers, as `encode` returns them")
+    wrong = [number for number in ids.to_pylist() if not 0 <= number < cardinality]
+    if wrong:
+        raise DataError(
+            f"{feature}: the id {wrong[0]} is not from 0 to {cardinality - 1}",
+            "pass ids of a feature of this workflow",
+        )
+    values = fitted.decode_ids({feature: ids.to_pylist()})[feature]
+    return pa.array([values.get(number) for number in ids.to_pylist()], pa.string())
 
 
 def fitted_workflow(fitted: LocalWorkflow) -> Workflow:

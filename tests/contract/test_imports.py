@@ -70,11 +70,22 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "nightrank": (
         "conf",
         "storage",
+        "metrics",
         "etl.fit",
         "etl.workflow",
         "training.loop",
         "training.registry",
         "training.settings",
+        "scoring",
+    ),
+    # What runs the code of the jobs in a private folder, only when a Recommender is fitted.
+    "nightrank.recommender_lake": (
+        "conf",
+        "storage",
+        "etl.build",
+        "etl.workflow",
+        "spark.local_workers",
+        "training.loop",
         "scoring",
     ),
     # What packages of others import, only when a name is used.
@@ -351,6 +362,7 @@ def test_git_ignores_no_source_folder() -> None:
         ("reporting.html.page", "from jobs import runner"),
         ("nightrank.model", "import torch"),
         ("nightrank.lake", "from jobs.stages import score_daily"),
+        ("nightrank.recommender", "from etl.build import build"),
         ("reporting.html.page", "import nightrank"),
         ("airflow_dags.submit", "from conf.load import load_config"),
         ("local_airflow.home", "from airflow_dags.settings import VARIABLE"),

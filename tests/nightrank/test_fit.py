@@ -427,3 +427,54 @@ def test_the_row_of_a_day_is_no_column() -> None:
     plain = new_workflow([group]).fit_transform(rows)
     noise = rows.append_column("row_id", pa.array(np.zeros(30, np.int64))).append_column(DAY, pa.nulls(30))
     assert new_workflow([group]).fit_transform(noise).equals(plain)
+
+
+def test_ids_are_decoded_to_their_values() -> None:
+    rows = pd.DataFrame(
+        {
+            "city": ["a", "b", "a", None, "b", "a", "c"],
+            "tags": [["x", "y"], None, [], ["x"], ["z"], ["x"], ["y"]],
+        },
+        index=range(10, 17),
+    )
+    groups = [
+        {"columns": ["city"], "kind": "categorical", "ops": [{"categorify": {"min_count": 2}}]},
+        {"columns": ["tags"], "kind": "multi_hot", "ops": [{"categorify": {"min_count": 1}}]},
+    ]
+    workflow = nightrank.Workflow(groups).fit(rows)
+    features: Any = workflow.encode(rows)
+    expected = pd.Series(["a", "b", "a", None, "b", "a", None], rows.index, name="city")  # c is rare
+    pd.testing.assert_series_equal(workflow.decode("city", features["city"]), expected)
+    assert workflow.decode("city", features["city"].to_numpy()) == expected.to_list()
+    assert workflow.decode("city", [3, 4]) == ["a", "b"]
+    assert workflow.decode("city", []) == []
+    polars: Any = workflow.encode(pl.from_pandas(rows))
+    assert workflow.decode("city", polars["city"]).equals(pl.Series("city", expected.to_list()))
+    arrow: Any = workflow.encode(pa.Table.from_pandas(rows))
+    assert workflow.decode("city", arrow["city"]).to_pylist() == expected.to_list()
+    assert [value or [] for value in workflow.decode("tags", arrow["tags"]).to_pylist()] == [
+        value or [] for value in rows["tags"]
+    ]
+
+
+@pytest.mark.parametrize(
+    "feature, ids, message",
+    [
+        ("town", [3], "the workflow has no feature 'town'"),
+        ("n", [3], "n has no vocabulary"),
+        ("city", [5], "city: the id 5 is not from 0 to 4"),
+        ("city", [-1], "city: the id -1 is not from 0 to 4"),
+        ("city", [3, None], "city: there are missing ids"),
+        ("city", ["a"], "city: there are values of the type string"),
+        ("city", [3, "a"], "have different types"),
+    ],
+)
+def test_ids_that_do_not_exist_are_refused(feature: str, ids: list[Any], message: str) -> None:
+    rows = pd.DataFrame({"city": ["a", "b"], "n": [1.0, 2.0]})
+    groups = [
+        {"columns": ["city"], "kind": "categorical", "ops": [{"categorify": {"min_count": 1}}]},
+        {"columns": ["n"], "kind": "dense", "ops": ["normalize"]},
+    ]
+    workflow = nightrank.Workflow(groups).fit(rows)
+    with pytest.raises((nightrank.ConfigError, nightrank.DataError), match=message):
+        workflow.decode(feature, ids)

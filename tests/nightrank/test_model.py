@@ -24,6 +24,12 @@ def test_the_refit_serves_and_the_champion_was_measured(world: World) -> None:
     assert serving.refit_of == champion.version != serving.version
     assert champion.refit_of is None
     assert serving.date == champion.date == RUN_DATE
+    auc = champion.description["metrics"]["validation"]["auc"]
+    features = len(champion.spec.features)
+    assert repr(champion) == (
+        f"Model('{champion.version}', dlrm, {features} features, validation AUC {auc:.4f}, served on {RUN_DATE})"
+    )
+    assert repr(serving) == f"Model('{serving.version}', dlrm, {features} features, served on {RUN_DATE})"
     with pytest.raises(nightrank.DataError, match="has no champion on 2026-01-03"):
         world.lake.champion("2026-01-03")
 

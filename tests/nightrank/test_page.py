@@ -19,7 +19,7 @@ def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(world.folder)
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 10
     text = "\n".join(blocks).replace("conf/datasets/generated.yaml", str(world.config))
     names: dict[str, Any] = {}
     exec(compile(text, "docs/python.md", "exec"), names)
@@ -35,6 +35,13 @@ def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     pd.testing.assert_series_equal(
         loaded.score(names["validation_rows"]), names["trained"].score(names["validation_rows"])
     )
+    assert names["workflow"].decode("C1", [0, 1, 2]) == [None, None, None]
+    (most,) = names["workflow"].decode("C1", [3])
+    assert most in set(names["raw"]["C1"])
+    assert names["classifier"].predict_proba(names["valid"][names["names"]]).shape == (len(names["valid"]), 2)
+    assert set(names["search"].best_params_) == {"embedding_learning_rate"}
+    assert names["measured"]["users"] > 5
+    assert names["measured"]["ndcg"].low <= names["measured"]["ndcg"].high
     lists = names["model"].recommend(names["some"], k=5).to_pandas()
     assert list(lists) == columns[:5]
     published = names["frame"][names["frame"]["user_id"].isin(names["some"])]

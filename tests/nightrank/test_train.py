@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -801,3 +802,8 @@ def test_spark_horovod_petastorm_and_pandas_are_not_needed(tmp_path: Path) -> No
         assert done.stdout.splitlines()[-len(last_lines) :] == last_lines
         assert done.stderr == ""
         assert list(temporary.iterdir()) == []
+
+
+def test_the_release_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert nightrank.__version__ == project["version"]

@@ -42,8 +42,8 @@ MAIN_FRAMES = {
         "etl.spark.frame_passes._publish_prepared write",
     ],
     "scoring": [
-        "jobs.stages.build_candidates.publish_items write",
-        "jobs.stages.build_candidates.publish_candidates write",
+        "scoring.candidates.build.publish_items write",
+        "scoring.candidates.build.publish_candidates write",
         "jobs.stages.score_daily.run persist",
         "jobs.stages.score_daily.run write",
         "scoring.spark.score_frames.score_split collect",

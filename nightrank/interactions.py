@@ -1,0 +1,251 @@
+"""Reads frames of interactions, users and items, and ids that callers pass, as Arrow tables of few types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import ConfigError, DataError
+from conf.raw_types import fits_column
+from nightrank.frame_training import read_labels
+from nightrank.spark_frames import AnyFrame, local_table
+
+# Names of columns in the tables. Columns of the tables of users and items have a prefix.
+USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
+
+# Names of other columns of lists, which ids must not have.
+_OF_LISTS = ("position", "score", "reason")
+# The year 5138 in seconds, and 1973 in milliseconds.
+_LAST_SECOND = 1e11
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Interactions of users with items.
+
+    Attributes:
+        rows: a table with the columns USER and ITEM (int64 or string), TIME (timestamp in µs, UTC; if there
+            are times) and LABEL (int64, 0 or 1; if there are labels).
+        user_type, item_type: the types of the ids in the frame, as Arrow names them.
+    """
+
+    rows: pa.Table
+    user_type: str
+    item_type: str
+
+    @property
+    def first_time(self) -> int | None:
+        """Returns the earliest time in µs since 1970-01-01 UTC; None without times."""
+        return pc.min(self.rows.column(TIME)).value if TIME in self.rows.column_names else None
+
+    @property
+    def last_time(self) -> int | None:
+        """Returns the latest time in µs since 1970-01-01 UTC; None without times."""
+        return pc.max(self.rows.column(TIME)).value if TIME in self.rows.column_names else None
+
+
+def read_interactions(
+    frame: AnyFrame | pa.RecordBatch, user: str, item: str, time: str | None, label: str | None
+) -> Interactions:
+    """Returns the interactions in a frame, whose columns have the names that are passed.
+
+    Raises:
+        ConfigError: it is no frame, or two of the columns have the same name, or a name of other columns of
+            lists.
+        DataError: a column is missing; an id or a time is missing, or has a type that does not fit; a label
+            is not 0 or 1; or there are no rows.
+    """
+    names = [name for name in (user, item, time, label) if name is not None]
+    if len(set(names)) < len(names) or {user, item} & set(_OF_LISTS):
+        raise ConfigError(
+            f"the columns {names} must have different names, and ids none of {list(_OF_LISTS)}",
+            "rename the columns",
+        )
+    table = local_table(frame, names)
+    _require_columns(table, names, "interactions")
+    if not table.num_rows:
+        raise DataError("the interactions have no rows", "pass at least some hundred interactions")
+    columns = {USER: _ids(user, table.column(user)), ITEM: _ids(item, table.column(item))}
+    if time is not None:
+        columns[TIME] = _times(time, table.column(time))
+    if label is not None:
+        columns[LABEL] = read_labels(label, table.column(label)).cast(pa.int64())
+    types = [str(table.schema.field(name).type) for name in (user, item)]
+    return Interactions(pa.table(columns), *types)
+
+
+def _require_columns(table: pa.Table, names: Sequence[str], frame: str) -> None:
+    missing = [name for name in names if name not in table.column_names]
+    if missing:
+        raise DataError(
+            f"the {frame} have no columns {missing}",
+            "pass the names of the columns as `user`, `item`, `time` (or None) and `label`",
+        )
+
+
+def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
+    """Returns ids as integers of 64 bits or as texts.
+
+    Raises:
+        DataError: ids are neither integers nor texts, or an id is missing.
+    """
+    values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_integer(values.type):
+        values = _cast(name, values, pa.int64())
+        missing = values.null_count
+    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = values.cast(pa.string())
+        missing = values.null_count + (pc.sum(pc.equal(values, "")).as_py() or 0)
+    else:
+        raise DataError(
+            f"column {name} has the type {values.type}, but ids must be integers or texts",
+            "convert the column (floats with missing values to integers without them)",
+        )
+    if missing:
+        raise DataError(f"column {name}: {missing} of {len(values)} ids are missing", "leave these rows out")
+    return values
+
+
+def _times(name: str, column: pa.ChunkedArray) -> pa.Array:
+    """Returns times in µs, in UTC.
+
+    Raises:
+        DataError: a time is missing, or the column has no times.
+    """
+    values = pa.concat_arrays(column.chunks)
+    kind = values.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        seconds = values.cast(pa.float64())
+        most = pc.max(pc.abs(seconds)).as_py() or 0.0
+        if most > _LAST_SECOND:
+            raise DataError(
+                f"column {name} has the number {most:.17g}, but numbers are seconds since 1970-01-01",
+                "convert the column to timestamps, such as by pandas.to_datetime(…, unit='ms')",
+            )
+        micros = pc.round(pc.multiply(seconds, 1e6)).cast(pa.int64())
+        values = micros.cast(pa.timestamp("us", "UTC"))
+    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        values = values.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
+        values = values.cast(pa.timestamp("us", "UTC"))
+    else:
+        raise DataError(
+            f"column {name} has the type {kind}, but times are timestamps, dates or seconds since 1970",
+            "convert the column, such as by pandas.to_datetime, or pass time=None",
+        )
+    if values.null_count:
+        raise DataError(
+            f"column {name}: {values.null_count} of {len(values)} times are missing", "leave these rows out"
+        )
+    return values
+
+
+def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, like: pa.DataType) -> pa.Table:
+    """Returns a table of attributes: the key, and columns of numbers, texts or lists of texts.
+
+    Raises:
+        ConfigError: a column has a name that features cannot have.
+        DataError: the key is missing, occurs twice or has another type than in the interactions; or a column
+            has a type that is no attribute.
+    """
+    given = frame.schema.names if isinstance(frame, pa.Table | pa.RecordBatch) else list(frame.columns)
+    names = [str(name) for name in given]
+    table = local_table(frame, names)
+    _require_columns(table, [key], section)
+    ids = _ids(key, table.column(key))
+    if ids.type != like:
+        raise DataError(
+            f"column {key} of the {section} has the type {ids.type}, but {like} in the interactions",
+            "convert one of them",
+        )
+    if len(ids.unique()) < len(ids):
+        counts = ids.value_counts()
+        twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+        raise DataError(f"the {section} have {key}={twice[0].as_py()!r} more than once", "keep one row")
+    side = USER if section == "users" else ITEM
+    columns = {side: ids}
+    for name in table.column_names:
+        if name != key:
+            if not fits_column(f"{side}_{name}"):
+                raise ConfigError(
+                    f"column {name!r} of the {section} has a name with a dot or a backtick", "rename it"
+                )
+            columns[f"{side}_{name}"] = _attribute(name, table.column(name))
+    return pa.table(columns)
+
+
+def _attribute(name: str, column: pa.ChunkedArray) -> pa.Array:
+    values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    kind = values.type
+    if pa.types.is_boolean(kind) or pa.types.is_date(kind):
+        return values.cast(pa.string())
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return _cast(name, values, pa.float64())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return values.cast(pa.string())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _cast(name, values, pa.list_(pa.string()))
+    raise DataError(
+        f"column {name} has the type {kind}, but attributes are numbers, texts, booleans, dates or lists of "
+        "texts",
+        "convert the column, or leave it out",
+    )
+
+
+def _cast(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return values.cast(kind)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"column {name} cannot be converted to {kind}: {error}", "convert the column"
+        ) from error
+
+
+def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
+    """Returns ids as texts, in order.
+
+    Args:
+        argument: the name of the argument, for messages.
+        ids: integers or texts.
+        kind: the type of ids in the interactions.
+
+    Raises:
+        DataError: an id is missing, or the ids have another type than in the interactions.
+    """
+    values = ids
+    if not isinstance(values, pa.Array | pa.ChunkedArray):
+        try:
+            values = pa.array(list(ids), from_pandas=True)
+        except pa.ArrowException as error:
+            raise DataError(f"{argument} have different types: {error}", "pass ids of one type") from error
+    if not len(values):
+        return pa.array([], pa.string())
+    array = _ids(argument, pa.chunked_array([values]) if isinstance(values, pa.Array) else values)
+    if pa.types.is_integer(array.type) != _of_integers(kind):
+        raise DataError(
+            f"{argument}: the ids have the type {array.type}, but {kind} in the interactions",
+            "pass ids of this type",
+        )
+    return array.cast(pa.string())
+
+
+def typed(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+    """Returns ids with the type that they have in the interactions. Texts have the type string."""
+    return texts.cast(pa.int64()).cast(getattr(pa, kind)()) if _of_integers(kind) else texts
+
+
+def _of_integers(kind: str) -> bool:
+    return kind.startswith(("int", "uint"))
+
+
+def iso_time(micros: int) -> str:
+    """Returns a time in µs since 1970-01-01 UTC in ISO 8601."""
+    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat()

@@ -1,0 +1,483 @@
+"""Measures of predictions and of recommendations, with confidence intervals, on NumPy arrays.
+
+    from nightrank import metrics
+
+    metrics.auc(labels, probabilities)                                    # of rows
+    metrics.ndcg([["i3", "i1"], ["i2", "i3"]], [["i1"], ["i3"]], k=2)     # of lists, one per user
+    metrics.interval(metrics.auc, labels, probabilities, users=users)     # a bootstrap over users
+
+Measures of rows get one label and one score per row. Measures of lists get one list of item ids per user, the
+best item first, and the items that are relevant to the same users, such as those that they clicked after the
+lists were made. Ids are integers or texts. Users without a relevant item are left out of the mean. Arguments
+may be lists, NumPy arrays or columns of pandas.
+
+All errors are subclasses of `nightrank.NightrankError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from conf.errors import ConfigError, DataError
+from metrics import bootstrap, clicks, ranking
+from metrics.bootstrap import Resample
+from metrics.ranking import Hits, ranked_rows
+
+__all__ = [
+    "ConfidenceInterval",
+    "auc",
+    "average_precision",
+    "coverage",
+    "hit_rate",
+    "interval",
+    "log_loss",
+    "mean_average_precision",
+    "mean_reciprocal_rank",
+    "ndcg",
+    "normalized_entropy",
+    "novelty",
+    "precision",
+    "ranked_rows",
+    "recall",
+]
+
+Floats = NDArray[np.float64]
+Collections = Iterable[ArrayLike]
+
+
+# Measures of rows.
+
+
+def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Returns the area under the ROC curve, as sklearn.metrics.roc_auc_score does.
+
+    It is the share of (positive, negative) pairs of rows whose scores are in the right order. A pair with
+    equal scores counts half.
+
+    Args:
+        labels: (N,) 0 or 1.
+        scores: (N,) finite numbers; a higher score means that label 1 is more likely.
+        weights: (N,) finite and not negative; None means 1 for each row.
+
+    Raises:
+        DataError: the weights of a class sum to 0; a label is not 0 or 1; a score or weight does not fit; or
+            lengths differ.
+    """
+    return clicks.auc(*_rows(labels, scores, weights))
+
+
+def average_precision(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Returns the average precision of rows, as sklearn.metrics.average_precision_score does.
+
+    Rows with equal scores enter the precision together. Arguments and errors are those of `auc`, but only the
+    weights of the positive rows must not sum to 0.
+    """
+    return clicks.average_precision(*_rows(labels, scores, weights))
+
+
+def log_loss(labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Returns the mean cross entropy of probabilities in nats, as sklearn.metrics.log_loss does.
+
+    Probabilities are clipped to [2⁻²⁴, 1 − 2⁻²⁴], so that a probability of 0 has a finite loss. (scikit-learn
+    clips to the smallest step of the type of the probabilities.) Arguments are those of `auc`.
+
+    Raises:
+        DataError: a probability is outside [0, 1], or all weights are 0, or see `auc`.
+    """
+    return clicks.log_loss(*_probabilities(labels, probabilities, weights))
+
+
+def normalized_entropy(
+    labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None = None
+) -> float:
+    """Returns the log loss divided by the log loss of always predicting the share of positive rows.
+
+    A value below 1 is better than this constant prediction (X. He et al., ADKDD 2014, section 3). Arguments
+    and errors are those of `log_loss`, and both classes must have rows.
+    """
+    return clicks.normalized_entropy(*_probabilities(labels, probabilities, weights))
+
+
+def _rows(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None) -> tuple[Floats, Floats, Floats]:
+    """Returns labels, scores and weights as float64 vectors, after checking them."""
+    label, score, weight = clicks.vectors(labels, scores, weights)
+    wrong = ~np.isin(label, (0, 1))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(f"row {row}: the label {label[row]} is not 0 or 1", "convert labels to 0 and 1")
+    return label, score, _checked_weights(weight)
+
+
+def _probabilities(
+    labels: ArrayLike, probabilities: ArrayLike, weights: ArrayLike | None
+) -> tuple[Floats, Floats, Floats]:
+    label, probability, weight = _rows(labels, probabilities, weights)
+    wrong = (probability < 0) | (probability > 1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(
+            f"row {row}: the probability {probability[row]} is outside [0, 1]",
+            "pass probabilities, or measure scores by `auc` or `average_precision`",
+        )
+    return label, probability, weight
+
+
+def _checked_weights(weights: Floats) -> Floats:
+    wrong = ~np.isfinite(weights) | (weights < 0)
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise DataError(
+            f"weight {place} is {weights[place]}, but weights must be finite and not negative",
+            "correct the weights",
+        )
+    return weights
+
+
+# Measures of lists. Each is a mean over users.
+
+
+class _Terms(NamedTuple):
+    """A weighted mean: Σ weight · value / Σ weight. `values` and `weights` have one number per user."""
+
+    values: Floats
+    weights: Floats
+
+    def mean(self) -> float:
+        """Returns the mean. Raises DataError if all weights are 0."""
+        if not self.weights.sum():
+            raise DataError("the weights sum to 0, so the mean is undefined", "pass positive weights")
+        return float(np.average(self.values, weights=self.weights))
+
+
+def hit_rate(
+    recommended: Collections, relevant: Collections, k: int, weights: ArrayLike | None = None
+) -> float:
+    """Returns the share of users with a relevant item among the first k of their list (HR@k).
+
+    Args:
+        recommended: U lists of distinct item ids, the best item first, such as the rows of an array. A list
+            may be empty, and then counts as a list without a relevant item.
+        relevant: the relevant items of the same U users. Users without relevant items are left out.
+        k: number of positions that are measured.
+        weights: (U,) weight of each user; None means 1.
+
+    Raises:
+        ConfigError: k is below 1.
+        DataError: the numbers of users differ; no user has a relevant item; a list has an item twice; an id
+            is missing or has another type; or a weight is negative or not finite.
+    """
+    return _terms(ranking.any_hits, recommended, relevant, k, weights).mean()
+
+
+def ndcg(recommended: Collections, relevant: Collections, k: int, weights: ArrayLike | None = None) -> float:
+    """Returns the mean NDCG@k with binary relevance. Arguments and errors are those of `hit_rate`.
+
+    DCG@k = Σ_{i ≤ k} relevant_i / log2(i + 1), divided by the DCG@k of a list whose first min(k, r) items are
+    relevant, where r is the number of relevant items of the user (Järvelin and Kekäläinen 2002).
+    """
+    return _terms(ranking.normalized_gains, recommended, relevant, k, weights).mean()
+
+
+def mean_average_precision(
+    recommended: Collections, relevant: Collections, k: int, weights: ArrayLike | None = None
+) -> float:
+    """Returns the mean over users of the average precision at k (MAP@k).
+
+    AP@k = Σ_{i ≤ k} relevant_i · precision(i) / min(r, k), where r is the number of relevant items of the
+    user. Arguments and errors are those of `hit_rate`.
+    """
+    return _terms(ranking.average_precisions, recommended, relevant, k, weights).mean()
+
+
+def mean_reciprocal_rank(
+    recommended: Collections, relevant: Collections, k: int, weights: ArrayLike | None = None
+) -> float:
+    """Returns the mean over users of 1 / (position of the first relevant item), the MRR@k.
+
+    If this position is after k, the value of the user is 0.
+    Arguments and errors are those of `hit_rate`.
+    """
+    return _terms(ranking.reciprocal_ranks, recommended, relevant, k, weights).mean()
+
+
+def recall(
+    recommended: Collections, relevant: Collections, k: int, weights: ArrayLike | None = None
+) -> float:
+    """Returns the mean share of a user's relevant items that are in the first k of the list (recall@k).
+
+    Arguments and errors are those of `hit_rate`.
+    """
+    return _terms(ranking.recalls, recommended, relevant, k, weights).mean()
+
+
+def precision(
+    recommended: Collections, relevant: Collections, k: int, weights: ArrayLike | None = None
+) -> float:
+    """Returns the mean number of relevant items among the first k of a list, divided by k (precision@k).
+
+    A list with fewer than k items is divided by k, too. Arguments and errors are those of `hit_rate`.
+    """
+    return _terms(ranking.precisions, recommended, relevant, k, weights).mean()
+
+
+def _terms(
+    values: Callable[[Hits, int], Floats],
+    recommended: Collections,
+    relevant: Collections,
+    k: int,
+    weights: ArrayLike | None = None,
+) -> _Terms:
+    """Returns the value of each user with relevant items, and the weights of these users."""
+    hits, measured = ranking.hits_of_lists(recommended, relevant, k)
+    return _Terms(values(hits, k), _user_weights(weights, len(measured))[measured])
+
+
+def _user_weights(weights: ArrayLike | None, users: int) -> Floats:
+    """Returns one weight per user."""
+    weight = np.ones(users) if weights is None else np.asarray(weights, dtype=np.float64)
+    if weight.shape != (users,):
+        raise DataError(f"there are {users} lists, but weights {weight.shape}", "pass one weight per list")
+    return _checked_weights(weight)
+
+
+def novelty(
+    recommended: Collections, seen: Collections, k: int | None = None, weights: ArrayLike | None = None
+) -> float:
+    """Returns the mean over users of the mean self-information of the items in their list, in bits.
+
+    The self-information of an item is log2(V / c), where c of V users have seen it (T. Zhou et al., PNAS
+    2010, equation 5). An item that nobody has seen counts like an item that one user has seen. Users with
+    empty lists are left out.
+
+    Args:
+        recommended: U lists of distinct item ids.
+        seen: V collections of item ids: those that each user has seen, such as the items of the training
+            rows. Repeated ids count once.
+        k: number of positions that are measured; None for all positions.
+        weights: (U,) weight of each user; None means 1.
+
+    Raises:
+        ConfigError: k is below 1.
+        DataError: all lists are empty; there are no users in `seen`; or see `hit_rate`.
+    """
+    return _novelties(recommended, seen, k, weights).mean()
+
+
+def _novelties(
+    recommended: Collections, seen: Collections, k: int | None = None, weights: ArrayLike | None = None
+) -> _Terms:
+    listed, watched = _numbered_lists(recommended, seen, "seen", k)
+    if not len(watched.lengths):
+        raise DataError("seen has no users", "pass the items that each user has seen")
+    watched = ranking.distinct_pairs(watched)
+    size = int(max(listed.ids.max(initial=0), watched.ids.max(initial=0))) + 1
+    users = np.maximum(np.bincount(watched.ids, minlength=size), 1)
+    information = np.log2(len(watched.lengths) / users)
+    filled = np.flatnonzero(listed.lengths)
+    if not len(filled):
+        raise DataError("all lists are empty, so their novelty is undefined", "pass lists with items")
+    sums = np.bincount(listed.owner, weights=information[listed.ids], minlength=len(listed.lengths))
+    return _Terms(
+        (sums[filled] / listed.lengths[filled]), _user_weights(weights, len(listed.lengths))[filled]
+    )
+
+
+def coverage(recommended: Collections, catalogue: ArrayLike, k: int | None = None) -> float:
+    """Returns the share of the items of a catalogue that are in at least one list.
+
+    RecBole has the same measure (recbole/evaluator/metrics.py, class ItemCoverage).
+
+    Args:
+        recommended: U lists of distinct item ids.
+        catalogue: the ids of all items. Repeated ids count once.
+        k: number of positions that are measured; None for all positions.
+
+    Raises:
+        ConfigError: k is below 1.
+        DataError: the catalogue is empty, or a list has an item that is not in the catalogue; or see
+            `hit_rate`.
+    """
+    listed, known = _numbered_lists(recommended, [catalogue], "catalogue", k)
+    if not len(known.ids):
+        raise DataError("the catalogue is empty, so the coverage is undefined", "pass the ids of all items")
+    distinct = np.unique(known.ids)
+    used = np.unique(listed.ids)
+    outside = np.setdiff1d(used, distinct)
+    if len(outside):
+        raise DataError(
+            f"{len(outside)} of {len(used)} recommended items are not in the catalogue",
+            "pass the ids of all items that can be recommended",
+        )
+    return len(used) / len(distinct)
+
+
+def _numbered_lists(
+    recommended: Collections, others: Collections, name: str, k: int | None
+) -> tuple[ranking.Lists, ranking.Lists]:
+    """Returns the first k items of lists, and other collections of items, with numbers for the ids."""
+    if k is not None:
+        ranking.require_k(k)
+    names = ("recommended", name)
+    given = ranking.read_lists(names[0], recommended), ranking.read_lists(name, others)
+    listed, numbered = ranking.numbered(names, given)
+    ranking.require_distinct(names[0], listed, given[0].ids)
+    if k is not None:
+        listed = ranking.Lists(np.minimum(listed.lengths, k), listed.ids[listed.position <= k])
+    return listed, numbered
+
+
+# Confidence intervals.
+
+_OF_LISTS: dict[Callable[..., float], Callable[..., _Terms]] = {
+    hit_rate: lambda *arguments, **named: _terms(ranking.any_hits, *arguments, **named),
+    ndcg: lambda *arguments, **named: _terms(ranking.normalized_gains, *arguments, **named),
+    mean_average_precision: lambda *arguments, **named: _terms(
+        ranking.average_precisions, *arguments, **named
+    ),
+    mean_reciprocal_rank: lambda *arguments, **named: _terms(ranking.reciprocal_ranks, *arguments, **named),
+    recall: lambda *arguments, **named: _terms(ranking.recalls, *arguments, **named),
+    precision: lambda *arguments, **named: _terms(ranking.precisions, *arguments, **named),
+    novelty: _novelties,
+}
+_OF_ROWS = (auc, average_precision, log_loss, normalized_entropy)
+
+
+@dataclass(frozen=True)
+class ConfidenceInterval:
+    """A measure with its confidence interval.
+
+    Attributes:
+        value: the measure of all rows or lists.
+        low, high: bounds of the interval.
+        confidence: the confidence, such as 0.95.
+        replicates: number of resamples in which the measure is defined.
+    """
+
+    value: float
+    low: float
+    high: float
+    confidence: float
+    replicates: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+def interval(
+    measure: Callable[..., float],
+    *arguments: Any,
+    users: ArrayLike | None = None,
+    replicates: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+    **named: Any,
+) -> ConfidenceInterval:
+    """Returns a measure of this module with its percentile interval of a bootstrap over users.
+
+    Each resample gives every user a weight from Poisson(1), which approximates drawing users with replacement
+    (N. Chamandy et al., Google 2012). The bounds are quantiles of the measure over all resamples (B. Efron
+    and R. Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). The result depends only on the
+    arguments.
+
+    Args:
+        measure: a function of this module, except `coverage`: a resample has fewer distinct users, so the
+            coverage of resamples is too small.
+        arguments, named: the arguments of the measure.
+        users: (N,) the user of each row, of any type that can be sorted, because rows of one user are not
+            independent. None means that each row is independent. Only for measures of rows: a list is a user.
+        replicates: number of resamples.
+        confidence: share of the resamples whose measure is between the bounds.
+        seed: seed of the weights.
+
+    Raises:
+        ConfigError: the measure has no interval, `users` does not fit it, `replicates` is below 1, or
+            `confidence` is not between 0 and 1.
+        DataError: the measure is undefined, for all rows or in more than a tenth of the resamples; or an
+            argument does not fit.
+    """
+    if replicates < 1 or not 0 < confidence < 1:
+        raise ConfigError(
+            f"replicates={replicates} and confidence={confidence} are not allowed",
+            "pass replicates of 1 or more, and a confidence between 0 and 1",
+        )
+    resample = Resample(replicates, seed)
+    if measure in _OF_LISTS:
+        if users is not None:
+            raise ConfigError(f"`users` is for rows, but {measure.__name__} measures lists", "remove `users`")
+        terms = _OF_LISTS[measure](*arguments, **named)
+        value, measured = terms.mean(), _resampled_means(terms, resample)
+    elif measure in _OF_ROWS:
+        value = measure(*arguments, **named)
+        measured = _resampled_rows(measure, *arguments, users=users, resample=resample, **named)
+    else:
+        known = [one.__name__ for one in (*_OF_ROWS, *_OF_LISTS)]
+        raise ConfigError(f"{measure!r} is no measure with an interval", f"pass one of {known}")
+    found = bootstrap.interval(value, measured, np.zeros_like(measured), confidence)
+    if found is None:
+        raise DataError(
+            f"{measure.__name__} is undefined in more than a tenth of the resamples, because a class has too "
+            "few users",
+            "measure more users",
+        )
+    return ConfidenceInterval(value, found.low, found.high, confidence, found.replicates)
+
+
+def _resampled_means(terms: _Terms, resample: Resample) -> Floats:
+    """Returns the mean in each resample of the users: (replicates,). NaN if all weights are 0."""
+    weighted = terms.values * terms.weights
+    units = np.arange(len(weighted))
+    sums = [(draw @ weighted, draw @ terms.weights) for draw in _draws(units, resample)]
+    above, below = np.array(sums).T
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+
+
+def _resampled_rows(
+    measure: Callable[..., float],
+    labels: ArrayLike,
+    scores: ArrayLike,
+    weights: ArrayLike | None = None,
+    *,
+    users: ArrayLike | None,
+    resample: Resample,
+) -> Floats:
+    """Returns the measure in each resample of the users of rows: (replicates,). NaN if it is undefined."""
+    label, score, weight = _rows(labels, scores, weights)
+    unit = _units(users, len(label))
+    if measure is auc and weights is None:
+        sums = bootstrap.reduce_replicates(unit, label > 0, score, np.zeros(len(unit), np.int64), resample)
+        return bootstrap.combine_replicates([sums], 1)["auc"]
+    order = np.argsort(score, kind="stable")  # sorting sorted rows again takes little time
+    label, score, weight, unit = label[order], score[order], weight[order], unit[order]
+    values = []
+    for draw in _draws(np.arange(unit.max() + 1), resample):
+        try:
+            values.append(measure(label, score, weight * draw[unit]))
+        except DataError:  # a class has no rows
+            values.append(np.nan)
+    return np.array(values)
+
+
+def _draws(units: NDArray[np.int64], resample: Resample) -> Iterator[Floats]:
+    return (draw.astype(np.float64) for draw in bootstrap.draw_weights(units, resample))
+
+
+def _units(users: ArrayLike | None, rows: int) -> NDArray[np.int64]:
+    """Returns the index of the user of each row, (rows,); its own index for each row if `users` is None."""
+    if users is None:
+        return np.arange(rows)
+    given = np.asarray(users)
+    if given.shape != (rows,):
+        raise DataError(f"there are {rows} rows, but users {given.shape}", "pass the user of each row")
+    try:
+        missing = pa.array(given, from_pandas=True).null_count
+    except pa.ArrowException as error:
+        raise DataError(f"users have different types: {error}", "convert them to one type") from error
+    if missing:
+        raise DataError(f"{missing} of {rows} users are missing", "leave these rows out")
+    return np.unique(given, return_inverse=True)[1].astype(np.int64)
