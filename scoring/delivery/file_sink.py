@@ -172,7 +172,7 @@ _GZIP = ".gz"
 
 
 @dataclass(frozen=True)
-class Record:
+class ListRecord:
     """A record of a file: what belongs to one user, or one entry of the user's list.
 
     Attributes:
@@ -187,7 +187,7 @@ class Record:
 
 
 # Parses the content of a file: returns the bytes before the first record, and the records.
-Parse = Callable[[bytes], tuple[bytes, list[Record]]]
+Parse = Callable[[bytes], tuple[bytes, list[ListRecord]]]
 
 
 def erase_records(sink: str, folder: str, request: EraseRequest, parse: Parse) -> int:
@@ -220,7 +220,7 @@ def _erase_date(partition: Partition, request: EraseRequest, parse: Parse) -> in
         delete_leftovers(partition, [], 0)
         return 0
     manifest = read_manifest(partition)
-    attempt, entries, removed = new_attempt(partition), [], list[Record]()
+    attempt, entries, removed = new_attempt(partition), [], list[ListRecord]()
     for entry in manifest.files:
         head, records = parse(_read(partition.file(entry.path)))
         kept = [record for record in records if record.user not in request.users]
@@ -239,7 +239,7 @@ def _erase_date(partition: Partition, request: EraseRequest, parse: Parse) -> in
 
 
 def _manifest_without(
-    manifest: Manifest, entries: Sequence[FileEntry], removed: Sequence[Record], request: EraseRequest
+    manifest: Manifest, entries: Sequence[FileEntry], removed: Sequence[ListRecord], request: EraseRequest
 ) -> Manifest:
     inputs = {name: request.digests.get(digest, digest) for name, digest in manifest.inputs.items()}
     list_entries = sum(record.entries for record in removed)

@@ -20,9 +20,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import InfrastructureError
+from conf.errors import DataError, InfrastructureError
 from jobs.stages.deliver_recommendations import run as deliver_recommendations
-from scoring.delivery.published_lists import Erased, EraseRequest, PublishedLists
+from scoring.delivery.published_lists import Erased, EraseRequest, LakeTable, PublishedLists
 from scoring.delivery.sinks import csv as sink_csv
 from storage import file_io
 from storage.manifest import FileEntry, Manifest, read_manifest
@@ -91,6 +91,7 @@ def lists_of(lists: dict[str, list[str]], k: int, **more: pa.Array) -> Published
 
 def in_spark(spark: SparkSession, lists: PublishedLists) -> PublishedLists:
     schema = "user_id string, position int, item_id string, score float, reason string"
+    assert isinstance(lists.rows, pa.Table)
     rows = [tuple(row.values()) for row in lists.rows.to_pylist()]
     return replace(lists, rows=spark.createDataFrame(rows, schema))
 
@@ -152,6 +153,68 @@ def test_both_roads_write_the_same_bytes(
     items = read.item_id if layout == "places" else read.filter(like="item_").to_numpy().ravel()
     assert set(items) - {""} == set(HARD)
     assert len(read) == (sum(range(1, len(HARD) + 1)) if layout == "places" else len(HARD))
+
+
+TITLES = {"plain": 'Red, "big" shoe\n☂', "two\nlines": None}
+
+
+def with_titles(
+    lists: PublishedLists, spark: SparkSession | None, **columns: dict[str, Any]
+) -> PublishedLists:
+    """The lists with a table of titles, which has other items too, and not all items of the lists."""
+    keys = ["other", *TITLES]
+    table = pa.table(
+        {
+            "item_key": keys,
+            **{name: pa.array([of.get(key) for key in keys], pa.string()) for name, of in columns.items()},
+        }
+    )
+    schema = tuple((field.name, str(field.type)) for field in table.schema)
+    manifest = Manifest("item_titles", RUN_DATE, (), schema, {"titles": str(columns)})
+    rows = spark.createDataFrame(table.to_pandas()) if spark else table
+    return replace(lists, open_titles=lambda: LakeTable("item_key", manifest, lambda: rows))
+
+
+@pytest.mark.parametrize("layout", ["places", "users"])
+def test_titles_and_pictures_follow_the_items_on_both_roads(
+    spark: SparkSession, tmp_path: Path, layout: str
+) -> None:
+    lists = lists_of({"a": ["plain", "two\nlines", "unknown"], "b": ["unknown"]}, k=3)
+    images = {"plain": "https://a.example/1.jpg"}
+    sinks = [sink_to(tmp_path / name, layout=layout) for name in ("table", "frame")]
+    sink_csv.deliver(sinks[0], with_titles(lists, None, title=TITLES, image=images))
+    sink_csv.deliver(sinks[1], with_titles(in_spark(spark, lists), spark, title=TITLES, image=images))
+    assert texts_of(sinks[0]) == texts_of(sinks[1])
+    header, *rows = rows_of(sinks[0])
+    first = ["plain", 'Red, "big" shoe\n☂', "https://a.example/1.jpg"]
+    if layout == "places":
+        assert header == ["user_id", "position", "item_id", "title", "image", "score", "reason"]
+        assert [row[2:5] for row in rows[:3]] == [first, ["two\nlines"] * 2 + [""], ["unknown"] * 2 + [""]]
+        return
+    assert header == [
+        "user_id",
+        *(f"{name}_{place}" for place in (1, 2, 3) for name in ("item", "title", "image")),
+    ]
+    assert rows[0] == ["a", *first, "two\nlines", "two\nlines", "", "unknown", "unknown", ""]
+    assert rows[1] == ["b", "unknown", "unknown", "", *[""] * 6]
+
+
+def test_other_titles_replace_the_files(tmp_path: Path) -> None:
+    sink, lists = sink_to(tmp_path), lists_of({"a": ["plain"]}, k=1)
+    for title in ("one", "two", "two"):
+        sink_csv.deliver(sink, with_titles(lists, None, title={"plain": title}))
+        assert rows_of(sink)[1][3] == title
+
+
+def test_a_run_without_the_configured_titles_is_an_error(runs: PublishedRuns, tmp_path: Path) -> None:
+    config = runs.config_of()
+    columns = [{"name": "item", "type": "string"}, {"name": "name", "type": "string"}]
+    items = {"path": "{data}/items.csv", "format": "csv", "columns": columns, "title": "name"}
+    sink = {"kind": "csv", "name": "mail", "path": str(tmp_path / "out")}
+    assert config.keys is not None
+    job = runs.job(RUN_DATE, deliver={"sinks": [sink]}, items=items)
+    with pytest.raises(DataError, match="item_titles has no published partition"):
+        deliver_recommendations(job)
 
 
 @pytest.mark.parametrize("road", ["table", "frame"])
@@ -232,7 +295,7 @@ def _die(where: str, sink: sink_csv.Settings, lists: PublishedLists) -> None:
     if where == "write":
         sink_csv.CsvWriter.lines = die  # type: ignore[method-assign,assignment]
     else:
-        file_io.make_durable = die
+        file_io.make_durable = die  # type: ignore[assignment]
     sink_csv.deliver(sink, lists)
 
 

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from scoring.delivery.file_sink import Files, FileSinkSettings, Record, erase_records, publish_files
-from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, PublishedLists
+from etl.latest.item_titles import IMAGE, TITLE
+from scoring.delivery.file_sink import Files, FileSinkSettings, ListRecord, erase_records, publish_files
+from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, LakeTable, PublishedLists
 from scoring.requests import VARIANT
-from spark.rows import Batches, arrow_schema, map_rows, records
+from spark.rows import Batches, Rows, arrow_schema, map_rows, query, records
 from storage import file_io
 from storage.file_digests import new_file
 from storage.publish import map_files, own_path
@@ -30,7 +31,6 @@ IN_PROCESS = True
 _ENDINGS = {"none": ".csv", "gzip": ".csv.gz"}
 _MARK = "\ufeff"
 _ORDER = ("user_id", "position")
-_ENTRY = ("position", "item_id", "score", "reason")
 _NAMES = pa.schema([("name", pa.string())])
 _ROWS_AT_ONCE = 10_000
 _LINES_AT_ONCE = 10_000
@@ -46,8 +46,9 @@ class Settings(FileSinkSettings):
     layout: Literal["places", "users"] = Field(
         default="places",
         description="What a line has. `places`: one place of a list, that is a user, a position, an item, "
-        "its score and its reason. `users`: the whole list of a user, with the items in the columns item_1, "
-        "item_2, …; fields behind the end of a short list are empty.",
+        "its title (`items.title`), its score and its reason. `users`: the whole list of a user, with the "
+        "items and titles in the columns item_1, title_1, item_2, title_2, …; fields behind the end of a "
+        "short list are empty.",
     )
     compression: Literal["none", "gzip"] = Field(
         default="none", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
@@ -70,16 +71,19 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
         lists: the published lists of the date.
 
     Raises:
+        DataError: the configuration names titles of items, but the run has none.
         InfrastructureError: the files do not have exactly one line per place or per user.
     """
     names: list[str] = []
+    titles = lists.open_titles() if lists.open_titles else None
     files = Files(
-        write=lambda folder: names.extend(_write(sink, lists, folder)),
+        write=lambda folder: names.extend(_write(sink, lists, titles, folder)),
         count=partial(_count, lists, names),
         ending=_ENDINGS[sink.compression],
         records=lists.users if sink.layout == "users" else lists.manifest.rows,
         layout=f"{sink.layout}, {sink.compression}, {sink.users_per_file} users a file, "
-        f"{'with' if sink.byte_order_mark else 'without'} a byte order mark",
+        f"{'with' if sink.byte_order_mark else 'without'} a byte order mark"
+        + (f", titles {titles.manifest.digest}" if titles else ""),
         schema=(("line", "csv"),),
         facts={"users": lists.users, "entries": lists.manifest.rows, "layout": sink.layout},
     )
@@ -92,11 +96,13 @@ def erase(sink: Settings, request: EraseRequest) -> Erased:
     return Erased(sink.path, erase_records(sink.name, sink.path, request, parse_csv))
 
 
-def parse_csv(content: bytes) -> tuple[bytes, list[Record]]:
+def parse_csv(content: bytes) -> tuple[bytes, list[ListRecord]]:
     """Returns the header of a file with its byte order mark, and the other lines as records."""
     header, *rows = csv.reader(io.StringIO(content.decode(), newline=""))
     items = [index for index, name in enumerate(header) if name.startswith("item_")]
-    lines = [Record(row[0], sum(row[index] != "" for index in items), _text([row]).encode()) for row in rows]
+    lines = [
+        ListRecord(row[0], sum(row[index] != "" for index in items), _text([row]).encode()) for row in rows
+    ]
     return _text([header]).encode(), lines
 
 
@@ -110,6 +116,7 @@ class CsvWriter:
         layout: see Settings.
         k: the largest number of items of a list.
         variants: whether the rows have the column of an experiment.
+        shown: the columns behind the id of an item: `title`, `image`, both or none.
         mark: whether files begin with a byte order mark.
     """
 
@@ -118,6 +125,7 @@ class CsvWriter:
     layout: Literal["places", "users"]
     k: int
     variants: bool
+    shown: tuple[str, ...]
     mark: bool
 
     @property
@@ -125,8 +133,18 @@ class CsvWriter:
         """Returns the names of the columns."""
         variant = [VARIANT] if self.variants else []
         if self.layout == "places":
-            return ["user_id", *variant, *_ENTRY]
-        return ["user_id", *variant, *(f"item_{position}" for position in range(1, self.k + 1))]
+            return ["user_id", *variant, *self._fields]
+        places = range(1, self.k + 1)
+        return [
+            "user_id",
+            *variant,
+            *(f"{name}_{place}" for place in places for name in ("item", *self.shown)),
+        ]
+
+    @property
+    def _fields(self) -> list[str]:
+        """Returns the fields of an entry."""
+        return ["position", "item_id", *self.shown, "score", "reason"]
 
     def lines(self, batches: Batches) -> Iterator[list[str]]:
         """Yields the fields of each line.
@@ -138,9 +156,9 @@ class CsvWriter:
             for user, entry in self._entries(batches):
                 yield [*user, *entry]
             return
-        width = len(self.header)
+        width, of_item = len(self.header), slice(1, 2 + len(self.shown))
         for user, group in groupby(self._entries(batches), key=lambda pair: pair[0]):
-            fields = [*user, *(entry[1] for _, entry in group)]
+            fields = [*user, *(field for _, entry in group for field in entry[of_item])]
             yield fields + [""] * (width - len(fields))
 
     def _entries(self, batches: Batches) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -151,7 +169,7 @@ class CsvWriter:
             # The shortest text of a float32, not that of the same number as a float64.
             texts = {"score": [str(score) for score in batch.column("score").to_numpy(zero_copy_only=False)]}
             texts["position"] = [str(position) for position in batch.column("position").to_pylist()]
-            fields = (texts.get(name) or batch.column(name).to_pylist() for name in _ENTRY)
+            fields = (texts.get(name) or batch.column(name).to_pylist() for name in self._fields)
             yield from zip(users, zip(*fields, strict=True), strict=True)
 
     def write(self, name: str, batches: Batches) -> None:
@@ -194,7 +212,27 @@ def _new_text(path: str) -> Iterator[Callable[[str], object]]:
             yield lambda text: compressed.write(text.encode())
 
 
-def _write(sink: Settings, lists: PublishedLists, folder: str) -> list[str]:
+def with_titles(rows: Rows, titles: LakeTable) -> Rows:
+    """Adds the columns of a table of titles to entries of lists.
+
+    An item without a title has its id as the title. The address of a missing picture is an empty text.
+    """
+    fallbacks = {TITLE: "lists.item_id", IMAGE: "''"}
+    columns = ", ".join(f"coalesce(titles.{name}, {fallbacks[name]}) AS {name}" for name in _shown(titles))
+    return query(
+        f"SELECT lists.*, {columns} FROM {{lists}} AS lists "
+        f"LEFT JOIN {{titles}} AS titles ON lists.item_id = titles.{titles.key}",
+        lists=rows,
+        titles=titles.read(),
+    )
+
+
+def _shown(titles: LakeTable | None) -> tuple[str, ...]:
+    """Returns the columns behind the id of an item."""
+    return tuple(name for name, _ in titles.manifest.schema if name != titles.key) if titles else ()
+
+
+def _write(sink: Settings, lists: PublishedLists, titles: LakeTable | None, folder: str) -> list[str]:
     """Writes the files, and returns their names. Without lists, one file has only the names of columns."""
     writer = CsvWriter(
         folder,
@@ -202,12 +240,13 @@ def _write(sink: Settings, lists: PublishedLists, folder: str) -> list[str]:
         sink.layout,
         int(lists.manifest.facts["k"]),
         VARIANT in dict(lists.manifest.schema),
+        _shown(titles),
         sink.byte_order_mark,
     )
     number = max(1, -(-lists.users // sink.users_per_file))
-    if isinstance(lists.rows, pa.Table):
-        return _write_table(writer, lists.rows, number)
-    rows = lists.frame
+    rows = with_titles(lists.rows, titles) if titles else lists.rows
+    if isinstance(rows, pa.Table):
+        return _write_table(writer, rows, number)
     placed = rows.repartitionByRange(number, "user_id") if number > 1 else rows.repartition(1)
     names = [row["name"] for row in records(map_rows(placed.sortWithinPartitions(*_ORDER), writer, _NAMES))]
     return names or _write_table(writer, arrow_schema(rows).empty_table(), 1)

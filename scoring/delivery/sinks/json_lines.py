@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from conf.lazy_pyspark import F
-from scoring.delivery.file_sink import Files, FileSinkSettings, Record, erase_records, publish_files
+from scoring.delivery.file_sink import Files, FileSinkSettings, ListRecord, erase_records, publish_files
 from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, PublishedLists
 from scoring.requests import VARIANT
 from storage import file_io
@@ -66,10 +66,10 @@ def erase(sink: Settings, request: EraseRequest) -> Erased:
     return Erased(sink.path, erase_records(sink.name, sink.path, request, parse_lines))
 
 
-def parse_lines(content: bytes) -> tuple[bytes, list[Record]]:
+def parse_lines(content: bytes) -> tuple[bytes, list[ListRecord]]:
     """Returns the lines of a file as records, which no other bytes precede."""
     objects = [(line, json.loads(line)) for line in content.splitlines(keepends=True)]
-    return b"", [Record(of_user["user_id"], len(of_user["items"]), line) for line, of_user in objects]
+    return b"", [ListRecord(of_user["user_id"], len(of_user["items"]), line) for line, of_user in objects]
 
 
 def lines(lists: PublishedLists) -> DataFrame:
