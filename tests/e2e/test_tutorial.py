@@ -73,7 +73,7 @@ def test_the_helper_notices_a_line_that_is_missing_or_in_another_order() -> None
 
 def follow(folder: Path, options: str) -> None:
     """Runs all blocks; `options` are added to the runs."""
-    assert len(steps()) == 6 + 1
+    assert len(steps()) == 8
     for commands, shown in steps():
         require_shown(run(re.sub(r"(?m)^(nightrank run .*)$", rf"\1 {options}", commands), folder), shown)
 
