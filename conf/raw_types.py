@@ -752,6 +752,23 @@ class ItemsTable(JoinedTable):
         "is the catalogue, so these items are not recommended. `serve`: they are recommended too, with null "
         "attributes. Users without a row in the table of users always get lists.",
     )
+    title: str | None = Field(
+        default=None,
+        description="Column of type string with the name of an item for people, who see it beside the "
+        "item's id in the report, in `show` and in CSV files. It is no feature unless `features` names it. "
+        "Null: only ids are shown.",
+    )
+    image: str | None = Field(
+        default=None,
+        description="Column, like that of `title`, with the address of an item's picture. Null: no pictures.",
+    )
+
+    @model_validator(mode="after")
+    def _columns_of_people(self) -> ItemsTable:
+        for key, name in (("title", self.title), ("image", self.image)):
+            if name is not None and self.types.get(name) != "string":
+                raise ValueError(f"{key}={name!r} is not a column of type string in `columns`: add it there")
+        return self
 
 
 class Negatives(Strict):

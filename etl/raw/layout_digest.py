@@ -23,8 +23,8 @@ _EARLIER_RULES = 2
 def layout_digest(config: Config) -> str:
     """Returns a digest of the parsing rules and of the settings of all raw tables, except the paths.
 
-    The digest does not include `items.missing` either, because this setting does not change how rows are
-    parsed.
+    The digest does not include `missing`, `title` and `image` of the table of items either, because these
+    settings do not change how rows are parsed.
     """
     settings = [_settings(table) if table else None for table in _tables(config)]
     return _digest(_RULES, config, settings)
@@ -56,7 +56,7 @@ def _settings(table: RawTable) -> dict[str, Any]:
     Keys that did not exist in earlier releases are included only if they are set. So days that an earlier
     release has stored remain valid.
     """
-    settings = table.model_dump(exclude={"path", "missing", "columns"})
+    settings = table.model_dump(exclude={"path", "missing", "title", "image", "columns"})
     if table.time_zone == UTC:
         del settings["time_zone"]
     if isinstance(table, Log):

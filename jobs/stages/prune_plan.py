@@ -28,7 +28,7 @@ _INTERNAL = frozenset({"typed", "prepared", COPIES})  # tables that only jobs re
 # Tables without workflow versions. The tables datasets, experiments and comparisons are small and stay.
 _OTHER_TABLES = frozenset(
     {"quarantine", "value_counts", "profiles", "quality", *_INTERNAL, "last_clicks", _LISTS}
-    | {"list_changes", "scores", "measures", "deliveries", "evaluations"}
+    | {"list_changes", "scores", "measures", "deliveries", "evaluations", "item_titles"}
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from conf.messages import counted
 from conf.types import Config
+from etl.latest.item_titles import titles_of
 from reporting.elements import numbers
 from reporting.elements.comparison_rows import (
     DETAIL_HEADERS,
@@ -57,6 +58,8 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         dataset = read_dataset(lake, run_date) if is_published(lake.datasets.partition(run_date)) else None
         counts = count_items(partition, run.recommendations)
         lists = sample_lists(lake, partition, run.recommendations, dataset, _SAMPLE_USERS, config.negatives)
+    items = [*list_sections.most_recommended(counts), *(item for one in lists for item in one.items)]
+    titles = titles_of(lake, run_date, items)
     sections = [
         last_thirty_days.render(read_history(config, run_date), run_date, config.quality.psi_warn),
         last_thirty_days.render_runs(config, run_date, recorder),
@@ -69,8 +72,8 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         production.render_experiment(run),
         production.render_impressions(run),
         list_sections.render_changes(run),
-        list_sections.render_coverage(run, counts),
-        list_sections.render_sample(lists, run.list_scores),
+        list_sections.render_coverage(run, counts, titles),
+        list_sections.render_sample(lists, run.list_scores, titles),
         stages.render(stages.read_stage_times(lake, run_date, config.name)),
     ]
     failure = open_failure(config, run_date)
