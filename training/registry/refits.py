@@ -88,7 +88,11 @@ def promoted_on(lake: LakePaths, name: str, run_date: str) -> str | None:
 
 def record_refit(lake: LakePaths, name: str, refit: Refit) -> None:
     """Atomically records the refit of the champion that was promoted on a run date."""
-    values = {"run_date": refit.run_date, "refit_of": refit.champion, "version": refit.version}
+    values: dict[str, str | None] = {
+        "run_date": refit.run_date,
+        "refit_of": refit.champion,
+        "version": refit.version,
+    }
     folder = f"{lake.models(refit_name(name))}/{refit.version}"
     if is_described(folder):
         values |= {WEIGHTS: weights_digest(read_description(folder))}
