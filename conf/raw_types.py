@@ -144,6 +144,7 @@ LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # largest number of names of one range
+MAX_EXPANSION = 200.0  # how many times its size a compressed file may become, by default
 
 # Separators that occur in practice. Letters, digits, signs and quotes are parts of values.
 SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
@@ -380,6 +381,12 @@ class RawTable(Strict):
         "time that clocks skip is moved forward by the length of the gap. In the section `log`, it is also "
         "the time zone in which a day of `{date}` begins and ends, for the check of `quality."
         "max_misdated_share`.",
+    )
+    max_expansion: float = Field(
+        default=MAX_EXPANSION,
+        ge=1,
+        description="How many times its size a compressed text file may become. A file that becomes larger "
+        "ends the job with exit code 3. Every file may become 256 MiB.",
     )
     columns: list[Column] = Field(
         description="The columns. With `tsv`, list all columns of the files, in their order. With all other "

@@ -56,7 +56,7 @@ def _settings(table: RawTable) -> dict[str, Any]:
     Keys that did not exist in earlier releases are included only if they are set. So days that an earlier
     release has stored remain valid.
     """
-    settings = table.model_dump(exclude={"path", "missing", "title", "image", "columns"})
+    settings = table.model_dump(exclude={"path", "missing", "title", "image", "columns", "max_expansion"})
     if table.time_zone == UTC:
         del settings["time_zone"]
     if isinstance(table, Log):

@@ -139,7 +139,7 @@ def _outcome(context: RunContext, name: str, seed: int, plans: Plans) -> Trainin
     plan, place = plans[name, seed], list(plans).index((name, seed)) + 1
     version = plan.description["version"]
     where = f"training {place} of {len(plans)}, {name}, seed {seed}"
-    if is_complete(plan.model_path):
+    if is_complete(plan.model_path, checksums=True):
         log.info("%s: model version %s was trained before", where, version)
         description = read_description(plan.model_path)
     else:
