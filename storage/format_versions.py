@@ -127,6 +127,7 @@ DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")
 FEATURE_SPEC = Format("feature spec")
 MODEL = Format("model description")
+PRUNED_TRAINING = Format("record of a pruned training")
 CHECKPOINT = Format("checkpoint index")
 TRAINED_VERSION = Format("record of a trained version")
 PROMOTION = Format("promotion")
@@ -143,6 +144,7 @@ ALL = (
     WORKFLOW,
     FEATURE_SPEC,
     MODEL,
+    PRUNED_TRAINING,
     CHECKPOINT,
     TRAINED_VERSION,
     PROMOTION,
