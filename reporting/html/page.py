@@ -184,7 +184,7 @@ def _experiments(comparison: Comparison) -> Section:
     if len(comparison.ranked) > len(shown):
         caption += f" The chart shows the {len(shown)} best of {len(comparison.ranked)}."
     measures = [chosen, *(measure for measure in ("auc", "log_loss") if measure != chosen)]
-    cells = table(measure_headers(measures), measure_rows(comparison, measures), "All experiments", (1,))
+    cells = table(measure_headers(measures), measure_rows(comparison, measures), f"All {title.lower()}", (1,))
     return section(
         "experiments",
         title,
@@ -284,8 +284,8 @@ def _search_sentence(comparison: Comparison, search: SearchResult) -> str:
     done = f"{search.done} of {search.planned}" if search.done < search.planned else f"All {search.planned}"
     over = ", because the time of the search was over" if search.done < search.planned else ""
     sentences = [
-        f"{done} trials were done{over}: {len(comparison.experiments) - pruned - failed} are complete, "
-        f"{pruned} were pruned and {failed} failed."
+        f"{done} trials were done{over}: {len(comparison.experiments) - pruned - failed} complete, "
+        f"{pruned} pruned, {failed} failed."
     ]
     if search.repeated:
         repeated = counted(len(search.repeated), "other trial")
@@ -326,9 +326,9 @@ def _curves(comparison: Comparison) -> Section:
 def _details(comparison: Comparison) -> Section:
     """Returns the section with the changed settings, seeds, epochs, seconds and model versions."""
     sentence = lead("The best epoch of a seed is the epoch with the best value on the validation split.")
-    rows = detail_rows(comparison)
+    rows, caption = detail_rows(comparison), "All trials" if comparison.search else "All experiments"
     return section(
-        "details", "Settings and models", sentence, table(DETAIL_HEADERS, rows, "All experiments", (0, 1, 5))
+        "details", "Settings and models", sentence, table(DETAIL_HEADERS, rows, caption, (0, 1, 5))
     )
 
 

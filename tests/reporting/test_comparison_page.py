@@ -245,7 +245,7 @@ def test_a_search_has_a_chart_of_its_progress_and_one_for_each_setting() -> None
     assert found
     text = re.sub(r"<.*?>", " ", found[0])
     assert "6 of 9 trials were done, because the time of the search was over" in text
-    assert "3 are complete, 1 were pruned and 1 failed." in text
+    assert "3 complete, 1 pruned, 1 failed." in text
     assert "1 other trial had the settings of an earlier trial" in text
     charts = re.findall(r'<svg.*?aria-label="([^"]*)".*?</svg>', found[0], flags=re.DOTALL)
     assert [chart.split(". ")[0] for chart in charts] == [
