@@ -159,6 +159,7 @@ DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")
 FEATURE_SPEC = Format("feature spec", 2)
 MODEL = Format("model description", 2)
+PRUNED_TRAINING = Format("record of a pruned training")
 CHECKPOINT = Format("checkpoint index")
 TRAINED_VERSION = Format("record of a trained version")
 PROMOTION = Format("promotion")
@@ -175,6 +176,7 @@ ALL = (
     WORKFLOW,
     FEATURE_SPEC,
     MODEL,
+    PRUNED_TRAINING,
     CHECKPOINT,
     TRAINED_VERSION,
     PROMOTION,

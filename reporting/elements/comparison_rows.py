@@ -54,7 +54,7 @@ def measure_rows(comparison: Comparison, measures: Sequence[str]) -> list[list[s
     return [
         [
             place,
-            experiment.name,
+            shown_name(experiment),
             *(measured(experiment, "validation", measure) for measure in measures),
             *(measured(experiment, "test", measure) for measure in measures),
         ]
@@ -69,14 +69,26 @@ def detail_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _placed(comparison: Comparison) -> list[tuple[str, ExperimentOutcome]]:
-    """Returns pairs of place and experiment, the best first. Experiments without a value have no place."""
+    """Returns pairs of place and experiment, the best first. Experiments without a value have no place.
+
+    Of these, pruned trials come before failed experiments.
+    """
     ranked = comparison.ranked
     names = {experiment.name for experiment in ranked}
     others = [experiment for experiment in comparison.experiments if experiment.name not in names]
+    others.sort(key=lambda experiment: experiment.pruned is None)
     return [
         *((str(place), experiment) for place, experiment in enumerate(ranked, 1)),
         *((numbers.NONE, experiment) for experiment in others),
     ]
+
+
+def shown_name(experiment: ExperimentOutcome) -> str:
+    """Returns the name of an experiment; of a pruned trial, also the epochs after which it was pruned."""
+    if experiment.pruned is None:
+        return experiment.name
+    epochs = "1 epoch" if experiment.pruned == 1 else f"{experiment.pruned:.4g} epochs"
+    return f"{experiment.name} (pruned after {epochs})"
 
 
 def measured(experiment: ExperimentOutcome, split: HeldOut, measure: str) -> str:
@@ -90,13 +102,14 @@ def settings_text(changes: Mapping[str, Any]) -> str:
     """Returns the changed settings of an experiment as text. Of a model file, only the name is shown."""
     if not changes:
         return "none"
-    return ", ".join(f"{key}={_value(key, value)}" for key, value in changes.items())
+    return ", ".join(f"{key}={setting_text(key, value)}" for key, value in changes.items())
 
 
-def _value(key: str, value: Any) -> str:
+def setting_text(key: str, value: Any) -> str:
+    """Returns the value of a setting as text. Of a model file, only the name is shown."""
     if isinstance(value, str):
         return Path(value).name if key == "model" else value
-    return json.dumps(value)
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
 
 
 def _cells(experiment: ExperimentOutcome, choose_by: str) -> list[str]:
@@ -104,7 +117,7 @@ def _cells(experiment: ExperimentOutcome, choose_by: str) -> list[str]:
         numbers.NONE if epoch is None else f"{epoch:.4g}" for epoch in experiment.best_epochs(choose_by)
     ]
     return [
-        experiment.name,
+        shown_name(experiment),
         settings_text(experiment.changes),
         str(len(experiment.trainings)),
         measured(experiment, "validation", "auc"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from conf.messages import counted
 from conf.types import Config
@@ -16,11 +17,14 @@ from reporting.elements.comparison_rows import (
     measure_headers,
     measure_rows,
     measured,
+    setting_text,
+    settings_text,
 )
 from reporting.elements.markup import Html, Section, contents, figure, grid, join, lead, section, table, tag
 from reporting.facts.recent_runs import open_failure, read_history, served_lists
 from reporting.facts.run_facts import RunFacts, count_items, read_run_facts, sample_lists
-from reporting.html.charts.line import Series, Span, line_chart, span_rows
+from reporting.html.charts.frame import Axis, axis, column_axis, log_axis
+from reporting.html.charts.line import Series, Span, dot_chart, line_chart, span_rows
 from reporting.html.sections import (
     calibration,
     data,
@@ -37,7 +41,7 @@ from storage.dataset import read_dataset
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published
 from storage.paths import LakePaths
-from training.registry.comparison import Comparison, ExperimentOutcome
+from training.registry.comparison import Comparison, ExperimentOutcome, SearchResult, cost
 
 _SAMPLE_USERS = 4
 
@@ -116,6 +120,7 @@ def comparison_page(comparison: Comparison, run_date: str, command: str) -> Html
     """
     sections = [
         _experiments(comparison),
+        _search(comparison, comparison.search) if comparison.search else None,
         _failures(comparison),
         _command(command),
         _curves(comparison),
@@ -127,15 +132,18 @@ def comparison_page(comparison: Comparison, run_date: str, command: str) -> Html
 
 def _head(comparison: Comparison, run_date: str) -> Html:
     best, words = comparison.best, MEASURE_WORDS[comparison.choose_by]
+    noun = "trial" if comparison.search else "experiment"
+    settings = f" ({settings_text(best.changes)})" if comparison.search else ""
     return tag(
         "header",
         tag("p", f"Nightrank · comparison {comparison.name}", class_="overline"),
-        tag("h1", f"Experiments on the dataset of {run_date}"),
+        tag("h1", f"{noun.capitalize()}s on the dataset of {run_date}"),
         tag(
             "p",
-            f"The best of {counted(len(comparison.experiments), 'experiment')} is ",
+            f"The best of {counted(len(comparison.experiments), noun)} is ",
             tag("strong", best.name),
-            f", with {words} {measured(best, 'validation', comparison.choose_by)} on the validation split. ",
+            f"{settings}, with {words} {measured(best, 'validation', comparison.choose_by)} on the "
+            "validation split. ",
             _lead_over_second(comparison),
             "The test split was not used for this choice.",
             class_="lead",
@@ -162,22 +170,27 @@ def _lead_over_second(comparison: Comparison) -> str:
 def _experiments(comparison: Comparison) -> Section:
     """Returns the section with a chart and a table of the measures of all experiments."""
     words, chosen = MEASURE_WORDS[comparison.choose_by], comparison.choose_by
-    sentence = (
-        f"Experiments are ordered by {words} on the validation split. Measures are means over the seeds ± "
-        "the standard deviation. Measures on the test split are only reported."
-    )
+    title = "Trials" if comparison.search else "Experiments"
+    sentence = f"{title} are ordered by {words} on the validation split. "
+    if not comparison.search:  # a trial has one seed
+        sentence += "Measures are means over the seeds ± the standard deviation. "
+    sentence += "Measures on the test split are only reported."
     shown = comparison.ranked[:_MOST_ROWS]
     chart = span_rows(
         f"Validation {words}", [_span(experiment, chosen) for experiment in shown], x_label=words
     )
-    caption = "mean over the seeds (large dot), standard deviation (line) and each seed (small dots)."
+    caption = (
+        "one dot for each complete trial."
+        if comparison.search
+        else "mean over the seeds (large dot), standard deviation (line) and each seed (small dots)."
+    )
     if len(comparison.ranked) > len(shown):
         caption += f" The chart shows the {len(shown)} best of {len(comparison.ranked)}."
     measures = [chosen, *(measure for measure in ("auc", "log_loss") if measure != chosen)]
-    cells = table(measure_headers(measures), measure_rows(comparison, measures), "All experiments", (1,))
+    cells = table(measure_headers(measures), measure_rows(comparison, measures), f"All {title.lower()}", (1,))
     return section(
         "experiments",
-        "Experiments",
+        title,
         lead(sentence),
         tag("div", figure(chart, f"Validation {words}", caption), class_="narrow"),
         tag("div", cells, class_="measures"),
@@ -193,6 +206,98 @@ def _span(experiment: ExperimentOutcome, measure: str) -> Span:
     return Span(
         experiment.name, value, value - deviation, value + deviation, values if len(values) > 1 else ()
     )
+
+
+def _search(comparison: Comparison, search: SearchResult) -> Section:
+    """Returns the section with the progress of a search, and the measure by each searched setting.
+
+    The value of a pruned trial is that of its last evaluation.
+    """
+    words, measure = MEASURE_WORDS[comparison.choose_by], comparison.choose_by
+    trials = [(trial, _value_of(trial, measure)) for trial in comparison.experiments]
+    complete = [(trial, value) for trial, value in trials if value is not None and trial.pruned is None]
+    pruned = [(trial, value) for trial, value in trials if value is not None and trial.pruned is not None]
+
+    def chart(
+        title: str, x: Axis, place: Callable[[ExperimentOutcome], float], *, line: bool = False
+    ) -> Html:
+        groups = [
+            Series(name, [(place(trial), value) for trial, value in group])
+            for name, group in (("complete", complete), ("pruned", pruned))
+        ]
+        best = best_so_far(groups[0].points, measure) if line else ()
+        return dot_chart(title, *groups, x=x, y_label=f"validation {words}", line=best)
+
+    title = f"Validation {words} by trial"
+    by_trial = chart(
+        title,
+        axis([1, max(search.done, 2)], "trial", exact=True, whole=True),
+        lambda trial: float(trial.trial or 0),
+        line=True,
+    )
+    caption = "each trial (dots), and the best complete trial so far (line)."
+    charts = [figure(by_trial, title, caption)]
+    for key, values in search.space.items():
+        x, place = _setting_axis(key, values)
+        title = f"Validation {words} by {key}"
+        charts.append(figure(chart(title, x, place), title, "one dot for each trial."))
+    return section("search", "Search", lead(_search_sentence(comparison, search)), grid(*charts))
+
+
+def best_so_far(points: Sequence[tuple[float, float]], measure: str) -> list[tuple[float, float]]:
+    """Returns the best value up to each trial as the points of a line with steps.
+
+    Args:
+        points: pairs (trial, value), ascending by trial.
+        measure: the measure of the values.
+    """
+    steps: list[tuple[float, float]] = []
+    for trial, value in points:
+        if not steps:
+            steps.append((trial, value))
+            continue
+        before = steps[-1][1]
+        steps += [(trial, before), (trial, min(before, value, key=lambda one: cost(measure, one)))]
+    return steps
+
+
+def _value_of(trial: ExperimentOutcome, measure: str) -> float | None:
+    """Returns the measure that a trial has in the charts of a search; None for a failed trial."""
+    if trial.pruned is not None:
+        return trial.last_evaluation(measure)
+    return trial.mean("validation", measure)
+
+
+def _setting_axis(key: str, values: Mapping[str, Any]) -> tuple[Axis, Callable[[ExperimentOutcome], float]]:
+    """Returns the axis of a searched setting, and a function that returns the place of a trial on it."""
+    choices = values.get("choices")
+    if choices is not None:
+        names = [setting_text(key, choice) for choice in choices]
+        return column_axis(names, key), lambda trial: float(choices.index(trial.changes[key]))
+    low, high = values["low"], values["high"]
+    whole = isinstance(low, int) and isinstance(high, int)
+    shown = log_axis(low, high, key) if values["log"] else axis([low, high], key, exact=True, whole=whole)
+    return shown, lambda trial: float(trial.changes[key])
+
+
+def _search_sentence(comparison: Comparison, search: SearchResult) -> str:
+    """Returns the sentences that count the trials of a search."""
+    pruned = sum(trial.pruned is not None for trial in comparison.experiments)
+    failed = sum(trial.failure is not None for trial in comparison.experiments)
+    done = f"{search.done} of {search.planned}" if search.done < search.planned else f"All {search.planned}"
+    over = ", because the time of the search was over" if search.done < search.planned else ""
+    sentences = [
+        f"{done} trials were done{over}: {len(comparison.experiments) - pruned - failed} complete, "
+        f"{pruned} pruned, {failed} failed."
+    ]
+    if search.repeated:
+        repeated = counted(len(search.repeated), "other trial")
+        sentences.append(f"{repeated} had the settings of an earlier trial, which was not trained again.")
+    if pruned:
+        sentences.append(
+            "The value of a pruned trial is that of its last evaluation; such a trial is not ranked."
+        )
+    return " ".join(sentences)
 
 
 def _curves(comparison: Comparison) -> Section:
@@ -224,9 +329,9 @@ def _curves(comparison: Comparison) -> Section:
 def _details(comparison: Comparison) -> Section:
     """Returns the section with the changed settings, seeds, epochs, seconds and model versions."""
     sentence = lead("The best epoch of a seed is the epoch with the best value on the validation split.")
-    rows = detail_rows(comparison)
+    rows, caption = detail_rows(comparison), "All trials" if comparison.search else "All experiments"
     return section(
-        "details", "Settings and models", sentence, table(DETAIL_HEADERS, rows, "All experiments", (0, 1, 5))
+        "details", "Settings and models", sentence, table(DETAIL_HEADERS, rows, caption, (0, 1, 5))
     )
 
 
@@ -327,6 +432,7 @@ figcaption strong { display: block; color: var(--ink); }
 .chart .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .chart .bar { opacity: .9; }
 .chart .bubble { fill-opacity: .55; stroke-width: 1.5; }
+.chart .hollow { fill: var(--paper); stroke: var(--series); stroke-width: 1.5; }
 .chart .diagonal { stroke: var(--muted); stroke-dasharray: 4 4; }
 .chart .reference { stroke: var(--muted); stroke-dasharray: 5 4; stroke-width: 1.5; }
 .chart .reference-name { fill: var(--ink); stroke: var(--paper); stroke-width: 4; paint-order: stroke; }

@@ -178,6 +178,53 @@ def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label
     return frame(x, y, marks, title, description)
 
 
+# Draws trials: dots over an axis of any kind, and a line.
+
+
+def dot_chart(
+    title: str,
+    complete: Series,
+    pruned: Series,
+    *,
+    x: Axis,
+    y_label: str,
+    line: Sequence[tuple[float, float]] = (),
+) -> Html:
+    """Returns a chart of filled dots, hollow dots and a line.
+
+    If there is nothing to draw, returns a sentence that says so.
+
+    Args:
+        title: title for screen readers.
+        complete: the points of filled dots.
+        pruned: the points of hollow dots; if there are any, the chart has a legend.
+        x: the horizontal axis, which covers all points.
+        y_label: label of the vertical axis.
+        line: the points of the line.
+    """
+    groups = [(complete.name, complete.drawable()), (pruned.name, pruned.drawable())]
+    points = [point for _, of_group in groups for point in of_group]
+    if not points:
+        return nothing_to_draw(title)
+    y = axis([py for _, py in points], y_label)
+    marks = []
+    if line:
+        path = " ".join(
+            f"{'L' if place else 'M'}{x_of(x, px)} {y_of(y, py)}" for place, (px, py) in enumerate(line)
+        )
+        marks.append(tag("path", d=path, class_="line series-0"))
+    for index, (name, of_group) in enumerate(groups):
+        kind = "hollow" if index else "dot"
+        for px, py in of_group:
+            tooltip = tag("title", f"{name}, {x.label} {x.written(px)}: {py:.6g}")
+            marks.append(
+                tag("circle", tooltip, cx=x_of(x, px), cy=y_of(y, py), r=4, class_=f"{kind} series-{index}")
+            )
+    description = f"{y_label} by {x.label}, {counted(len(points), 'point')}"
+    names = [name for name, of_group in groups if of_group or name == complete.name]
+    return join([legend(names), frame(x, y, marks, title, description)])
+
+
 # Draws values with their intervals: a difference with the gate's limit, or the values of several names.
 
 _TICK = 6
