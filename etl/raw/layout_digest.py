@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from conf.raw_types import ISO, LIST_TYPES, UTC, Log
+from conf.raw_types import LIST_TYPES, Log
+from conf.time_notation import ISO, UTC
 from conf.types import Column, Config, History, RawTable
 from etl.raw.files import RawFiles, find_raw
 from storage.manifest import Manifest, current_manifest, digest_of, is_published, read_manifest

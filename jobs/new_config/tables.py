@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
-from conf.raw_types import ISO, ColumnType
+from conf.raw_types import ColumnType
+from conf.time_notation import ISO
 from etl.inference.column_types import SampledColumn, numbers_of, sampled_columns, unique_names
 from etl.inference.sample import TableSample, find_table, read_sample
 
