@@ -387,6 +387,8 @@ h3 { font-size: .875rem; font-weight: 600; margin: 0; }
 p { margin: 0 0 .75rem; }
 code { font: .92em ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
   overflow-wrap: anywhere; }
+a { color: var(--accent); }
+.title { white-space: normal; }
 section { margin-top: 2.75rem; padding-top: 1.5rem; border-top: 1px solid var(--rule); }
 footer { margin-top: 3rem; color: var(--muted); font-size: .8125rem; }
 .contents ul { display: flex; flex-wrap: wrap; gap: .15rem 1rem; list-style: none; margin: 1.5rem 0 0;

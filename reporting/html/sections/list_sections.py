@@ -365,7 +365,7 @@ def _item(item: str, titles: Titles) -> Html:
     known, code = titles.get(item), tag("code", item)
     if known is None:
         return code
-    named = [] if known.title == item else [known.title, " "]
+    named = [] if known.title == item else [tag("span", known.title, class_="title"), " "]
     if not _is_web_address(known.image):
         return join([*named, code])
     words = f"Picture of {known.title}"
