@@ -123,15 +123,14 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
 
 def _few_lines(data: bytes | bytearray, start: int, stop: int, has_cr: bool) -> Iterator[tuple[int, int]]:
     """Divides complete lines at [start, stop) so that each part has at most about _MOST_LINES lines."""
-    most = 0
     if stop - start > _MOST_LINES:
-        most = data.count(b"\n", start, stop) + (data.count(b"\r", start, stop) if has_cr else 0)
-    if most > _MOST_LINES:
         numbers = np.frombuffer(data, np.uint8)
         lines = 0
         for piece in range(start, stop, _PIECE_BYTES):
-            part = numbers[piece : min(piece + _PIECE_BYTES, stop)]
-            ends = int(np.count_nonzero((part == _LF) | (part == _CR)))
+            part = numbers[piece : min(piece + _PIECE_BYTES, stop)]  # so small that it fits into the cache
+            ends = int(np.count_nonzero(part == _LF))
+            if has_cr:
+                ends += int(np.count_nonzero(part == _CR))
             if lines + ends > _MOST_LINES:
                 end = line_start(data, piece, stop)
                 if start < end < stop:
