@@ -163,7 +163,7 @@ def _replace(
     previous = read_manifest(partition) if is_published(partition) else None
     file_io.make_durable(data_files(partition, manifest), partition.root)
     replace_manifest(partition, manifest)
-    delete_leftovers(partition, [manifest, previous], lists.grace_hours)
+    delete_leftovers(partition, [manifest, previous], lists.grace_hours, replaced=previous)
 
 
 # Erases users from published files.
