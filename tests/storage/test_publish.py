@@ -273,6 +273,8 @@ def test_publishing_sweeps_but_keeps_the_files_it_replaces(spark: SparkSession, 
             _age(path, 100)
         newest = publish(_rows(spark, rows), partition, inputs={}, row_group_rows=100, expected_rows=rows)
         # The first publication replaces the oldest manifest. Then its files are no longer listed.
-        assert [Path(path).exists() for path in data_files(partition, oldest)] == [is_kept] * len(oldest.files)
+        assert [Path(path).exists() for path in data_files(partition, oldest)] == [is_kept] * len(
+            oldest.files
+        )
         assert all(Path(path).exists() for path in data_files(partition, manifest))
     assert all(Path(path).exists() for path in data_files(partition, newest))
