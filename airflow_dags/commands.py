@@ -16,6 +16,7 @@ class Call:
         job: the name of the job.
         run_date: the logical day, YYYY-MM-DD.
         overrides: `--set` values of this run, in addition to those of the settings.
+        options: further arguments of the script.
         is_plan: whether the job is plan_night. Its summary must come back even if the Spark profile sets the
             deploy mode `cluster`, and it does not need the check of the node.
     """
@@ -23,6 +24,7 @@ class Call:
     job: str
     run_date: str
     overrides: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     is_plan: bool = False
 
     @property
@@ -38,7 +40,7 @@ def application(call: Call, settings: Settings) -> str:
 
 def arguments(call: Call, settings: Settings) -> list[str]:
     """Returns the arguments of the script of a job."""
-    words = ["--config", settings.config, "--run-date", call.run_date]
+    words = ["--config", settings.config, "--run-date", call.run_date, *call.options]
     for override in all_overrides(call, settings):
         words += ["--set", override]
     return words

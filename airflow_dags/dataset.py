@@ -37,6 +37,7 @@ JOBS = (
     "evaluate_model",
     "learn_blend",
     "measure_recommendations",
+    "prune",
     "refit_model",
     "report",
     "score_daily",
@@ -64,6 +65,8 @@ class Dataset:
         weekly_late_hours: the same for a training.
         log_wait_hours: how many hours a run waits for its raw log.
         task_hours: maximum duration by job, in hours. `default` is for jobs without a limit of their own.
+        prune_keep_days: number of days whose dates the last task of `weekly_training` keeps. It deletes older
+            dates and unused versions. None: nothing is deleted.
         retries: how often a task is retried after a failure that a retry may remove.
         pool: the Airflow pool of the tasks that run jobs.
 
@@ -79,6 +82,7 @@ class Dataset:
     weekly_late_hours: float = 24
     log_wait_hours: float = 12
     task_hours: Mapping[str, float] = field(default_factory=dict)
+    prune_keep_days: int | None = None
     retries: int = 2
     pool: str = POOL
 
@@ -107,6 +111,11 @@ class Dataset:
                     f"use {DEFAULT} or one of {', '.join(JOBS)}",
                 )
             self._check_hours("task_hours", hours)
+        days = self.prune_keep_days
+        if days is not None and (not _is_integer(days) or days < 1):
+            raise self._wrong(
+                "prune_keep_days", "is not a number of days", "write at least the days that a run reads"
+            )
         if not _is_integer(self.retries) or not 0 <= self.retries <= _MOST_RETRIES:
             raise self._wrong(
                 "retries", "is not a number of retries", f"write an integer from 0 to {_MOST_RETRIES}"

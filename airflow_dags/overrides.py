@@ -15,8 +15,10 @@ from typing import Any
 
 import yaml
 
-# A name that ends with a dot allows all keys below it, with plain values. Any other name allows exactly that
-# key, with any value.
+_MOST_TEXT = 10_000  # number of characters of an override
+
+# A name that ends with a dot allows all keys below it, if their values are plain values or lists of plain
+# values. Any other name allows exactly that key, with any value.
 DEFAULT_KEYS = (
     "candidates.active_days",
     "candidates.exclude_clicked",
@@ -84,6 +86,11 @@ def refusal(overrides: Sequence[Any], allowed: Sequence[str], variable: str = "n
         variable: the name of the Airflow Variable of the dataset, for the message.
     """
     for override in overrides:
+        if len(str(override)) > _MOST_TEXT:
+            return (
+                f"the Param `set` holds {str(override)[:100]!r}…, which has more than {_MOST_TEXT:,} "
+                "characters\n  what to do: set such a value in the configuration file"
+            )
         key, separator, text = str(override).partition("=")
         if not separator or not key:
             return (
@@ -117,8 +124,8 @@ def _not_plain(text: str) -> str | None:
     """
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        return f"a value that is not YAML ({error})"
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        return f"a value that is not YAML ({str(error)[:300]})"
     values = value if isinstance(value, list) else [value]
     return (
         "a mapping or a nested list"

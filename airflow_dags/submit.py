@@ -45,6 +45,7 @@ class JobOperator(BaseOperator):
         part: the key of the plan whose list contains the step: `night` or `retraining`.
         job: the job to run; by default the job of the step.
         overrides: `--set` values of this task; by default those of the step.
+        options: further arguments of the job.
         variable: the name of the Airflow Variable of the dataset.
     """
 
@@ -55,6 +56,7 @@ class JobOperator(BaseOperator):
         part: str = "night",
         job: str | None = None,
         overrides: Sequence[str] | None = None,
+        options: Sequence[str] = (),
         variable: str = VARIABLE,
         **kwargs: Any,
     ) -> None:
@@ -63,6 +65,7 @@ class JobOperator(BaseOperator):
         self.part = part
         self.job = job
         self.overrides = overrides
+        self.options = options
         self.variable = variable
         self._runner: Runner | None = None
 
@@ -75,7 +78,8 @@ class JobOperator(BaseOperator):
         overrides = tuple(step["overrides"] if self.overrides is None else self.overrides)
         settings = read_settings(self.variable)
         asked = asked_overrides(context["params"], settings)
-        call = Call(self.job or step["job"], step["run_date"], (*overrides, *asked))
+        job = self.job or step["job"]
+        call = Call(job, step["run_date"], (*overrides, *asked), tuple(self.options))
         self._runner = runner_for(call, settings, self.log)
         return self._runner.run(context)
 

@@ -5,7 +5,8 @@ the source `retrieval`, the DAG also trains the retriever. The gate then compare
 champion on the same raw test day. If the gate promotes the challenger, the asset `nightrank_champion` is
 updated, and the new champion makes the lists of the next day. With `train.refit`, the promoted model is first
 trained again on the rows of all three splits. If the gate does not promote the challenger, the champion still
-serves, and the day's features are built again with the champion's workflow.
+serves, and the day's features are built again with the champion's workflow. If the dataset has the option
+`prune_keep_days`, the last task deletes old dates and unused versions from the lake.
 
 | | |
 |---|---|
@@ -20,6 +21,7 @@ See docs/airflow.md for more. docs/retraining.md says how the gate decides and h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -139,4 +141,13 @@ def _add_tasks(dataset: Dataset) -> None:
             ),
         ],
         notify(),
+        *_last_tasks(dataset, stage),
     )
+
+
+def _last_tasks(dataset: Dataset, stage: Callable[..., JobOperator]) -> list[JobOperator]:
+    """Returns the task that deletes old dates, if the dataset says how many days are kept."""
+    if dataset.prune_keep_days is None:
+        return []
+    options = ("--keep-days", str(dataset.prune_keep_days), "--delete")
+    return [stage("prune", step="build_features", job="prune", overrides=(), options=options)]

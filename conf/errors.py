@@ -4,19 +4,21 @@ import re
 import signal
 from contextlib import suppress
 
-from conf.messages import printable_lines
+from conf.messages import printable_lines, shortened
 
 EXIT_OK = 0
 EXIT_CRASHED = 1  # Python's exit code of an unexpected error
 EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_INFRASTRUCTURE = 4
+_MOST_SHOWN = 4000  # number of characters of a problem, and of a remedy, in a message
 
 
 class NightrankError(Exception):
     """Base of all errors of this project. Its text states the problem and, on a second line, the remedy.
 
-    Control characters in the text are escaped, so it is safe to print it on a terminal.
+    Control characters in the text are escaped, so it is safe to print it on a terminal. If the problem or the
+    remedy contains a very long name or value, its middle is left out.
 
     Args:
         problem: describes the error, with the file, the column and the value.
@@ -31,7 +33,8 @@ class NightrankError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return printable_lines(f"{self.problem}\n  what to do: {self.remedy}")
+        problem, remedy = shortened(self.problem, _MOST_SHOWN), shortened(self.remedy, _MOST_SHOWN)
+        return printable_lines(f"{problem}\n  what to do: {remedy}")
 
 
 class ConfigError(NightrankError):

@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -14,12 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from conf.errors import ConfigError
 from conf.load import read_section, read_yaml, set_key
 from conf.names import FolderName, PlainText
-from conf.raw_types import Seed, Strict
+from conf.raw_types import PositiveInt, Seed, Strict
 from conf.types import Config, ModelConfig
 
 # Keys under `train` that a comparison sets itself, with the remedy for each.
@@ -77,18 +78,103 @@ def plan_experiments(config: Config, experiments: Experiments, path: str) -> lis
             f"trainings; a file may have {MOST_TRAININGS}",
             "remove values or seeds, or divide the experiments among several files",
         )
-    planned = []
-    for name, written in _named_changes(experiments):
-        intro = f"{path}: experiment {name!r}: "
-        changes = {key: written[key] for key in sorted(written, key=lambda key: key.count("."))}
-        for key, value in changes.items():
-            _require_comparable(intro, key, value)
-        if isinstance(changes.get("model"), str):
-            changes["model"] = os.path.abspath(Path(path).parent / changes["model"])
-        configs = {seed: changed_config(config, changes, seed, intro) for seed in seeds}
-        _require_measurable(intro, experiments.choose_by, next(iter(configs.values())))
-        planned.append(Experiment(name, changes, configs))
+    return [
+        _experiment(config, experiments, path, name, written, seeds, f"{path}: experiment {name!r}: ")
+        for name, written in _named_changes(experiments)
+    ]
+
+
+def plan_space(config: Config, experiments: Experiments, path: str) -> dict[str, list[Experiment]]:
+    """Returns the experiments with which the space of a search is checked before any trial, by searched key.
+
+    The experiments of a key change only this key, to its choices or to the ends of its range; the other
+    settings are those of the configuration. For a range of real numbers, a value between its ends is checked
+    too, because a setting of integers accepts 1.0 but not 1.5. If whole models are searched, other settings
+    of the model are checked with the first of them.
+
+    Args:
+        config, path: see `plan_experiments`.
+        experiments: the content of a file with the key `search`.
+
+    Raises:
+        ConfigError: a key may not vary, or the configuration refuses a value.
+    """
+    space = experiments.search.space if experiments.search else {}
+    planned = {}
+    for key, searched in space.items():
+        of_model = key.startswith("model.") and "model" in space
+        first = {"model": space["model"].examples[0]} if of_model else {}
+        planned[key] = [
+            _experiment(
+                config,
+                experiments,
+                path,
+                f"search.space, {key}={value!r}",
+                {**first, key: value},
+                [config.train.seed],
+                f"{path}: search.space, {key}={value!r}: ",
+            )
+            for value in searched.examples
+        ]
     return planned
+
+
+def plan_trial(
+    config: Config, experiments: Experiments, path: str, number: int, values: Mapping[str, Any]
+) -> Experiment:
+    """Returns the experiment of one trial of a search.
+
+    Args:
+        config, path: see `plan_experiments`.
+        experiments: the content of a file with the key `search`.
+        number: the number of the trial, from 1.
+        values: the proposed value of each key of the space.
+
+    Raises:
+        ConfigError: the configuration refuses this combination of values.
+    """
+    intro = f"{path}: trial {number}: "
+    return _experiment(config, experiments, path, f"trial {number}", values, [config.train.seed], intro)
+
+
+def _experiment(
+    config: Config,
+    experiments: Experiments,
+    path: str,
+    name: str,
+    written: Mapping[str, Any],
+    seeds: Sequence[int],
+    intro: str,
+) -> Experiment:
+    """Returns an experiment with changed settings. Errors begin with `intro`."""
+    changes = {key: written[key] for key in sorted(written, key=lambda key: key.count("."))}
+    for key, value in changes.items():
+        _require_comparable(intro, key, value)
+    if isinstance(changes.get("model"), str):
+        changes["model"] = _model_file(changes["model"], path)
+    configs = {seed: changed_config(config, changes, seed, intro) for seed in seeds}
+    _require_measurable(intro, experiments.choose_by, next(iter(configs.values())))
+    return Experiment(name, changes, configs)
+
+
+def _model_file(name: str, path: str) -> str:
+    """Returns the absolute path of a model file, whose name is relative to the experiments file."""
+    return os.path.abspath(Path(path).parent / name)
+
+
+def space_values(search: Search, path: str) -> dict[str, dict[str, Any]]:
+    """Returns the space of a search as JSON values, with absolute paths of model files.
+
+    Args:
+        search: the section `search`.
+        path: the experiments file.
+    """
+    space = {key: values.model_dump(mode="json", exclude_none=True) for key, values in search.space.items()}
+    models = space.get("model", {}).get("choices", [])
+    if models:
+        named = [_model_file(model, path) if isinstance(model, str) else model for model in models]
+        space["model"]["choices"] = named
+    return space
 
 
 def changed_config(config: Config, changes: Mapping[str, Any], seed: int, intro: str) -> Config:
@@ -185,28 +271,158 @@ class ExperimentRun(Strict):
     )
 
 
+def _number(value: Any) -> Any:
+    """Returns a number; reads the text `1e-4`, because YAML reads a number without a point as a text."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("write a number, such as 0.001")
+    return value
+
+
+Bound = Annotated[int | float, BeforeValidator(_number)]
+
+
+class SearchedValues(Strict):
+    """The values of one searched setting: a range with `low` and `high`, or a list `choices`."""
+
+    low: Bound | None = Field(
+        default=None,
+        description="Smallest value of a range. If `low` and `high` are integers, all values are integers; "
+        "write 0.0 instead of 0 for a range of real numbers. Null: the setting has `choices`.",
+    )
+    high: Bound | None = Field(
+        default=None, description="Largest value of a range. Null: the setting has `choices`."
+    )
+    log: bool = Field(
+        default=False,
+        description="Whether the logarithm of the value is searched evenly, as for a learning rate. `low` "
+        "must be above 0.",
+    )
+    choices: list[Any] | None = Field(
+        default=None,
+        description="The values, of any type: numbers, texts, lists. For the key `model`, sections or model "
+        "files. Null: the setting has a range.",
+    )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values are integers: both ends of the range are."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    @property
+    def examples(self) -> list[Any]:
+        """The choices; or both ends of the range and, between real numbers, a third value."""
+        if self.choices is not None:
+            return self.choices
+        low, high = self.low or 0, self.high or 0
+        return [low, high] if self.is_whole else [low, high, low + (high - low) * _BETWEEN]
+
+    @model_validator(mode="after")
+    def _range_or_choices(self) -> SearchedValues:
+        if self.choices is not None:
+            if self.low is not None or self.high is not None or self.log:
+                raise ValueError(
+                    f"it has choices={self.choices!r} and keys of a range: write either choices, or low and "
+                    "high"
+                )
+            if len(self.choices) < 2:
+                raise ValueError(
+                    f"choices={self.choices!r} leaves nothing to search: list two values or more"
+                )
+            _require_distinct("the values of choices", self.choices)
+        elif self.low is None or self.high is None:
+            raise ValueError(
+                f"low={self.low!r} and high={self.high!r}: write both, such as {{low: 0.001, high: 0.1}}, or "
+                "a list of choices"
+            )
+        elif self.low >= self.high:
+            raise ValueError(
+                f"low={self.low!r} is not less than high={self.high!r}: write the smaller number as low; a "
+                "setting with one value belongs into the configuration"
+            )
+        elif self.log and self.low <= 0:
+            raise ValueError(
+                f"log=true has no logarithm of low={self.low!r}: write a low above 0, or remove log"
+            )
+        return self
+
+
+# A share of a range. The value there is not an integer, unless the range was made for it.
+_BETWEEN = 0.3819660112501051
+
+
+class Search(Strict):
+    """A search of settings: trials, each of which trains a model with settings that Optuna proposes.
+
+    Optuna's TPE sampler proposes settings that are likely to be better than those of the trials before. The
+    first ten trials are random. Equal inputs give equal trials.
+    """
+
+    trials: PositiveInt = Field(
+        description="Number of trials, at most 100. A trial with the settings of an earlier one counts, but "
+        "trains no model."
+    )
+    timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds from the first trial of a run of the job, after which no new trial begins. A "
+        "trial that has begun is completed. Null: no limit.",
+    )
+    space: dict[str, SearchedValues] = Field(
+        min_length=1,
+        description="Maps dotted keys in the sections `model` and `train` to the values that a trial may "
+        "have. All other settings are those of the configuration.",
+    )
+    seed: Seed | None = Field(
+        default=None, description="Seed of the proposals. Null: `train.seed` of the configuration."
+    )
+    prune: bool = Field(
+        default=False,
+        description="Whether a bad trial ends early: if its best `choose_by` on the validation split so far "
+        "is worse than the median of the complete trials after the same number of epochs. This begins when "
+        "five trials are complete. A pruned trial is shown, but it is not ranked.",
+    )
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Search:
+        if self.trials > MOST_TRAININGS:
+            raise ValueError(
+                f"trials={self.trials}, but a file may have {MOST_TRAININGS} trainings: write "
+                f"{MOST_TRAININGS} or fewer, or divide the space among several files"
+            )
+        return self
+
+
 class Experiments(Strict):
     """An experiments file: models and settings that compare_models trains on one dataset and compares.
 
-    The file has either the key `runs` or the key `grid`. Every experiment starts from random weights. No
-    baselines are trained. A file may have at most 100 trainings (experiments × seeds).
+    The file has one of the keys `runs`, `grid` and `search`. Every experiment starts from random weights. No
+    baselines are trained. A file may have at most 100 trainings (experiments × seeds, or trials).
     """
 
     name: FolderName = Field(
         description="Name of the comparison. Its results are in the folder `comparisons/<name>` of the lake."
     )
     runs: list[ExperimentRun] | None = Field(
-        default=None, description="The experiments, one after another. Null: the file has the key `grid`."
+        default=None,
+        description="The experiments, one after another. Null: the file has the key `grid` or `search`.",
     )
     grid: dict[str, list[Any]] | None = Field(
         default=None,
         description="Maps dotted keys in the sections `model` and `train` to lists of values. There is one "
-        "experiment for each combination of values. Null: the file has the key `runs`.",
+        "experiment for each combination of values. Null: the file has the key `runs` or `search`.",
+    )
+    search: Search | None = Field(
+        default=None,
+        description="Settings that Optuna searches. Each trial is one experiment. Null: the file has the key "
+        "`runs` or `grid`.",
     )
     repeat_seeds: Annotated[list[Seed], Field(min_length=1)] | None = Field(
         default=None,
         description="Seeds: every experiment is trained once with each of them as `train.seed`. Null: once, "
-        "with `train.seed` of the configuration.",
+        "with `train.seed` of the configuration. Not together with `search`.",
     )
     choose_by: Measure = Field(
         default="log_loss",
@@ -217,9 +433,14 @@ class Experiments(Strict):
     )
 
     @model_validator(mode="after")
-    def _runs_or_grid(self) -> Experiments:
-        if (self.runs is None) == (self.grid is None):
-            raise ValueError("the file needs exactly one of the keys `runs` and `grid`")
+    def _one_form(self) -> Experiments:
+        if sum(form is not None for form in (self.runs, self.grid, self.search)) != 1:
+            raise ValueError("the file needs exactly one of the keys `runs`, `grid` and `search`")
+        if self.search is not None and self.repeat_seeds is not None:
+            raise ValueError(
+                f"repeat_seeds={self.repeat_seeds} cannot repeat the trials of a search: remove the key, and "
+                "repeat the best trials as `runs` in a second file"
+            )
         return self
 
     @model_validator(mode="after")

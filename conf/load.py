@@ -17,11 +17,13 @@ import yaml
 from pydantic import ValidationError
 
 from conf.errors import ConfigError
+from conf.messages import shortened
 from conf.names import iso_date
 from conf.plugins import Plugin
 from conf.types import Config, Strict
 
 Section = TypeVar("Section", bound=Strict)
+_MOST_PROBLEMS = 20  # number of wrong keys that an error lists
 
 
 def load_config(path: str, overrides: list[str] | None = None) -> Config:
@@ -80,15 +82,16 @@ def read_section(
         path: the keys above the section. In the error, these keys precede the name of a key of the section.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value breaks its rule. The error lists all such keys.
+        ConfigError: a key is unknown or missing, or a value breaks its rule. The error lists such keys.
     """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(
-            _describe({**detail, "loc": (*path, *detail["loc"])}) for detail in error.errors()
-        )
-        raise ConfigError(f"{intro}{problems}", fix) from error
+        details = error.errors()
+        shown = [_describe({**detail, "loc": (*path, *detail["loc"])}) for detail in details[:_MOST_PROBLEMS]]
+        if len(details) > _MOST_PROBLEMS:
+            shown.append(f"and {len(details) - _MOST_PROBLEMS:,} more")
+        raise ConfigError(f"{intro}{'; '.join(shown)}", fix) from error
 
 
 def read_package_settings(
@@ -118,13 +121,13 @@ def read_package_settings(
 
 
 def _describe(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "config"
-    message = error["msg"].removeprefix("Value error, ")
+    where = shortened(".".join(str(part) for part in error["loc"])) or "config"
+    message = shortened(error["msg"].removeprefix("Value error, "), 1000)
     if error["type"] == "extra_forbidden":
-        return f"unknown key {where}={error['input']!r}"
+        return f"unknown key {where}={shortened(repr(error['input']))}"
     if error["type"] == "missing":
         return f"{where} is missing"
-    shown = "" if isinstance(error["input"], dict | list) else f"={error['input']!r}"
+    shown = "" if isinstance(error["input"], dict | list) else f"={shortened(repr(error['input']))}"
     return f"{where}{shown}: {message}"
 
 
@@ -161,9 +164,11 @@ def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> N
     """
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
-        raise ConfigError(f"--set {override!r} is not of the form a.b=value", "write --set section.key=value")
+        raise ConfigError(
+            f"--set {shortened(repr(override))} is not of the form a.b=value", "write --set section.key=value"
+        )
     value = _value(override, text, types_of(kind, key.split(".")))
-    set_key(values, key.split("."), value, f"--set {override!r}")
+    set_key(values, key.split("."), value, f"--set {shortened(repr(override))}")
 
 
 def set_key(values: dict[str, Any], keys: list[str], value: Any, what: str) -> None:
@@ -185,8 +190,8 @@ def set_key(values: dict[str, Any], keys: list[str], value: Any, what: str) -> N
         target = target[parent]
         if not isinstance(target, dict):
             raise ConfigError(
-                f"{what}: {parent} is {target!r}, not a section",
-                f"remove the keys after {parent}, or write a key of a section",
+                f"{what}: {shortened(parent)} is {shortened(repr(target))}, not a section",
+                f"remove the keys after {shortened(parent)}, or write a key of a section",
             )
     target[keys[-1]] = value
 
@@ -195,10 +200,10 @@ def _value(override: str, text: str, types: tuple[Any, ...]) -> Any:
     if str in types and set(types) <= {str, type(None)} and not text.startswith(_QUOTES):
         return None if text == "null" and type(None) in types else text
     try:
-        return yaml.safe_load(text)
+        return _load_yaml(text)
     except NOT_YAML as error:
         raise ConfigError(
-            f"--set {override!r}: the value is not YAML: {yaml_problem(error)}",
+            f"--set {shortened(repr(override))}: the value is not YAML: {yaml_problem(error)}",
             "write the value as in a YAML file; text with special characters needs quotes",
         ) from error
 
@@ -241,6 +246,12 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 # an alias that contains itself.
 NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 
+# Limits of a YAML text. The configurations of the project have less than 10,000 characters.
+_MOST_TEXT = 1 << 20  # bytes of a file, or characters of a value of --set
+_MOST_REPEATED = 4 << 20  # characters of all values, after each alias is replaced by its value
+_MOST_DEPTH = 50
+_MOST_KEY = 1000
+
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Reads the mapping in a configuration file.
@@ -269,15 +280,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Reads the mapping in one YAML file.
 
     Raises:
-        ConfigError: the file cannot be read, is not UTF-8 or YAML, has a key twice, or contains no mapping.
+        ConfigError: the file cannot be read, is not UTF-8 or YAML, has a key twice, contains no mapping, or
+            exceeds a limit.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(_MOST_TEXT + 1)
     except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"cannot read {path}: {reason}", "give the path of a YAML file that exists"
         ) from error
+    if len(content) > _MOST_TEXT:
+        raise ConfigError(
+            f"{path} has more than {_MOST_TEXT:,} bytes, so it is no configuration",
+            "give the path of a configuration file",
+        )
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -300,7 +318,7 @@ def parse_yaml(text: str, where: str) -> Any:
         ConfigError: the text is not YAML, or has a key twice.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
+        return _load_yaml(text)
     except NOT_YAML as error:
         raise ConfigError(f"{where} is not YAML: {yaml_problem(error)}", "correct its syntax") from error
 
@@ -310,8 +328,15 @@ def yaml_problem(error: BaseException) -> str:
     return (
         "an alias contains itself, or values are nested too deeply"
         if isinstance(error, RecursionError)
-        else str(error)
+        else shortened(str(error), 500)
     )
+
+
+def _load_yaml(text: str) -> Any:
+    """Returns the value of a YAML text. Raises an error of NOT_YAML, also if a limit is exceeded."""
+    if len(text) > _MOST_TEXT:
+        raise yaml.YAMLError(f"it has {len(text):,} characters; at most {_MOST_TEXT:,} are allowed")
+    return yaml.load(text, Loader=_Loader)
 
 
 def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
@@ -338,7 +363,9 @@ def _beside(path: Path, named: Any, key: str) -> Path:
         ConfigError: `named`, the value of `key` in the file `path`, is not a file name.
     """
     if not isinstance(named, str) or not named or "\0" in named:
-        raise ConfigError(f"{path}: {key}={named!r} does not name a file", f"write {key}: other.yaml")
+        raise ConfigError(
+            f"{path}: {key}={shortened(repr(named))} does not name a file", f"write {key}: other.yaml"
+        )
     return path.parent / named
 
 
@@ -359,7 +386,43 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses a key that occurs twice. PyYAML silently uses the last value."""
+    """A YAML loader with limits, which refuses a key that occurs twice. PyYAML silently uses the last value.
+
+    A value with an anchor can be repeated by aliases, also within other values with anchors. So a few hundred
+    bytes can stand for billions of values. PyYAML shares repeated values, but everything that copies, checks
+    or prints them would need hours. The loader counts repeated values while it parses the text.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}  # characters of each value, and of the values in it
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Parses a value; raises YAMLError if it is too deep or too large, or if it contains itself."""
+        alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise yaml.YAMLError(f"values are nested too deeply: more than {_MOST_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if alias is not None:
+            if node not in self._sizes:
+                raise yaml.YAMLError(f"an alias contains itself: {shortened(alias.anchor)}")
+            return node
+        self._sizes[node] = size = 1 + self._size_of_parts(node)
+        if size > _MOST_REPEATED:
+            raise yaml.YAMLError(f"its aliases stand for more than {_MOST_REPEATED:,} characters")
+        return node
+
+    def _size_of_parts(self, node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return len(node.value)
+        if isinstance(node, yaml.SequenceNode):
+            return sum(self._sizes[item] for item in node.value)
+        return sum(self._sizes[key] + self._sizes[value] for key, value in node.value)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Converts a node to a mapping; raises YAMLError for a key that occurs twice."""
@@ -367,8 +430,13 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise yaml.YAMLError(f"the key {key!r} is not text{key_node.start_mark}")
+                raise yaml.YAMLError(f"the key {shortened(repr(key))} is not text{key_node.start_mark}")
+            if isinstance(key, str) and len(key) > _MOST_KEY:
+                raise yaml.YAMLError(
+                    f"the key {shortened(repr(key))} has more than {_MOST_KEY:,} characters"
+                    f"{key_node.start_mark}"
+                )
             if key in seen:
-                raise yaml.YAMLError(f"the key {key!r} occurs twice{key_node.start_mark}")
+                raise yaml.YAMLError(f"the key {shortened(repr(key))} occurs twice{key_node.start_mark}")
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -35,6 +35,13 @@ def printable_lines(text: str) -> str:
     return _ANY_BUT_NEWLINE.sub(_escaped, text.replace("\t", "    "))
 
 
+def shortened(text: str, most: int = 100) -> str:
+    """Returns a text of at most about `most` characters: the middle of a longer text is left out."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 2 // 3]}… ({len(text):,} characters) …{text[-most // 6 :]}"
+
+
 def json_line(value: Any) -> str:
     """Returns a value as JSON on one line of printable ASCII; raises ValueError for NaN and infinity."""
     return json.dumps(value, allow_nan=False).replace(

@@ -82,7 +82,7 @@ class Kind:
                 first = other.origin if other is not None else f"{built_in[plugin.name]} of the checkout"
                 raise ConfigError(
                     f"two {self.words} are named {plugin.name!r}: {first} and {plugin.origin}",
-                    "remove one of the two packages, or rename the entry point in one of them",
+                    f"remove the package {plugin.package}, or rename its entry point",
                 )
             by_name[plugin.name] = plugin
         return by_name

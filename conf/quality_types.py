@@ -13,7 +13,7 @@ Limit = Annotated[float, Field(ge=0)] | None
 
 
 class Quality(Strict):
-    """Limits on the differences between a day's log and the log of its train days.
+    """Limits on the quality of the raw log, and of the tables of users and items.
 
     `max_bad_share`, `misdated_share_warn` and `max_misdated_share` are limits for each day that a run reads.
     `users_without_row_…` and `items_without_row_…` are limits for the tables of users and items. All other

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
-from zoneinfo import ZoneInfo
 
 from pydantic import (
     AfterValidator,
@@ -23,103 +21,7 @@ from conf.names import ColumnName, PlainText, RawLocation, column_name
 from conf.plugin_names import PluginNames
 from conf.plugins import READER, description
 from conf.spark_tables import SPARK_TABLE, split_table_path
-
-# Checks the notation of times in raw files: patterns of texts, and names of time zones.
-
-ISO = "iso"
-UTC = "UTC"
-
-# The directives of a pattern, with the part of the time that each one reads. `etl.raw.time_text` reads them.
-_PART_OF = {
-    "%Y": "year",
-    "%y": "year",
-    "%m": "month",
-    "%b": "month",
-    "%B": "month",
-    "%d": "day",
-    "%H": "hour",
-    "%I": "hour",
-    "%M": "minute",
-    "%S": "second",
-    "%f": "fraction",
-    "%p": "half of the day",
-    "%z": "offset",
-    "%a": "weekday",
-    "%A": "weekday",
-}
-_OF_DATES = ("year", "month", "day", "weekday")
-_TOKEN = re.compile(r"%.|[^%]|%$", re.DOTALL)
-
-
-def tokens_of(pattern: str) -> tuple[str, ...]:
-    """Returns the directives and the other characters of a pattern, in order. `%%` stays unchanged."""
-    return tuple(_TOKEN.findall(pattern))
-
-
-def time_format(pattern: str) -> str:
-    """Checks a pattern: `iso`, or directives of strptime that determine year, month and day."""
-    if pattern == ISO:
-        return pattern
-    tokens = tokens_of(pattern)
-    directives = [token for token in tokens if token.startswith("%") and token != "%%"]
-    unknown = sorted({token for token in directives if token not in _PART_OF})
-    if unknown:
-        raise ValueError(
-            f"the directives {unknown} are not known; a format may have {sorted(_PART_OF)} and %%"
-        )
-    if "%" in directives or not pattern.isascii() or not pattern.isprintable():
-        raise ValueError("a format must have only ASCII characters, and a percent sign is written as %%")
-    parts = [_PART_OF[token] for token in directives]
-    repeated = sorted({part for part in parts if parts.count(part) > 1})
-    if repeated:
-        raise ValueError(f"the format reads the {' and the '.join(repeated)} more than once")
-    missing = [part for part in ("year", "month", "day") if part not in parts]
-    if missing:
-        raise ValueError(
-            f"the format has no {' and no '.join(missing)}: write `iso`, or a pattern with year, month and "
-            'day, such as "%d/%m/%Y %H:%M:%S"'
-        )
-    if ("%I" in directives) != ("%p" in directives):
-        raise ValueError(
-            "%I (hours from 1 to 12) and %p (AM or PM) must be used together; write %H for hours from 0 to 23"
-        )
-    return pattern
-
-
-def only_date(pattern: str) -> bool:
-    """Returns whether a pattern reads only a date."""
-    return all(
-        _PART_OF[token] in _OF_DATES
-        for token in tokens_of("" if pattern == ISO else pattern)
-        if token in _PART_OF
-    )
-
-
-@cache
-def zone_of(name: str) -> ZoneInfo:
-    """Returns the time zone with an IANA name. The name must be known (`time_zone`)."""
-    return ZoneInfo(name)
-
-
-def time_zone(name: str) -> str:
-    """Checks that a name is the name of a time zone in the IANA database, such as Europe/Berlin."""
-    try:
-        zone_of(name)
-    except (OSError, ValueError, KeyError):
-        is_zone = False
-    else:  # other names exist only in some installations: settings of a machine, zones with leap seconds
-        is_zone = not name.startswith(("right/", "posix/")) and name not in ("localtime", "posixrules")
-    if not is_zone:
-        raise ValueError(
-            f"{name!r} is not the name of a time zone, such as UTC, Europe/Berlin or America/New_York "
-            "(https://en.wikipedia.org/wiki/List_of_tz_database_time_zones)"
-        )
-    return name
-
-
-TimeFormat = Annotated[str, AfterValidator(time_format)]
-TimeZone = Annotated[str, AfterValidator(time_zone)]
-
+from conf.time_notation import ISO, UTC, TimeFormat, TimeZone, only_date
 
 # Types of columns in files.
 ColumnType = Literal[
@@ -144,6 +46,7 @@ LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # largest number of names of one range
+MAX_EXPANSION = 200.0  # how many times its size a compressed file may become, by default
 
 # Separators that occur in practice. Letters, digits, signs and quotes are parts of values.
 SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
@@ -380,6 +283,12 @@ class RawTable(Strict):
         "time that clocks skip is moved forward by the length of the gap. In the section `log`, it is also "
         "the time zone in which a day of `{date}` begins and ends, for the check of `quality."
         "max_misdated_share`.",
+    )
+    max_expansion: float = Field(
+        default=MAX_EXPANSION,
+        ge=1,
+        description="How many times its size a compressed text file may become. A file that becomes larger "
+        "ends the job with exit code 3. Every file may become 256 MiB.",
     )
     columns: list[Column] = Field(
         description="The columns. With `tsv`, list all columns of the files, in their order. With all other "
@@ -752,6 +661,23 @@ class ItemsTable(JoinedTable):
         "is the catalogue, so these items are not recommended. `serve`: they are recommended too, with null "
         "attributes. Users without a row in the table of users always get lists.",
     )
+    title: str | None = Field(
+        default=None,
+        description="Column of type string with the name of an item for people, who see it beside the "
+        "item's id in the report, in `show` and in CSV files. It is no feature unless `features` names it. "
+        "Null: only ids are shown.",
+    )
+    image: str | None = Field(
+        default=None,
+        description="Column, like that of `title`, with the address of an item's picture. Null: no pictures.",
+    )
+
+    @model_validator(mode="after")
+    def _columns_of_people(self) -> ItemsTable:
+        for key, name in (("title", self.title), ("image", self.image)):
+            if name is not None and self.types.get(name) != "string":
+                raise ValueError(f"{key}={name!r} is not a column of type string in `columns`: add it there")
+        return self
 
 
 class Negatives(Strict):

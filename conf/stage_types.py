@@ -131,8 +131,8 @@ class Output(Strict):
     )
     grace_hours: Annotated[float, Field(ge=0)] = Field(
         default=24.0,
-        description="Age in hours at which a data file is deleted if no manifest names it, such as a file of "
-        "a killed job.",
+        description="Hours after which a data file is deleted that no manifest names any more, or that no "
+        "manifest has named, such as a file of a killed job.",
     )
     broadcast_max_rows: PositiveInt = Field(
         default=2_000_000,

@@ -62,6 +62,25 @@ def add_future(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --wait."""
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait if another process runs this job for the same lake, configuration and run "
+        "date (default: 0); if it still runs then, the job ends with exit code 4",
+    )
+
+
+def _seconds(text: str) -> float:
+    """Returns a number of seconds, which is not negative."""
+    if not 0 <= (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return value
+
+
 def run_without_session(
     name: str, arguments: argparse.Namespace, stage: Callable[[RunContext], tuple[str, JobSummary]]
 ) -> int:

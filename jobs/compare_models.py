@@ -12,10 +12,10 @@ from storage.run_context import RunContext
 
 DESCRIPTION = (
     "Trains models with different settings on the dataset of the run date, one after another, and compares "
-    "them on the validation split. Shows a table, and writes "
-    "<lake>/reports/comparison-<name>-<run date>.html. Run it after build_features. A run that was killed "
-    "can be repeated: only experiments without a complete model are trained. No model of a comparison "
-    "becomes challenger or champion."
+    "them on the validation split. The experiments file lists the settings, or a space of settings that "
+    "Optuna searches. Shows a table, and writes <lake>/reports/comparison-<name>-<run date>.html. Run it "
+    "after build_features. A run that was killed can be repeated: only experiments without a complete model "
+    "are trained, and a search continues. No model of a comparison becomes challenger or champion."
 )
 
 

@@ -7,7 +7,7 @@ from jobs.stages.deliver_recommendations import run
 
 DESCRIPTION = (
     "Copies the published lists of a date to the sinks of the section `deliver`: PostgreSQL tables, files of "
-    "JSON lines with one line per user, Redis, or sinks of other packages."
+    "JSON lines or CSV, Redis, or sinks of other packages."
 )
 
 

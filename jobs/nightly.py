@@ -11,7 +11,7 @@ from conf.errors import EXIT_OK, NightrankError
 from jobs.chain.application import add_isolate, launcher_of
 from jobs.chain.node_check import check_node
 from jobs.chain.submit import Interruptions, Submission
-from jobs.command_line import job_parser, report_failure
+from jobs.command_line import add_wait, job_parser, report_failure
 from reporting.terminal import StageProgress
 from spark.profile import DEFAULT_PROFILE
 
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     start = time.monotonic()
     overrides = tuple(arguments.overrides)
-    submission = Submission(arguments.profile, arguments.config, overrides, future=arguments.future)
+    submission = Submission(arguments.profile, arguments.config, overrides, arguments.future, arguments.wait)
     try:
         launcher = launcher_of(submission, isolate=arguments.isolate)
         if arguments.check_node:
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         with Interruptions() as interruptions, closing(launcher):
             launcher.prepare(train=arguments.retrain)
             # These imports take half a second, in which the application starts.
-            from jobs.chain.night import run_night
+            from jobs.chain.run_chain import run_night
 
             summary = run_night(arguments, launcher, interruptions)
     except NightrankError as error:
@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         help="first check whether this machine can run the jobs of the profile and use the lake "
         "(python -m setup.doctor); if not, end with exit code 4",
     )
+    add_wait(parser)
     add_isolate(parser)
     return parser
 

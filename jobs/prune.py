@@ -12,7 +12,8 @@ from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
 DESCRIPTION = (
-    "Deletes old dates and unused versions from the lake. It keeps the dates of the last --keep-days days up "
+    "Deletes old dates and unused versions from the lake with --delete; without this option, it prints what "
+    "it would delete and changes nothing. It keeps the dates of the last --keep-days days up "
     "to the run date, later dates, and everything else that a run of the run date or a later one needs: the "
     "newest date of each table, the features of kept datasets, and the models that serve or may serve again. "
     "The raw log is never changed. Other jobs of the run date may run meanwhile. If the job is interrupted, "
@@ -21,8 +22,8 @@ DESCRIPTION = (
 
 
 def prune(context: RunContext, arguments: argparse.Namespace) -> JobSummary:
-    """Deletes what is old and unused or lists it, prints a table, and returns the summary."""
-    text, summary = run(context, arguments.keep_days, dry_run=arguments.dry_run)
+    """Deletes what is old and unused, or lists it, prints a table, and returns the summary."""
+    text, summary = run(context, arguments.keep_days, dry_run=not arguments.delete)
     print(text, flush=True)
     return summary
 
@@ -38,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
         help="number of days to keep: the run date and the days before it; at least as many as a run reads",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be deleted; nothing is changed"
+        "--delete",
+        action="store_true",
+        help="delete what the job prints; without this option, nothing is changed",
     )
     return parser
 

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +34,7 @@ from conf.load import load_config, parse_date
 from conf.messages import PrintableFormatter
 from conf.process import ignore_imported
 from jobs.checks import check_config
-from jobs.command_line import INTERRUPTED, job_parser, report_interruption
+from jobs.command_line import INTERRUPTED, add_wait, job_parser, report_interruption
 from jobs.sessions import OwnSession
 from reporting.monitoring.run_observer import Observer
 from spark.error_log import data_error_in, root_cause, without_frames
@@ -41,12 +42,14 @@ from spark.profile import DEFAULT_PROFILE, use_profile
 from storage.file_digests import path_of_damaged
 from storage.fsck import mark_file
 from storage.job_summary import JobSummary
+from storage.leases import lease
 from storage.run_context import RunContext
 
 log = logging.getLogger("nightrank")
 
 # The message of Java if the interpreter of Spark's Python workers is missing.
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
+_PUBLISH_NOTHING = frozenset({"plan_night"})  # several of them may run for one date
 _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 
@@ -75,6 +78,8 @@ def run_with_options(
     write_summary = print if {"-h", "--help"} & {*words} else separate_output()
     _log_to_stderr()
     _add_profile(parser)
+    if name not in _PUBLISH_NOTHING:
+        add_wait(parser)
     arguments = parser.parse_args(words)
     try:
         use_profile(arguments.profile)
@@ -155,7 +160,8 @@ def _run(
     try:
         check_config(config)  # before the job does any work
         total = time.monotonic() - start
-        summary = stage(context).completed(name, context.run_date, context.phases, total)
+        with _lease_of(context, arguments):
+            summary = stage(context).completed(name, context.run_date, context.phases, total)
         summary.line()  # raises an error for a value that is not JSON, before the run counts as successful
         exit_code = EXIT_OK
         if stacks := sessions.keep_stacks(context):
@@ -176,6 +182,17 @@ def _run(
         total = time.monotonic() - start
         write_summary(summary.completed(name, context.run_date, summary.seconds, total).line())
     return exit_code
+
+
+def _lease_of(context: RunContext, arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    """Returns the lease of the job, or nothing for a job that publishes nothing.
+
+    Raises:
+        InfrastructureError: see storage.leases.lease.
+    """
+    if context.name in _PUBLISH_NOTHING:
+        return nullcontext()
+    return lease(context.lake, context.run_date, context.name, context.config.name, arguments.wait)
 
 
 def _log_failure(context: RunContext, error: Exception, sessions: OwnSession) -> tuple[Exception, int]:

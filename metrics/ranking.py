@@ -40,7 +40,7 @@ class Hits(NamedTuple):
 
     def sums(self, values: Vector) -> Vector:
         """Returns the sum of one value per entry over each list: (G,)."""
-        return np.bincount(self.group, weights=values, minlength=len(self.clicks))
+        return np.bincount(self.group, weights=values, minlength=len(self.clicks)).astype(np.float64)
 
 
 def map_at_k(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) -> float:
@@ -171,13 +171,13 @@ def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
     return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
 
-# Lists of items, and the items that are relevant to the users of these lists.
+# RelevantEntries of items, and the items that are relevant to the users of these lists.
 
 Ids = NDArray[Any]
 _NUMBERS, _TEXTS = "an integer", "a text"
 
 
-class Lists(NamedTuple):
+class RelevantEntries(NamedTuple):
     """U lists of ids, one after the other.
 
     Attributes:
@@ -200,7 +200,7 @@ class Lists(NamedTuple):
         return np.arange(len(self.ids)) - np.repeat(starts, self.lengths) + 1
 
 
-def read_lists(name: str, lists: Iterable[ArrayLike]) -> Lists:
+def read_lists(name: str, lists: Iterable[ArrayLike]) -> RelevantEntries:
     """Returns lists of ids. A list may be empty.
 
     Args:
@@ -219,7 +219,7 @@ def read_lists(name: str, lists: Iterable[ArrayLike]) -> Lists:
     if len(kinds) > 1:
         raise DataError(f"{name} has ids of two types: {kinds}", "convert all ids to one type")
     lengths = np.array([len(array) for array in arrays], np.int64)
-    return Lists(lengths, np.concatenate(filled) if filled else np.zeros(0, np.int64))
+    return RelevantEntries(lengths, np.concatenate(filled) if filled else np.zeros(0, np.int64))
 
 
 def _ids_of(name: str, ids: ArrayLike) -> Ids:
@@ -241,7 +241,7 @@ def _kind(array: Ids) -> str:
     return _NUMBERS if array.dtype.kind in "iu" else _TEXTS
 
 
-def numbered(names: Sequence[str], lists: Sequence[Lists]) -> list[Lists]:
+def numbered(names: Sequence[str], lists: Sequence[RelevantEntries]) -> list[RelevantEntries]:
     """Returns the same lists with numbers from 0 in place of the ids, which are the same in all of them.
 
     Raises:
@@ -253,21 +253,23 @@ def numbered(names: Sequence[str], lists: Sequence[Lists]) -> list[Lists]:
     filled = [one.ids for one in lists if len(one.ids)] or [np.zeros(0, np.int64)]
     index = iter(np.split(np.unique(np.concatenate(filled), return_inverse=True)[1], _ends(filled)))
     empty = np.zeros(0, np.int64)
-    return [Lists(one.lengths, next(index).astype(np.int64) if len(one.ids) else empty) for one in lists]
+    return [
+        RelevantEntries(one.lengths, next(index).astype(np.int64) if len(one.ids) else empty) for one in lists
+    ]
 
 
 def _ends(arrays: Sequence[Ids]) -> NDArray[np.int64]:
     return np.cumsum([len(array) for array in arrays])[:-1]
 
 
-def distinct_pairs(lists: Lists) -> Lists:
+def distinct_pairs(lists: RelevantEntries) -> RelevantEntries:
     """Returns lists of numbers without repeated numbers, in ascending order."""
     width = int(lists.ids.max(initial=0)) + 1
     pairs = np.unique(lists.owner * width + lists.ids)
-    return Lists(np.bincount(pairs // width, minlength=len(lists.lengths)), pairs % width)
+    return RelevantEntries(np.bincount(pairs // width, minlength=len(lists.lengths)), pairs % width)
 
 
-def require_distinct(name: str, lists: Lists, ids: Ids) -> None:
+def require_distinct(name: str, lists: RelevantEntries, ids: Ids) -> None:
     """Raises DataError if a list of numbers has a number twice. The numbers replace `ids`."""
     order = np.lexsort((lists.ids, lists.owner))
     owner, number = lists.owner[order], lists.ids[order]

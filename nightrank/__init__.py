@@ -11,7 +11,7 @@
     model.recommend(["u1", "u2"], k=5).pandas()            # lists of some users
     nightrank.Workflow(groups).fit(rows).transform(rows)   # features that are learned from a frame
     nightrank.train(workflow, rows, model={...}).score(rows)  # a model that is trained on a frame
-    nightrank.ClickModel("dlrm").fit(rows, clicks).predict_proba(rows)  # the same, as in scikit-learn
+    nightrank.ClickClassifier("dlrm").fit(rows, clicks).predict_proba(rows)  # the same, as in scikit-learn
     nightrank.Recommender("sasrec").fit(interactions).recommend(["u1"], k=5)  # lists, learned from a frame
     nightrank.metrics.auc(labels, probabilities)           # measures, with confidence intervals
 
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
     from nightrank import metrics
-    from nightrank.click_model import ClickModel
+    from nightrank.click_classifier import ClickClassifier
     from nightrank.frame_training import train
     from nightrank.frames import Frame
     from nightrank.lake import Lake, Published
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nightrank.workflow import Workflow
 
 __all__ = [
-    "ClickModel",
+    "ClickClassifier",
     "ConfigError",
     "DataError",
     "Frame",
@@ -58,7 +58,7 @@ __version__ = "0.2.0"  # pyproject.toml says the same
 _ERRORS = "conf.errors"
 # Name → its module, and its name there if that is another one.
 _MODULES = {
-    "ClickModel": ("nightrank.click_model", None),
+    "ClickClassifier": ("nightrank.click_classifier", None),
     "ConfigError": (_ERRORS, None),
     "DataError": (_ERRORS, None),
     "Frame": ("nightrank.frames", None),

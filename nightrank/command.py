@@ -165,6 +165,7 @@ SHORT_NAMES = {
     "compare": "compare_models",
     "erase": "erase_user",
     "serve": "serve_model",
+    "shop-example": "shop_example",
 }
 DOCTOR = "doctor"
 _EVERYDAY = ("demo", "init", "check", "run", "report", "show", "champion", "compare", "serve", "doctor")

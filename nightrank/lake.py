@@ -27,7 +27,7 @@ from storage.manifest import Manifest, data_files, is_published, read_manifest
 from storage.parquet_files import read_table
 from storage.paths import Partition
 from training.registry.champion_history import PROMOTIONS, dates_of
-from training.registry.refits import serving_model_of
+from training.registry.refits import require_recorded_weights, serving_model_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,8 +72,8 @@ def open_lake(
     loaded = None if config is None else load_config(fspath(config)).model_copy(update={"lake": root})
     if not file_io.list_files(opened.datasets.path):
         raise DataError(
-            f"{root} has no table `datasets`: it is no lake, or no run of build_features has ended",
-            "pass the folder or URI that is `lake` in the configuration",
+            f"{root} has no table `datasets`: it is not a lake, or no run of build_features has succeeded",
+            "pass the folder or URI that is `lake` in the configuration, or run build_features first",
         )
     return Lake(opened, loaded, name)
 
@@ -187,7 +187,7 @@ class Lake:
 
         Raises:
             ConfigError: the lake has models of several names.
-            DataError: there was no champion.
+            DataError: there was no champion, or it has not the weights that it had when it began to serve.
         """
         run_date = self._latest_run() if date is None else _iso(date)
         if use_refit is None:
@@ -199,7 +199,9 @@ class Lake:
                 f"{self._lake.models(name)} has no champion on {run_date}",
                 "run build_features, train_model and evaluate_model for this date or an earlier one",
             )
-        info = read_model_info(serving.folder(self._lake, name))
+        folder = serving.folder(self._lake, name)
+        info = read_model_info(folder)
+        require_recorded_weights(self._lake, name, run_date, folder, info.description)
         return Model(self._lake, info, run_date, self._config)
 
     def _table(self, name: str, workflow: str | None, date: str | None = None) -> paths.Table:

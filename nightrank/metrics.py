@@ -319,7 +319,7 @@ def coverage(recommended: Collections, catalogue: ArrayLike, k: int | None = Non
 
 def _numbered_lists(
     recommended: Collections, others: Collections, name: str, k: int | None
-) -> tuple[ranking.Lists, ranking.Lists]:
+) -> tuple[ranking.RelevantEntries, ranking.RelevantEntries]:
     """Returns the first k items of lists, and other collections of items, with numbers for the ids."""
     if k is not None:
         ranking.require_k(k)
@@ -328,7 +328,7 @@ def _numbered_lists(
     listed, numbered = ranking.numbered(names, given)
     ranking.require_distinct(names[0], listed, given[0].ids)
     if k is not None:
-        listed = ranking.Lists(np.minimum(listed.lengths, k), listed.ids[listed.position <= k])
+        listed = ranking.RelevantEntries(np.minimum(listed.lengths, k), listed.ids[listed.position <= k])
     return listed, numbered
 
 

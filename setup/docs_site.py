@@ -79,13 +79,14 @@ def build_site(build: Path = BUILD) -> Path:
         SetupError: the environment cannot be installed, a link is broken, or MkDocs reports a warning. A
             warning is, for example, a page outside of the navigation or an anchor that does not exist.
     """
-    mkdocs = locked_environment("docs", LOCK, "import mkdocs, material") / "bin/mkdocs"
+    mkdocs = locked_environment("docs", LOCK, "import mkdocs, material, mkdocstrings") / "bin/mkdocs"
     stage(ROOT, build / "docs")
     shutil.copytree(ROOT / SCRIPTS, build / "docs" / SCRIPTS)
     shutil.copy(CONFIG, build / "mkdocs.yml")
     quiet = {
         **os.environ,
         "NO_MKDOCS_2_WARNING": "1",
+        "NIGHTRANK_CHECKOUT": str(ROOT),  # where mkdocstrings finds the sources of the package
     }  # an announcement of the theme's authors, on every build
     command: list[str | Path] = [
         mkdocs,

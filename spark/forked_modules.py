@@ -17,7 +17,7 @@ from spark.worker_imports import import_plugins
 _before = gc.get_threshold()
 collect_rarely()
 for _module in (
-    "etl.latest.rows_in_files",
+    "etl.latest.latest_rows",
     "etl.text.encode_pass",
     "etl.text.scan_pass",
     "etl.value_counts.fit_statistics",

@@ -19,6 +19,7 @@ DEFAULT_PROFILE = "conf/spark/local.conf"
 _ROOT = Path(__file__).resolve().parents[1]
 _PROFILES = _ROOT / "conf/spark"
 _WORKER_PYTHON, _DRIVER_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
+_SECRET = "spark.authenticate.secret"
 _CLASS_PATH = "spark.driver.extraClassPath"
 
 # Lists of files that spark-submit copies from this machine.
@@ -96,11 +97,21 @@ def find_profile(name: str) -> str:
 def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -> None:
     """Raises ConfigError for the first file that the driver needs but that is missing on this machine.
 
+    Also raises ConfigError if the application needs a secret that only the profile can contain.
+
     Args:
         settings: the settings of the profile.
         profile: the path of the profile, for the message.
         submits: whether spark-submit will start the driver's Python.
     """
+    # YARN and Kubernetes make a secret for each application. A standalone cluster has one for all.
+    authenticates = settings.get("spark.authenticate", "false").lower() == "true"
+    if authenticates and _SECRET not in settings and settings.get("spark.master", "").startswith("spark:"):
+        raise ConfigError(
+            f"the Spark profile {profile} has spark.authenticate=true, but no {_SECRET}",
+            f"add {_SECRET} with the secret of the cluster's master and workers, and let only the user of "
+            "the jobs read the file (docs/clusters.md#spark-standalone)",
+        )
     for key, path in _files_of(settings, submits):
         _require(f"the Spark profile {profile} has {key}={path}", path)
 

@@ -13,7 +13,7 @@ from conf.errors import DataError
 from conf.types import Split
 from storage import feature_spec, file_io, format_versions
 from storage.feature_spec import FeatureSpec
-from storage.format_versions import typed
+from storage.format_versions import require_names, typed
 from storage.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -137,6 +137,8 @@ def read_dataset(lake: LakePaths, run_date: str) -> Dataset:
         splits = {
             split: tuple(Member(**member) for member in members) for split, members in facts["splits"].items()
         }
+        days = (member.dt for members in splits.values() for member in members)
+        require_names(facts["workflow_version"], facts["parent_workflow"], *days)
         return Dataset(
             run_date,
             facts["workflow_version"],

@@ -149,6 +149,7 @@ class FeatureSpec:
         names = [spec.workflow_version, spec.label, *spec.key_columns, *(one.name for one in features)]
         if not all(isinstance(name, str) for name in names):
             raise TypeError(f"a name is no text: {names!r:.200}")
+        format_versions.require_names(spec.workflow_version)
         sizes = [one.cardinality for one in features if one.cardinality is not None]
         if not all(type(size) is int and size >= 0 for size in sizes):
             raise ValueError(f"a cardinality is no integer, or it is negative: {sizes!r:.200}")
@@ -174,7 +175,8 @@ class FeatureSpec:
 
 def dumps(spec: FeatureSpec) -> str:
     """Returns the text of a `feature_spec.json`."""
-    return json.dumps(format_versions.FEATURE_SPEC.stamp(spec.to_json()), indent=1, sort_keys=True)
+    values = file_io.with_checksum(format_versions.FEATURE_SPEC.stamp(spec.to_json()))
+    return json.dumps(values, indent=1, sort_keys=True)
 
 
 def loads(text: str, path: str) -> FeatureSpec:

@@ -3,6 +3,9 @@
 On a local file system, a rename replaces a file. On an object store, one upload does, and it becomes visible
 when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a file only
 if there is none at the path. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
+
+A JSON file of a lake contains a checksum of its other values (`with_checksum`), because a flipped bit in a
+number gives another number, without any error. Files of earlier releases have none, and are not compared.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ from storage.remote.google import google_storage
 from storage.remote.hdfs import hdfs
 
 REPAIR_JSON = "delete the damaged file and rerun the job that writes it"
+CHECKSUM = "checksum"  # the key of the checksum in a JSON file
 
 # The errors of link(2) on a file system without hard links.
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -167,23 +172,50 @@ def read_text(path: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """Reads and parses a JSON file.
+    """Reads and parses a JSON file. Returns its value without the checksum.
 
     Raises:
         FileNotFoundError: there is no such file.
-        DataError: the file is not JSON, or its values are nested too deeply.
+        DataError: the file is not JSON, its values are nested too deeply, or they do not have the checksum
+            that the file contains.
     """
     return parse_json(read_text(path), path)
 
 
 def parse_json(text: str, path: str) -> Any:
-    """Parses the text of a JSON file. Raises DataError with the path as `read_json` does."""
+    """Parses the text of a JSON file, and returns its value without the checksum.
+
+    Raises:
+        DataError: the text is damaged, as `read_json` says. The message contains the path.
+    """
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        named = value.pop(CHECKSUM, None) if isinstance(value, dict) else None
+        if named is not None and named != _checksum_of(value):
+            raise DataError(
+                f"{path} is damaged: its values do not have the checksum that it contains", REPAIR_JSON
+            )
     except RecursionError as error:
         raise DataError(f"{path} is damaged: its JSON values are nested too deeply", REPAIR_JSON) from error
     except ValueError as error:  # JSONDecodeError, or a number of more than 4,300 digits
         raise DataError(f"{path} is not JSON: {error}", REPAIR_JSON) from error
+    return value
+
+
+def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a JSON file with a checksum of these values, which `parse_json` compares.
+
+    Raises:
+        TypeError, ValueError: a value is not a JSON value.
+    """
+    plain = {key: value for key, value in values.items() if key != CHECKSUM}
+    # Keys that are numbers become texts when they are written, and then have another order.
+    return {**plain, CHECKSUM: _checksum_of(json.loads(json.dumps(plain, allow_nan=False)))}
+
+
+def _checksum_of(values: Mapping[str, Any]) -> str:
+    """Returns 32 hex digits of the SHA-256 of JSON values. Spaces and the order of keys do not change it."""
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def list_files(path: str, recursive: bool = False) -> list[fs.FileInfo]:
@@ -226,7 +258,7 @@ def replace_text(path: str, text: str) -> None:
 
 
 def replace_json(path: str, value: Any) -> None:
-    """Replaces a small JSON file atomically, as `replace_text` does."""
+    """Replaces a small JSON file atomically, as `replace_text` does. An object also gets a checksum."""
     replace_text(path, _dump(value))
 
 
@@ -263,7 +295,8 @@ def create_json(path: str, value: Any) -> bool:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
+    stored = with_checksum(value) if isinstance(value, Mapping) else value
+    return json.dumps(stored, indent=1, sort_keys=True, allow_nan=False)
 
 
 @contextmanager

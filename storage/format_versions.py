@@ -22,6 +22,23 @@ Loaded = TypeVar("Loaded")
 REPAIR = "delete the damaged file and rerun the job that writes it"
 
 
+class FileValues(dict[str, Any]):
+    """The values of a JSON file. Reading a key that the file lacks raises a DataError that names the file."""
+
+    path, format_name = "", ""
+
+    @classmethod
+    def of_file(cls, values: Mapping[str, Any], path: str, format_name: str) -> FileValues:
+        """Returns the values of a file of a format."""
+        of_file = cls(values)
+        of_file.path, of_file.format_name = path, format_name
+        return of_file
+
+    def __missing__(self, key: str) -> Any:
+        """Raises the error for a key that the file lacks."""
+        raise DataError(f"{self.path} is not a valid {self.format_name}: it lacks the key {key!r}", REPAIR)
+
+
 @dataclass(frozen=True)
 class Format:
     """The format of one kind of file.
@@ -58,7 +75,7 @@ class Format:
             )
         return version
 
-    def check(self, values: Any, path: str) -> dict[str, Any]:
+    def check(self, values: Any, path: str) -> FileValues:
         """Returns the values of a file without its version, if this release can read that version.
 
         Raises:
@@ -72,7 +89,8 @@ class Format:
                 "use the release that wrote the file, or a newer one: do not use an older release with this "
                 "lake",
             )
-        return {key: value for key, value in values.items() if key != KEY}
+        known = {key: value for key, value in values.items() if key != KEY}
+        return FileValues.of_file(known, path, self.name)
 
     def load(self, path: str, convert: Callable[[dict[str, Any]], Loaded]) -> Loaded:
         """Reads a file, and converts its values with `convert`.
@@ -120,22 +138,37 @@ def typed(values: Mapping[str, Any], **types: type | tuple[type, ...]) -> None:
             raise TypeError(f"{key} is {values[key]!r:.100}")
 
 
+def require_names(*names: str | None) -> None:
+    """Checks versions, dates and similar names, from which paths in the lake are made. None is accepted.
+
+    Raises:
+        TypeError: a name is no text.
+        ValueError: a path with this name would be in another folder.
+    """
+    for name in names:
+        if name is not None and ("/" in name or name in (".", "..") or file_io.leaves(name or "_")):
+            raise ValueError(f"{name!r:.100} is no name of a file or folder")
+
+
 # Since version 2, data files are outside the partition's folder, because other tools list this folder. Since
-# version 3, the entries of data files have digests, which readers of version 2 refuse.
-MANIFEST = Format("manifest", 3)
+# version 3, the entries of data files have digests, which readers of version 2 refuse. Readers of version 3
+# refuse the checksum of the file (storage.file_io). For the same reason, some other formats have version 2.
+# Readers of version 1 of the model description refuse the SHA-256 of its files.
+MANIFEST = Format("manifest", 4)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")
-FEATURE_SPEC = Format("feature spec")
-MODEL = Format("model description")
+FEATURE_SPEC = Format("feature spec", 2)
+MODEL = Format("model description", 2)
+PRUNED_TRAINING = Format("record of a pruned training")
 CHECKPOINT = Format("checkpoint index")
 TRAINED_VERSION = Format("record of a trained version")
 PROMOTION = Format("promotion")
-BLEND = Format("blend")
+BLEND = Format("blend", 2)
 INTERVENTION = Format("record of interventions")
 EXPERIMENT_STOP = Format("record of stopped experiments")
 RUN_RECORD = Format("run record")
 ERASED_USERS = Format("list of erased users")
-ERASURE = Format("record of an erasure")
+ERASURE = Format("record of an erasure", 2)
 
 ALL = (
     MANIFEST,
@@ -143,6 +176,7 @@ ALL = (
     WORKFLOW,
     FEATURE_SPEC,
     MODEL,
+    PRUNED_TRAINING,
     CHECKPOINT,
     TRAINED_VERSION,
     PROMOTION,

@@ -23,10 +23,16 @@ log = logging.getLogger("nightrank.publish")
 
 LOCK_NAME = ".lock"
 # The name sorts first, because a tool that needs a few rows may read only the first file. A folder of JSON
-# lines also gets a .json.gz file: Spark reads a line that is not JSON as a row, but Spark fails on a .gz file
+# lines or CSV also gets a .gz file: Spark reads a line of any text as a row, but Spark fails on a .gz file
 # that is not compressed.
 STOP = "0-being-replaced"
-_STOPS = {".parquet": (".parquet",), ".jsonl": (".jsonl", ".json.gz"), ".json.gz": (".json.gz",)}
+_STOPS = {
+    ".parquet": (".parquet",),
+    ".jsonl": (".jsonl", ".json.gz"),
+    ".json.gz": (".json.gz",),
+    ".csv": (".csv", ".csv.gz"),
+    ".csv.gz": (".csv.gz",),
+}
 _STOP_TEXT = (
     "This partition is being replaced. Read it again later. If this file remains, "
     "a job was killed: run the job again.\n"

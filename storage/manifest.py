@@ -21,6 +21,7 @@ from typing import Any
 
 from conf.errors import DataError, InfrastructureError
 from storage import delta_log, file_io, format_versions, hard_links
+from storage.format_versions import FileValues
 from storage.lineage import NOT_RECORDED, DatasetVersion, LineageRecorder
 from storage.paths import Partition
 
@@ -200,7 +201,8 @@ def load_manifest(partition: Partition) -> Manifest:
                 f"{path} names {entry.path!r}, which is not below the root of the lake",
                 "delete this file and rerun the job that writes it",
             )
-    return manifest
+    facts = FileValues.of_file(manifest.facts, path, format_versions.MANIFEST.name)
+    return replace(manifest, facts=facts)
 
 
 def data_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:

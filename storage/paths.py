@@ -13,6 +13,7 @@ quality/<config name>/dt=…      data report of a run date: the day's log compa
 workflow/<version>/             fitted operators, feature_spec.json, vocabularies
 features/<workflow version>/dt=…            feature rows of a day
 users|items/<workflow version>/dt=…         features of users or items, one row per user or item
+item_titles/dt=…                titles and pictures of the items of a run date (items.title, items.image)
 datasets/dt=…                   data manifest of a run of build_features: workflow version, days of each split
 models/<name>/<version>/        weights and model.json
 models/<name>/promotions/       one decision of the gate for each run date
@@ -252,6 +253,11 @@ class LakePaths:
         """Returns the table of features of items, one row per item."""
         return self._table("items", workflow_version)
 
+    @property
+    def item_titles(self) -> Table:
+        """Returns the table of titles and pictures of items, by run date."""
+        return self._table("item_titles")
+
     def candidates(self, workflow_version: str) -> Table:
         """Returns the table of the items to score for each user, as item indices."""
         return self._table("candidates", workflow_version)
@@ -292,6 +298,11 @@ class LakePaths:
     def logs(self) -> str:
         """Returns the folder of the logs of stages, and of stack traces."""
         return self._table("logs").path
+
+    @property
+    def leases(self) -> str:
+        """Returns the folder of the tickets of running jobs (storage/leases.py)."""
+        return self._table("leases").path
 
     @property
     def runs(self) -> Table:

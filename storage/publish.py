@@ -170,7 +170,7 @@ def publish_files(
     previous = read_manifest(partition) if is_published(partition) else None
     file_io.make_durable(data_files(partition, manifest), partition.root)
     replace_manifest(partition, manifest)
-    delete_leftovers(partition, [manifest, previous], grace_hours)
+    delete_leftovers(partition, [manifest, previous], grace_hours, replaced=previous)
     return manifest
 
 

@@ -28,8 +28,14 @@ def is_younger(partition: Partition, hours: float) -> bool:
     """Returns whether a partition is published, and was published less than `hours` hours ago."""
     if not is_published(partition):
         return False
-    published = datetime.fromisoformat(read_manifest(partition).created_at)
-    return datetime.now(UTC) - published < timedelta(hours=hours)
+    return _is_recent(read_manifest(partition), hours)
+
+
+def _is_recent(manifest: Manifest, hours: float) -> bool:
+    """Returns whether a manifest was published less than `hours` hours ago."""
+    if not manifest.created_at:  # written by an early release
+        return False
+    return datetime.now(UTC) - datetime.fromisoformat(manifest.created_at) < timedelta(hours=hours)
 
 
 def remove(partition: Partition, grace_hours: float) -> None:
@@ -55,11 +61,29 @@ def remove(partition: Partition, grace_hours: float) -> None:
 # Deletes files of a table that no manifest lists, such as the files of killed jobs and of replaced dates.
 
 
-def delete_leftovers(partition: Partition, manifests: Sequence[Manifest | None], grace_hours: float) -> int:
+def delete_leftovers(
+    partition: Partition,
+    manifests: Sequence[Manifest | None],
+    grace_hours: float,
+    replaced: Manifest | None = None,
+) -> int:
     """Deletes the data files of a partition that no manifest lists, if they are older than `grace_hours`.
 
-    Returns the number of deleted files.
+    A program may still read files that an earlier manifest listed. So such files stay until no manifest has
+    listed them for `grace_hours`.
+
+    Args:
+        partition: the partition.
+        manifests: the manifests whose files stay.
+        grace_hours: hours.
+        replaced: the manifest that was replaced just now, if any. When it was published, the files of the
+            manifests before it were no longer listed.
+
+    Returns:
+        The number of deleted files.
     """
+    if replaced is not None and _is_recent(replaced, grace_hours):
+        return 0
     named = {partition.file(entry.path) for manifest in manifests if manifest for entry in manifest.files}
     kept = {file_io.filesystem(path)[1] for path in named}
     limit = time.time() - grace_hours * 3600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ class Cluster:
     Attributes:
         spark_class: the script that starts Spark's daemons, and so the pyspark they run.
         variables: the environment of its daemons, which executors and their Python workers inherit.
+        security: the settings that its daemons have, and that applications need.
     """
 
     port: int
@@ -36,6 +38,7 @@ class Cluster:
     folder: Path
     spark_class: Path
     variables: Mapping[str, str]
+    security: Mapping[str, str]
     _workers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -129,22 +132,30 @@ def standalone_cluster(
     *,
     spark_class: Path | None = None,
     variables: Mapping[str, str] | None = None,
+    secret: str | None = None,
 ) -> Iterator[Cluster]:
     """A master and so many workers on loopback. A discovery script claims that each has two GPUs.
 
     Args:
         cores: of each worker.
         spark_class, variables: see Cluster; default: the installed pyspark, and our packages on its path.
+        secret: what daemons and applications must know; None: everybody may use the cluster.
     """
     script = folder / "find_gpus.sh"
     script.write_text(f"#!/bin/sh\necho '{json.dumps({'name': 'gpu', 'addresses': GPUS})}'\n")
     script.chmod(0o755)
-    (folder / "worker.conf").write_text(
-        f"spark.worker.resource.gpu.amount {len(GPUS)}\nspark.worker.resource.gpu.discoveryScript {script}\n"
-    )
+    security = _security(secret)
+    gpus = {
+        "spark.worker.resource.gpu.amount": str(len(GPUS)),
+        "spark.worker.resource.gpu.discoveryScript": str(script),
+    }
+    for name, settings in (("master", security), ("worker", {**security, **gpus})):
+        lines = (f"{key} {value}\n" for key, value in settings.items())
+        (folder / f"{name}.conf").write_text("".join(lines))
     launcher = spark_class or Path(sys.executable).parent / "spark-class"
-    cluster = Cluster(free_port(), cores, folder, launcher, variables or environment())
-    started = [cluster.start_daemon("master.Master", "--port", str(cluster.port))]
+    cluster = Cluster(free_port(), cores, folder, launcher, variables or environment(), security)
+    options = ["--port", str(cluster.port), "--properties-file", str(folder / "master.conf")]
+    started = [cluster.start_daemon("master.Master", *options)]
     try:
         wait_for("the master", lambda: _answers(cluster.port), 60)
         for index in range(workers):
@@ -153,6 +164,17 @@ def standalone_cluster(
     finally:
         for process in (*cluster._workers.values(), *started):
             kill_tree(process)
+
+
+def _security(secret: str | None) -> dict[str, str]:
+    """The settings of docs/clusters.md for daemons."""
+    if secret is None:
+        return dict.fromkeys(("spark.authenticate", "spark.network.crypto.enabled"), "false")
+    page = (Path(__file__).parents[1] / "docs/clusters.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```properties\n(spark\.authenticate .*?)```", page, re.DOTALL)
+    settings = dict(line.split(maxsplit=1) for line in block.splitlines())
+    assert settings["spark.authenticate.secret"] == "SECRET"
+    return {**settings, "spark.authenticate.secret": secret}
 
 
 def _answers(port: int) -> bool:

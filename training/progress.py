@@ -6,7 +6,7 @@
 
 This module must never cause a training to fail or wait. If an entry cannot be sent, it is dropped. If rank 0
 cannot reach the driver, it stops trying. A sender must first send the channel's token; otherwise the listener
-closes the connection.
+closes the connection. The listener has a bounded number of threads, and each waits a bounded time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import secrets
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,6 +32,10 @@ Report = Callable[[Mapping[str, Any]], None]
 _TIMEOUT_S = 5.0
 _LONGEST_LINE_BYTES = 64 * 1024
 _MAX_WAITING_ENTRIES = 256
+_MAX_CONNECTIONS = 16  # rank 0, former ranks 0 whose machines were lost, and strangers
+# A sender without entries sends an empty line this often, so that the listener can close lost connections.
+_HEARTBEAT_S = 20.0
+_SILENCE_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -79,14 +84,13 @@ class Listener:
 
         A new rank 0 may connect before the former rank 0 has disconnected.
         """
+        if not hmac.compare_digest(_read_token(connection, len(self._token)), self._token.encode()):
+            return
+        connection.settimeout(_SILENCE_S)
         with connection.makefile("rb") as lines:
-            connection.settimeout(_TIMEOUT_S)
-            token = lines.readline(_LONGEST_LINE_BYTES).strip()
-            if not hmac.compare_digest(token, self._token.encode()):
-                return
-            connection.settimeout(None)
             while line := lines.readline(_LONGEST_LINE_BYTES):
-                self._show_line(line)
+                if line.strip():
+                    self._show_line(line)
 
     def _show_line(self, line: bytes) -> None:
         with self._lock:
@@ -99,16 +103,51 @@ class Listener:
                 self._show = None
 
 
+def _read_token(connection: socket.socket, length: int) -> bytes:
+    """Returns the first line of a sender, which must arrive within seconds and have this length.
+
+    Raises:
+        TimeoutError: it did not arrive in time, or arrives in small parts.
+    """
+    deadline, received = time.monotonic() + _TIMEOUT_S, b""
+    while len(received) <= length:
+        if (remaining := deadline - time.monotonic()) <= 0:
+            raise TimeoutError("no token arrived")
+        connection.settimeout(remaining)
+        part = connection.recv(length + 1 - len(received))
+        if not part:
+            break
+        received += part
+    return received.removesuffix(b"\n")
+
+
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
-    block_on_close = False  # if a rank's machine is lost, its connection is never closed
+    request_queue_size = 128
+    block_on_close = False  # a thread may wait for a lost machine for a while
 
     def __init__(self, address: tuple[str, int], receive: Callable[[socket.socket], None]) -> None:
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 receive(self.request)
 
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__(address, Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread for a connection, or closes it if there are too many."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            log.debug("the connection from %s is closed: %d are open", client_address, _MAX_CONNECTIONS)
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves a connection until it is closed."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("the connection that sends progress from %s was lost", client_address, exc_info=True)
@@ -151,10 +190,17 @@ class Reporter:
                 (self._channel.host, self._channel.port), timeout=_TIMEOUT_S
             ) as connection:
                 connection.sendall(f"{self._channel.token}\n".encode())
-                while (entry := self._entries.get()) is not None:
-                    connection.sendall(f"{json.dumps(entry, default=str)}\n".encode())
+                while (entry := self._next()) is not None:
+                    connection.sendall(f"{json.dumps(entry, default=str) if entry else ''}\n".encode())
         except OSError as error:
             log.info("progress is no longer sent to the driver: %s", error)
+
+    def _next(self) -> Mapping[str, Any] | None:
+        """Returns the next entry; an empty one if there is none for a while, and None at the end."""
+        try:
+            return self._entries.get(timeout=_HEARTBEAT_S)
+        except queue.Empty:
+            return {}
 
 
 # The outcome of a rank, which Spark sends to the driver.

@@ -35,7 +35,7 @@ from benchmarks.scoring_world import Data, make_data, make_items, make_model, ma
 from benchmarks.steps import spread, wait_for
 from scoring.model.predictor import load_predictor
 from scoring.ranking.pairs import side_of
-from scoring.ranking.recommender import Recommender, load_recommender
+from scoring.ranking.recommender import ListRanker, load_recommender
 from scoring.requests import CANDIDATES, ListRequest, ModelRequest, Precision
 
 AIM, K = 80e6, 10
@@ -126,7 +126,7 @@ def _rows(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> pa.Table:
     return pa.Table.from_batches(batches).combine_chunks()
 
 
-def scorer(recommender: Recommender, batches: Sequence[pa.RecordBatch]) -> Callable[[], None]:
+def scorer(recommender: ListRanker, batches: Sequence[pa.RecordBatch]) -> Callable[[], None]:
     """Returns a function that scores the candidates of all users, whose pairs are on the device already."""
     predictor, pair_scorer = recommender.predictor, recommender.list_scorer.pair_scorer
     prepared = []

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.raw_types import ISO, UTC, ColumnType
+from conf.raw_types import ColumnType
+from conf.time_notation import ISO, UTC
 from etl.inference.sample import TableSample
 from etl.raw.text_values import integers, numbers
 from etl.raw.time_text import dates, timestamps

@@ -64,6 +64,15 @@ _WEAK_LABEL_NAME = re.compile(r"like|favou?rite|is_read|(^|_)read($|_)|watched|f
 _RATING_NAME = re.compile(r"rating|(^|_)(score|stars?|grade|rate)($|_)|overall", re.IGNORECASE)
 _SHARE_NAME = re.compile(r"(^|_)ratio|completion|progress|percent", re.IGNORECASE)
 _GROUP_NAME = re.compile(r"session|impression|display|request|query|search_id|visit|page_view", re.IGNORECASE)
+# Names of the columns with the title and the picture of an item, the better names first.
+_TITLE_NAMES = (
+    *("title", "product_title", "item_title", "product_name", "item_name", "prod_name", "article_name"),
+    *("movie_title", "film_title", "video_title", "book_title", "track_name", "song_title", "name"),
+)
+_IMAGE_NAMES = (
+    *("image", "image_url", "picture", "picture_url", "image_link", "img", "img_url", "photo"),
+    *("photo_url", "thumbnail", "thumbnail_url", "cover", "cover_url", "poster", "poster_url"),
+)
 _MOST_EVENTS = 30
 # Two columns fit equally well if their points differ by at most this.
 _DOUBT = 3
@@ -228,6 +237,29 @@ def _times(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
     order = {"timestamp": 0, "int": 1, "date": 2}
     fitting.sort(key=lambda one: (order[one[1].type], not _TIME_WORDS.search(one[1].source), one[0]))
     return [column for _, column in fitting]
+
+
+def title_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Returns the column of a table of items with their titles, by its name; None if there is none."""
+    return _text_named(_TITLE_NAMES, columns)
+
+
+def image_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Returns the column of a table of items with the addresses of their pictures; None if there is none."""
+    return _text_named(_IMAGE_NAMES, columns)
+
+
+def _text_named(names: Sequence[str], columns: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Returns the column of texts whose name comes first in `names`.
+
+    Texts that a separator divides look like lists, so a title may have the type list<string>.
+    """
+    found = {
+        re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column.source).lower()): column
+        for column in columns
+        if column.type in ("string", "list<string>") and column.nulls < len(column.values)
+    }
+    return next((found[name] for name in names if name in found), None)
 
 
 def _keys_by_name(ids: Sequence[SampledColumn]) -> tuple[list[SampledColumn], list[SampledColumn]]:

@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -79,6 +79,8 @@ class TableSample:
         is_text: whether all values are texts.
         rows: the rows of the first file and of the last one.
         is_whole: whether `rows` are all rows of the table.
+        all_rows: about how many rows all files have together; None if the first file has more rows than were
+            read. The estimate assumes that each row has about as many bytes.
     """
 
     path: RawPath
@@ -88,6 +90,7 @@ class TableSample:
     is_text: bool
     rows: pa.Table
     is_whole: bool
+    all_rows: int | None
 
 
 def find_table(location: str) -> RawPath:
@@ -135,8 +138,28 @@ def read_sample(path: RawPath) -> TableSample:
     head, is_whole = _head(path.files[0], _FIRST_BYTES)
     texts = [head] if len(path.files) == 1 else [head, _head(path.files[-1], _LAST_BYTES)[0]]
     if form == "jsonl" or head.lstrip()[:1] == b"{":
-        return _json_lines(path, texts, is_whole and len(path.files) == 1)
-    return _separated(path, texts, is_whole and len(path.files) == 1)
+        return _json_lines(path, texts, is_whole)
+    return _separated(path, texts, is_whole)
+
+
+def _sample(
+    path: RawPath,
+    form: str,
+    rows: pa.Table,
+    first_is_whole: bool,
+    files: Sequence[str],
+    *,
+    separator: str | None = None,
+    has_names: bool = True,
+    is_text: bool = False,
+) -> TableSample:
+    """Returns the sample of a table whose first and last file of `files` were read."""
+    is_whole, all_rows = first_is_whole and len(files) == 1, None
+    if first_is_whole:
+        sizes = [size or 0 for size in file_io.sizes(files)]
+        read = sizes[0] + (sizes[-1] if len(files) > 1 else 0)
+        all_rows = round(rows.num_rows * sum(sizes) / max(read, 1))
+    return TableSample(path, form, separator, has_names, is_text, rows, is_whole, all_rows)
 
 
 def _files(location: str) -> tuple[str, ...]:
@@ -236,7 +259,7 @@ def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
     return b"".join(parts), is_whole
 
 
-def _separated(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> TableSample:
+def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
     first = texts[0].decode("utf-8", errors="replace")
     lines = [line for line in first.split("\n")[:_LINES] if line.strip()]
     if not lines:
@@ -261,7 +284,16 @@ def _separated(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> TableSa
         )
     table = pa.concat_tables([_parsed(text, separator, names, has_names, quoted) for text in texts])
     form = "csv" if has_names else "tsv"
-    return TableSample(path, form, separator, has_names, True, table, is_whole)
+    return _sample(
+        path,
+        form,
+        table,
+        first_is_whole,
+        path.files,
+        separator=separator,
+        has_names=has_names,
+        is_text=True,
+    )
 
 
 def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
@@ -336,7 +368,7 @@ def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, 
     )
 
 
-def _json_lines(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> TableSample:
+def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
     rows = []
     for line in b"\n".join(texts).split(b"\n"):
         if not line.strip():
@@ -361,7 +393,7 @@ def _json_lines(path: RawPath, texts: Sequence[bytes], is_whole: bool) -> TableS
     columns = {
         name: _json_column([*values, *[None] * (len(rows) - len(values))]) for name, values in flat.items()
     }
-    return TableSample(path, "jsonl", None, True, False, pa.table(columns), is_whole)
+    return _sample(path, "jsonl", pa.table(columns), first_is_whole, path.files)
 
 
 def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]:
@@ -386,11 +418,11 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
     kind = "orc" if form == "orc" else "parquet"
     first, rows = _first_rows(files[0], kind, _FIRST_ROWS)
     if len(files) == 1:
-        return TableSample(path, form, None, True, False, first, first.num_rows == rows)
+        return _sample(path, form, first, first.num_rows == rows, files)
     last, _ = _first_rows(files[-1], kind, _LAST_ROWS)
     same = last.schema.equals(first.schema)  # otherwise the first file alone decides
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
-    return TableSample(path, form, None, True, False, table, False)
+    return _sample(path, form, table, same and first.num_rows == rows, files)
 
 
 def _first_rows(path: str, form: str, most: int) -> tuple[pa.Table, int]:
@@ -428,4 +460,7 @@ def _avro(path: RawPath) -> TableSample:
         rows = [dict(record) for record in islice(records, _FIRST_ROWS)]
     names = list(rows[0]) if rows else []
     columns = {name: _json_column([row.get(name) for row in rows]) for name in names}
-    return TableSample(path, "avro", None, True, False, pa.table(columns), len(rows) < _FIRST_ROWS)
+    # Only the first file is read.
+    first_is_whole = len(rows) < _FIRST_ROWS
+    sample = _sample(path, "avro", pa.table(columns), first_is_whole, path.files[:1])
+    return sample if len(path.files) == 1 else replace(sample, is_whole=False, all_rows=None)

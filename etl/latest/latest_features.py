@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import Config, JoinedTable, Split
+from etl.latest.item_titles import publish_titles
 from etl.latest.latest_histories import LatestHistories, histories_of
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
 from etl.prepare.attributes import (
@@ -75,7 +76,7 @@ def publish_latest(
     features: Sequence[Manifest],
     splits: Mapping[Split, Sequence[RawFiles]],
 ) -> dict[str, Manifest]:
-    """Publishes the tables `users/<version>/dt=…` and `items/<version>/dt=…`.
+    """Publishes the tables `users/<version>/dt=…` and `items/<version>/dt=…`, and the titles of items.
 
     The tables have one row per user or item, sorted by key.
 
@@ -121,9 +122,14 @@ def publish_latest(
                 workers, days, side.key, [], workflow.spec, plan.config.workflow.engine
             )
             keyed[side.section] = attributes_of(workers, plan, run_date, side.section, of_log)
+
+    def read_items() -> Rows:
+        return (keyed.get("items") or attributes_of(workers, plan, run_date, "items")).rows
+
     try:
         missing = {section: attributes.count_missing() for section, attributes in keyed.items()}
         _require_rows(plan, lake, run_date, sides, missing)
+        publish_titles(plan, lake, run_date, read_items)
         published: dict[str, Manifest] = {}
         for side in sides:
             if side.current is not None:

@@ -19,7 +19,7 @@ from conf.compiled import open_library
 from conf.errors import InfrastructureError
 
 LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
-VERSION = 5  # version of the interface; must be equal to the number in etl/native/scan.cpp
+VERSION = 6  # version of the interface; must be equal to the number in etl/native/scan.cpp
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -41,7 +41,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "free_sums": (None, (_pointer,)),
     "lookup": (_pointer, (_long, _pointer, _pointer)),
     "table": (None, (_pointer, _pointer, _pointer)),
-    "find": (None, (_pointer, _long, _pointer, _pointer, _long, _pointer, _pointer, _pointer)),
+    "find": (None, (_pointer, _long, _pointer, _pointer, _long, _long, _pointer, _pointer, _pointer)),
     "free_lookup": (None, (_pointer,)),
     "buckets": (None, (_long, _pointer, _pointer, ctypes.c_uint32, _pointer)),
 }

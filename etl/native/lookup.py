@@ -12,30 +12,86 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from etl.native.library import VERSION, Handle, is_built, library, string_addresses
 
 _ALIGNED = 64
+_DIGEST_BYTES = 16  # of XXH3-128
+
+
+class SealedFile:
+    """A new local file that ends with a digest of its bytes. Use it as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._hash = path.open("wb"), xxhash.xxh3_128()
+
+    def __enter__(self) -> SealedFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._file:
+            if kind is None:
+                self._file.write(self._hash.digest())
+
+    @property
+    def closed(self) -> bool:
+        """Returns whether the file is closed, as a file object does."""
+        return self._file.closed
+
+    def write(self, part: bytes | pa.Buffer) -> int:
+        """Appends bytes."""
+        self._hash.update(part)
+        return self._file.write(memoryview(part))
+
+    def flush(self) -> None:
+        """Writes buffered bytes to the file."""
+        self._file.flush()
+
+
+def map_sealed(path: Path) -> pa.Buffer:
+    """Maps a file of `SealedFile` into memory, and returns its bytes without the digest.
+
+    A damaged hash table could give other indices, read outside its memory, or be searched forever. So all
+    bytes are compared with the digest, which takes less time than reading them from the disk.
+
+    Raises:
+        OSError: the file cannot be mapped.
+        ValueError: the bytes do not have the digest at the end of the file.
+    """
+    with pa.memory_map(str(path)) as source:
+        whole = source.read_buffer()
+    content = whole.slice(0, max(whole.size - _DIGEST_BYTES, 0))
+    if xxhash.xxh3_128_digest(content) != whole.slice(len(content)).to_pybytes():
+        raise ValueError(f"{path} was changed after it was written, or is not complete")
+    return content
 
 
 @dataclass(frozen=True)
 class HashTable:
-    """A hash table of strings, in memory or mapped from a file that workers share."""
+    """A hash table of strings, in memory or mapped from a file that workers share.
+
+    Attributes:
+        slots, offsets, data: the memory of the table (etl/native/values.h).
+        seed: the seed of its hash, which the process that built the table has drawn.
+    """
 
     slots: pa.Buffer
     offsets: pa.Buffer
     data: pa.Buffer
+    seed: int
 
     @classmethod
     def of(cls, values: pa.StringArray) -> HashTable:
         """Builds the hash table of an array of distinct strings without nulls."""
         offsets, data = string_addresses(values)
         handle = Handle(library().nightrank_lookup(len(values), offsets, data), "free_lookup")
-        (slots, count, size, _), addresses = handle.describe("table")
+        (slots, count, size, seed), addresses = handle.describe("table")
         return cls(
             handle.buffer(addresses[0], 16 * slots),
             handle.buffer(addresses[1], 4 * (count + 1)),
             handle.buffer(addresses[2], size),
+            seed,
         )
 
     def find(self, wanted: pa.StringArray) -> np.ndarray:
@@ -45,7 +101,13 @@ class HashTable:
         """
         indices = np.empty(len(wanted), np.int64)
         offsets, data = string_addresses(wanted)
-        table = (self.slots.address, self.slots.size // 16, self.offsets.address, self.data.address)
+        table = (
+            self.slots.address,
+            self.slots.size // 16,
+            self.offsets.address,
+            self.data.address,
+            self.seed,
+        )
         library().nightrank_find(*table, len(wanted), offsets, data, indices.ctypes.data)
         return indices
 
@@ -85,12 +147,12 @@ class Lookup:
         """
         table = self._table
         parts = [table.slots, table.offsets, table.data, pa.py_buffer(np.ascontiguousarray(ids, np.int32))]
-        with path.open("wb") as sink:
+        with SealedFile(path) as sink:
             for part in (
-                pa.py_buffer(np.array([VERSION, *(buffer.size for buffer in parts)], np.int64)),
+                pa.py_buffer(np.array([VERSION, table.seed, *(buffer.size for buffer in parts)], np.int64)),
                 *parts,
             ):
-                sink.write(memoryview(part))
+                sink.write(part)
                 sink.write(bytes(-part.size % _ALIGNED))
 
     @classmethod
@@ -98,17 +160,17 @@ class Lookup:
         """Maps a file that `save` wrote into memory. Returns the lookup, and the (n,) ids of its values.
 
         Raises:
-            ValueError: the file was not written by `save`, or has another version.
+            ValueError: the file was not written by `save`, was changed since then, or has another version.
         """
-        with pa.memory_map(str(path)) as source:
-            whole = source.read_buffer()
-        head = np.frombuffer(whole.slice(0, 40), np.int64) if whole.size >= 40 else np.zeros(5, np.int64)
+        whole = map_sealed(path)
+        head = np.frombuffer(whole.slice(0, 48), np.int64) if whole.size >= 48 else np.zeros(6, np.int64)
         start, parts = _ALIGNED, []
-        for size in head[1:].tolist():
+        for size in head[2:].tolist():
             parts.append(whole.slice(start, size))
             start += size + -size % _ALIGNED
         if head[0] != VERSION or start != whole.size:
             raise ValueError(f"{path} is not a file that Lookup.save of version {VERSION} wrote")
         slots, offsets, data, ids = parts
         values = pa.Array.from_buffers(pa.string(), ids.size // 4, [None, offsets, data], null_count=0)
-        return cls(values, HashTable(slots, offsets, data)), np.frombuffer(ids, np.int32)
+        table = HashTable(slots, offsets, data, int(head[1]))
+        return cls(values, table), np.frombuffer(ids, np.int32)

@@ -9,6 +9,7 @@ the table in its own memory.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Callable
 from functools import lru_cache
@@ -21,11 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from etl.native.library import is_built
-from etl.native.lookup import Lookup
+from etl.native.lookup import Lookup, SealedFile, map_sealed
 from storage.file_digests import open_file
 from storage.manifest import digest_of
 from storage.parquet_files import errors_of_file, read_file
 
+log = logging.getLogger("nightrank.etl")
 Opened = TypeVar("Opened")
 
 
@@ -42,7 +44,8 @@ def open_mapped(
         kind: a word for the name of the file.
         identity: JSON values that identify the content of the file.
         write: writes the file to a path. If the table is too small for a file, returns the table instead.
-        load: maps a file that `write` wrote.
+        load: maps a file that `write` wrote. It raises OSError or ValueError if the file is damaged. Then the
+            file is written again, once.
         read: returns the table in the memory of this process. It is called if the table cannot be mapped.
     """
     folders = os.environ.get("SPARK_LOCAL_DIRS")
@@ -50,19 +53,36 @@ def open_mapped(
         return read()
     path = Path(folders.split(",")[0]) / f"nightrank-{kind}-{digest_of(identity)}"
     try:
-        if not path.exists():
-            # The lock ends with the process that holds it, so a killed worker does not block the others.
-            with path.with_name(f".{path.name}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not path.exists():
-                    written = path.with_suffix(f".{os.getpid()}")
-                    small = write(written)
-                    if small is not None:
-                        return small
-                    written.replace(path)
+        opened = _intact(path, load)
+        if opened is not None:
+            return opened
+        # The lock ends with the process that holds it, so a killed worker does not block the others.
+        with path.with_name(f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            opened = _intact(path, load)  # another worker may have written the file meanwhile
+            if opened is not None:
+                return opened
+            written = path.with_suffix(f".{os.getpid()}")
+            small = write(written)
+            if small is not None:
+                return small
+            written.replace(path)
         return load(path)
-    except OSError:  # the directory is full or does not exist
+    except (OSError, ValueError) as error:
+        # The directory is full or does not exist, or its disk returns other bytes than were written.
+        log.warning("%s is not used, so each worker reads the table itself: %s", path, error)
         return read()
+
+
+def _intact(path: Path, load: Callable[[Path], Opened]) -> Opened | None:
+    """Returns the mapped table; None if the file does not exist or is damaged."""
+    if not path.exists():
+        return None
+    try:
+        return load(path)
+    except (OSError, ValueError) as error:
+        log.warning("%s is written again: %s", path, error)
+        return None
 
 
 # Opens tables with statistics by key, which all Python workers of a machine map into memory.
@@ -99,7 +119,7 @@ def _write_keyed(path: Path, files: tuple[str, ...]) -> Keyed | None:
     if not len(table):
         return lookup, table
     columns = Path(f"{path}.columns")
-    with pa.OSFile(str(columns), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+    with SealedFile(columns) as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     lookup.save(path, np.zeros(len(table), np.int32))
     # The hash table becomes visible last, under the name that `_load` gets.
@@ -109,8 +129,7 @@ def _write_keyed(path: Path, files: tuple[str, ...]) -> Keyed | None:
 
 def _load_keyed(path: Path) -> Keyed:
     lookup, _ = Lookup.load(path)
-    with pa.memory_map(str(_columns(path))) as source:
-        return lookup, pa.ipc.open_file(source).read_all()
+    return lookup, pa.ipc.open_file(map_sealed(_columns(path))).read_all()
 
 
 def _columns(path: Path) -> Path:

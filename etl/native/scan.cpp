@@ -161,7 +161,7 @@ private:
 }  // namespace
 
 // Increase it with every change of the interface. etl/native/library.py loads only its own version.
-EXPORT int32_t nightrank_version() { return 5; }
+EXPORT int32_t nightrank_version() { return 6; }
 
 // A scan of `length` bytes (below 2 GiB) at `block`: whole lines, the last of which may lack its LF. Returns null if memory
 // runs out.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,115 @@ from etl.native.library import Handle, library, string_addresses
 
 # The scanner's positions in a block are 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
-_REASONS = {1: "field_count", 2: "not_utf8"}
+_OTHERS_AT_ONCE = 1 << 17  # JSON lines for another reader that are copied at a time
+_REASONS = ("", "field_count", "not_utf8")  # by the number of the reason in the compiled library
 
 # A function: texts of n lines → one array of n values per field, and n reasons why a line cannot be split.
 SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
+
+
+class Rejections(Mapping[int, str]):
+    """Maps the indices of rejected lines or rows, ascending, to the reasons, in 12 bytes for each of them.
+
+    A block of hostile bytes can consist of millions of rejected lines, and a dict needs 100 bytes for each.
+
+    Attributes:
+        indices: (n,) int64, ascending.
+        codes: (n,) int32: the index in `reasons` of each reason.
+        reasons: the distinct reasons.
+    """
+
+    def __init__(self, indices: np.ndarray, codes: np.ndarray, reasons: Sequence[str]) -> None:
+        self.indices, self.codes, self.reasons = indices, codes, tuple(reasons)
+
+    def __getitem__(self, index: int) -> str:
+        """Returns the reason of a line or row; raises KeyError if it is not rejected."""
+        place = int(np.searchsorted(self.indices, index))
+        if place == len(self.indices) or self.indices[place] != index:
+            raise KeyError(index)
+        return self.reasons[self.codes[place]]
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterates over the indices."""
+        return iter(self.indices.tolist())
+
+    def __len__(self) -> int:
+        """Returns the number of rejected lines or rows."""
+        return len(self.indices)
+
+    def pairs(self) -> Iterator[tuple[int, str]]:
+        """Returns the pairs (index, reason), ascending. It is faster than `items`."""
+        return zip(self, (self.reasons[code] for code in self.codes.tolist()), strict=True)
+
+    def counts(self) -> dict[str, int]:
+        """Returns the number of lines or rows for each reason that occurs."""
+        counts: dict[str, int] = {}
+        counted = np.bincount(self.codes, minlength=len(self.reasons)).tolist()
+        for reason, count in zip(self.reasons, counted, strict=True):
+            if count:
+                counts[reason] = counts.get(reason, 0) + count
+        return counts
+
+    def where(self, kept: np.ndarray) -> Rejections:
+        """Returns those for which the array of booleans (n,) is true."""
+        return Rejections(self.indices[kept], self.codes[kept], self.reasons)
+
+
+class RejectedRows:
+    """Collects the first reason for which each row of a block is rejected.
+
+    Args:
+        rows: number of rows of the block.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._codes: np.ndarray | None = None  # (rows,) int32: 0, or 1 + the index of the reason
+        self._reasons: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        """Returns whether a row is rejected."""
+        return self._codes is not None
+
+    def add(self, rows: np.ndarray, reason: str, *, replace: bool = False) -> None:
+        """Rejects rows for a reason. Rows that have a reason keep it, unless `replace` is true."""
+        if not len(rows):
+            return
+        if self._codes is None:
+            self._codes = np.zeros(self.rows, np.int32)
+        if not replace:
+            rows = rows[self._codes[rows] == 0]
+        self._codes[rows] = self._reasons.setdefault(reason, len(self._reasons) + 1)
+
+    def add_all(self, rejected: Mapping[int, str]) -> None:
+        """Rejects the rows of a mapping of rows to reasons."""
+        if not isinstance(rejected, Rejections):
+            rejected = rejections_of(rejected.items())
+        for code, reason in enumerate(rejected.reasons):
+            self.add(rejected.indices[rejected.codes == code], reason)
+
+    @property
+    def good(self) -> np.ndarray:
+        """Returns the indices of the rows that are not rejected, ascending."""
+        return np.arange(self.rows) if self._codes is None else np.flatnonzero(self._codes == 0)
+
+    def result(self) -> Rejections:
+        """Returns the rejected rows."""
+        if self._codes is None:
+            return NOTHING_REJECTED
+        rows = np.flatnonzero(self._codes)
+        return Rejections(rows, self._codes[rows] - 1, tuple(self._reasons))
+
+
+def rejections_of(pairs: Iterable[tuple[int, str]]) -> Rejections:
+    """Returns the rejections of pairs (index, reason) in any order. Each index occurs once."""
+    ordered = sorted(pairs)
+    reasons = {reason: code for code, reason in enumerate(dict.fromkeys(reason for _, reason in ordered))}
+    indices = np.array([index for index, _ in ordered], np.int64)
+    return Rejections(indices, np.array([reasons[reason] for _, reason in ordered], np.int32), [*reasons])
+
+
+NOTHING_REJECTED = rejections_of(())
 
 
 @dataclass(frozen=True)
@@ -86,14 +191,14 @@ def scan(
         ranges = scanned.numbers(addresses[3], 3 * with_quotes, np.int64).reshape(with_quotes, 3)
         unsplit = _set_values(scanned, text, ranges, fields, split_lines)
     columns = {field: column_of(scanned, index, rows) for index, field in enumerate(fields)}
-    broken_lines = scanned.numbers(addresses[1], broken, np.int64).tolist()
-    reasons = scanned.numbers(addresses[2], broken, np.uint8).tolist()
+    broken_lines = scanned.numbers(addresses[1], broken, np.int64)
+    reasons = scanned.numbers(addresses[2], broken, np.uint8)
     return Scanned(
         lines=lines,
         row_lines=scanned.numbers(addresses[0], rows, np.int64),
         columns={field: column for field, (column, _) in columns.items()},
         counts={field: counts for field, (_, counts) in columns.items()},
-        broken={line: _REASONS[reason] for line, reason in zip(broken_lines, reasons, strict=True)},
+        broken=Rejections(broken_lines, reasons.astype(np.int32), _REASONS),
         unsplit=unsplit,
     )
 
@@ -184,14 +289,15 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
     of_names = [columns_of_scan.index(tuple(name.split("."))) for name in names]
     is_object = np.ones(lines, bool)
     broken: dict[int, str] = {}
-    if others:
-        ranges = scanned.numbers(addresses[3], 3 * others, np.int64).reshape(others, 3)
-        whole = memoryview(text)
+    all_ranges = scanned.numbers(addresses[3], 3 * others, np.int64).reshape(others, 3)
+    whole = memoryview(text)
+    for first in range(0, others, _OTHERS_AT_ONCE):
+        ranges = all_ranges[first : first + _OTHERS_AT_ONCE]
         left = b"".join(bytes(whole[start:end]) + b"\n" for _, start, end in ranges.tolist())
         are_objects, values, reasons = read_lines(left)
         rows = np.ascontiguousarray(ranges[:, 0])
         is_object[rows] = are_objects
-        broken = {int(rows[line]): reason for line, reason in reasons.items()}
+        broken |= {int(rows[line]): reason for line, reason in reasons.items()}
         for index, of_name in zip(of_names, values, strict=True):
             valid = of_name.is_valid().to_numpy(zero_copy_only=False)
             if valid.any():

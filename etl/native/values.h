@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <random>
 #include <stdexcept>
 #include <vector>
 
@@ -11,12 +12,37 @@
 
 namespace nightrank {
 
-inline uint64_t mix(uint64_t x) {
-    x *= 0x9E3779B97F4A7C15ull;
-    x ^= x >> 32;
-    x *= 0xD6E8FEB86659FD93ull;
-    return x;
+// The secret of a hash table. Somebody who knows how a table places its values can choose ids that all get one place, so that
+// each look-up compares thousands of values. So each process draws a seed, and a table that is stored contains its seed.
+class Seed {
+public:
+    explicit Seed(uint64_t number) : number(number), first(folded(number, kOdd)), second(folded(~number, kOdd) | 1) {}
+
+    // The upper half of a 128-bit product, folded into the lower half (wyhash, github.com/wangyi-fudan/wyhash).
+    static uint64_t folded(uint64_t x, uint64_t y) {
+        const unsigned __int128 product = static_cast<unsigned __int128>(x) * y;
+        return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    }
+
+    // Adds 8 bytes of a value to the number that stands for the bytes before them.
+    uint64_t step(uint64_t before, uint64_t word) const { return folded(before ^ word ^ first, second); }
+
+    // The hash of a value that has these bits and this length.
+    uint64_t hash(uint64_t bits, uint32_t length) const { return folded(folded(bits ^ first, second) + length, kOdd); }
+
+    const uint64_t number;
+
+private:
+    static constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ull;
+    const uint64_t first, second;
+};
+
+inline uint64_t random_number() {
+    std::random_device source;
+    return static_cast<uint64_t>(source()) << 32 | source();
 }
+
+inline const Seed kProcessSeed{random_number()};
 
 inline uint64_t load8(const uint8_t* p) {
     uint64_t word;
@@ -39,39 +65,40 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == 16);
 
-// Codes of values. The distinct values have at most 2 GiB, the limit of Arrow's string arrays.
+// Codes of values, in a table with the seed of this process. The distinct values have at most 2 GiB, the limit of Arrow's string arrays.
 class Values {
 public:
     Values() : slots_(64, Slot{0, 0, -1}), offsets(1, 0) {}
 
     struct Key {
-        uint64_t bits;  // the value itself if it has at most 8 bytes, else its hash
+        uint64_t bits;  // the value itself if it has at most 8 bytes, else a hash of all its bytes
         uint64_t hash;
         const uint8_t* at;
         uint32_t length;
     };
 
-    static Key key_of(const uint8_t* at, uint32_t length, const uint8_t* block_end) {
+    static Key key_of(const uint8_t* at, uint32_t length, const uint8_t* block_end, const Seed& seed = kProcessSeed) {
         uint64_t bits = length;
         if (length <= 8) {
             bits = load_short(at, length, block_end - at);
         } else {
-            uint32_t done = 0;
-            for (; done + 8 <= length; done += 8) bits = mix(bits ^ load8(at + done)) + done;
-            bits = mix(bits ^ load8(at + length - 8));
+            for (uint32_t done = 0; done + 8 <= length; done += 8) bits = seed.step(bits, load8(at + done));
+            bits = seed.step(bits, load8(at + length - 8));
         }
-        return {bits, mix(bits + length), at, length};
+        return {bits, seed.hash(bits, length), at, length};
     }
 
     void fetch_ahead(const Key& key) const { __builtin_prefetch(&slots_[key.hash >> shift_]); }
 
-    // The code of a value in a table of `count` slots; -1 if it is not in the table.
+    // The code of a value in a table of `count` slots; -1 if it is not in the table. The key must have the seed of the table.
     static int32_t find(const Slot* slots, uint64_t count, const int32_t* offsets, const uint8_t* bytes, const Key& key) {
         const uint64_t mask = count - 1;
-        for (uint64_t place = key.hash >> shift_of(count);; place = (place + 1) & mask) {
+        uint64_t place = key.hash >> shift_of(count);
+        for (uint64_t probes = 0; probes < count; ++probes, place = (place + 1) & mask) {
             const Slot& slot = slots[place];
             if (slot.code < 0 || is(slot, key, offsets, bytes)) return slot.code;
         }
+        return -1;  // a damaged table has no free slot
     }
 
     // The highest bits of a hash are the index of its slot.
@@ -135,7 +162,7 @@ private:
         const uint64_t mask = slots_.size() - 1;
         for (const Slot& slot : old) {
             if (slot.code < 0) continue;
-            uint64_t place = mix(slot.bits + slot.length) >> shift_;
+            uint64_t place = kProcessSeed.hash(slot.bits, slot.length) >> shift_;
             while (slots_[place].code >= 0) place = (place + 1) & mask;
             slots_[place] = slot;
         }

@@ -14,7 +14,8 @@ from conf.load import read_section
 from conf.names import PlainText
 from conf.plugin_names import list_names
 from conf.plugins import READER
-from conf.raw_types import ISO, UTC, Column, Format, OperatorType, Strict, TimeFormat, operator_type
+from conf.raw_types import Column, Format, OperatorType, Strict, operator_type
+from conf.time_notation import ISO, UTC, TimeFormat
 from conf.types import JoinedTable
 from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name

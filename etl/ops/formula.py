@@ -19,11 +19,17 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError
 from conf.lazy_pyspark import F
+from conf.messages import shortened
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 Kind = Literal["number", "text", "truth"]
+
+# Limits of a formula. Each level of operations is a few nested calls when the formula is computed.
+_MOST_TEXT = 20_000
+_MOST_DEPTH = 150
+_MOST_SHOWN = 500  # characters of a formula in a message
 
 
 @dataclass(frozen=True)
@@ -177,15 +183,40 @@ def parse(text: str, kinds: Mapping[str, Kind]) -> Formula:
         ConfigError: the formula cannot be parsed, a column or function does not exist, or an operand has the
             wrong kind.
     """
+    shown = shortened(repr(text), _MOST_SHOWN)
+    if len(text) > _MOST_TEXT:
+        raise ConfigError(
+            f"the formula {shown} has more than {_MOST_TEXT:,} characters", "divide it into several formulas"
+        )
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise ConfigError(
-            f"the formula {text!r} does not parse: {error.msg}", "correct the syntax of the formula"
+            f"the formula {shown} does not parse: {error.msg}", "correct the syntax of the formula"
         ) from error
+    except (RecursionError, MemoryError) as error:  # Python's parser has limits too
+        raise _too_deep(shown) from error
+    if _depth(tree) > _MOST_DEPTH:
+        raise _too_deep(shown)
     used: list[str] = []
     node = _Compiler(text, kinds, used).compile(tree)
     return Formula(text, tuple(dict.fromkeys(used)), node.kind, node.column, node.array)
+
+
+def _too_deep(shown: str) -> ConfigError:
+    return ConfigError(
+        f"the operations of the formula {shown} are nested more than {_MOST_DEPTH} levels deep",
+        "divide it into several formulas; in a long sum, put parts in parentheses",
+    )
+
+
+def _depth(tree: ast.AST) -> int:
+    """Returns the number of levels of a syntax tree, without recursion."""
+    depth, level = 0, [tree]
+    while level:
+        depth += 1
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return depth
 
 
 class _Compiler:
@@ -203,24 +234,20 @@ class _Compiler:
                 return self._call(type(op).__name__, _OPERATIONS.get(type(op)), [left, right])
             case ast.UnaryOp(op=op, operand=operand):
                 return self._call(type(op).__name__, _OPERATIONS.get(type(op)), [operand])
-            case ast.BoolOp(op=op, values=[first, *rest]):
-                node = self.compile(first)
-                for operand in rest:
-                    node = self._apply(
-                        type(op).__name__, _OPERATIONS[type(op)], [node, self.compile(operand)]
-                    )
-                return node
+            case ast.BoolOp(op=op, values=values):
+                return self._combined(op, [self.compile(operand) for operand in values])
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._comparison(op, left, right)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 return self._choice(*(self.compile(part) for part in (test, body, orelse)))
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
                 return self._function(name, arguments)
-        raise self._wrong(f"{ast.unparse(tree)!r} is an unsupported expression")
+        raise self._wrong(f"{shortened(repr(ast.unparse(tree)))} is an unsupported expression")
 
     def _column(self, name: str) -> _Node:
         if name not in self._kinds:
-            raise self._wrong(f"there is no column {name}; the columns are {sorted(self._kinds)}")
+            columns = shortened(str(sorted(self._kinds)), 1000)
+            raise self._wrong(f"there is no column {shortened(name)}; the columns are {columns}")
         self._used.append(name)
         kind = self._kinds[name]
         if kind == "number":
@@ -231,12 +258,12 @@ class _Compiler:
 
     def _constant(self, value: Any) -> _Node:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise self._wrong(f"the constant {value!r} is neither a number nor a text")
+            raise self._wrong(f"the constant {shortened(repr(value))} is neither a number nor a text")
         kind: Kind = "text" if isinstance(value, str) else "number"
         try:
             typed = value if isinstance(value, str) else float(value)
         except OverflowError as error:
-            raise self._wrong(f"{value} is too large for a double") from error
+            raise self._wrong(f"{shortened(str(value))} is too large for a double") from error
         array_type = pa.string() if kind == "text" else pa.float64()
         return _Node(
             kind, lambda c: F.lit(typed), lambda a, n: pa.array([typed] * n, array_type), constant=True
@@ -256,7 +283,7 @@ class _Compiler:
 
     def _function(self, name: str, arguments: Sequence[ast.AST]) -> _Node:
         if name not in _NAMES:
-            raise self._wrong(f"there is no function {name}; the functions are {sorted(_NAMES)}")
+            raise self._wrong(f"there is no function {shortened(name)}; the functions are {sorted(_NAMES)}")
         nodes = [self.compile(argument) for argument in arguments]
         if name == "is_null" and len(nodes) == 1:
             node = nodes[0]
@@ -270,6 +297,16 @@ class _Compiler:
         if name in ("contains", "starts_with", "ends_with") and len(nodes) == 2 and not nodes[1].constant:
             raise self._wrong(f"{name} needs a constant text as its second argument")
         return self._apply(name, FUNCTIONS.get(name), nodes)
+
+    def _combined(self, op: ast.boolop, nodes: list[_Node]) -> _Node:
+        """Returns `a and b and …` or `a or b or …`: combines pairs, so that calls are not nested deeply."""
+        while len(nodes) > 1:
+            pairs = [nodes[start : start + 2] for start in range(0, len(nodes), 2)]
+            nodes = [
+                self._apply(type(op).__name__, _OPERATIONS[type(op)], pair) if len(pair) == 2 else pair[0]
+                for pair in pairs
+            ]
+        return nodes[0]
 
     def _choice(self, test: _Node, body: _Node, orelse: _Node) -> _Node:
         if test.kind != "truth" or body.kind != orelse.kind:
@@ -303,6 +340,6 @@ class _Compiler:
 
     def _wrong(self, why: str) -> ConfigError:
         return ConfigError(
-            f"the formula {self._text!r}: {why}",
+            f"the formula {shortened(repr(self._text), _MOST_SHOWN)}: {why}",
             "correct the formula; docs/operators/columns.md lists the allowed functions and operators",
         )

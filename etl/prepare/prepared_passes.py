@@ -27,6 +27,7 @@ from conf.load import config_digest
 from conf.names import days_since_epoch
 from conf.types import SPLITS, Split
 from etl.fit.rounds import TrainingBlocks
+from etl.native.scan import NOTHING_REJECTED
 from etl.ops.row_groups import whole
 from etl.quality.column_summary import LABEL_CELLS, ColumnSummary, CountedColumn, Values
 from etl.quality.day_counts import DayCounts, check_day
@@ -520,7 +521,7 @@ def _text_columns(schema: pa.Schema) -> list[str]:
 def _block(rows: pa.Table) -> ParsedBlock:
     columns = {name: whole(rows.column(name)) for name in rows.column_names}
     row_ids = np.asarray(columns.pop(ROW_ID))
-    return ParsedBlock(rows.nbytes, len(rows), row_ids, columns, {}, ())
+    return ParsedBlock(rows.nbytes, len(rows), row_ids, columns, {}, NOTHING_REJECTED)
 
 
 # Deletes prepared rows, and copies of tables of Spark's catalogue, that no run needs any more.

@@ -34,7 +34,7 @@ class Finding:
     Attributes:
         level: "warn" or "stop".
         check: name of the figure, such as `psi`. The limit is the setting `quality.<check>_<level>`.
-        column: the raw column; None if the figure is about the whole day.
+        column: the raw column; None if the figure is not about one column, such as `row_excess`.
         value, limit: the figure and its limit.
     """
 

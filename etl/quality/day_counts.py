@@ -26,6 +26,7 @@ from storage.paths import Partition
 
 log = logging.getLogger("nightrank.etl")
 
+NOT_KEPT = "not_kept"  # fact of the quarantine: lines that are counted but not stored there, by reason
 _SHOWN_ROWS = 200  # number of quarantined rows that are read to show their values in an error message
 
 
@@ -36,7 +37,7 @@ class DayCounts:
     Attributes:
         rows_in: number of rows in the raw log.
         good: number of rows that are used.
-        bad: number of quarantined rows.
+        bad: number of quarantined rows, and of rows that are counted but not stored in the quarantine.
         dropped: maps each reason to the number of rows that are not used for this reason. A row is not used
             if it is quarantined, if an operator of `prepare` drops it, or if its user was erased.
         misdated: the used rows whose event_time is outside the day; None if they were not counted.
@@ -53,7 +54,8 @@ class DayCounts:
         """Reads the counts from the manifest of a day's quarantine."""
         good = quarantine.rows_in - sum(quarantine.dropped.values())
         misdated = Misdated.from_facts(quarantine.facts)
-        return cls(quarantine.rows_in, good, quarantine.rows, dict(quarantine.dropped), misdated)
+        bad = quarantine.rows + sum(quarantine.facts.get(NOT_KEPT, {}).values())
+        return cls(quarantine.rows_in, good, bad, dict(quarantine.dropped), misdated)
 
 
 def misdated_rows(counts: Iterable[DayCounts]) -> int | None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from conf.errors import DataError
+from conf.raw_types import MAX_EXPANSION
 from storage import file_io
 
 # A task holds one file split in memory. Parsing needs about three times the bytes of the split. The lines of
@@ -18,8 +20,14 @@ from storage import file_io
 FILE_SPLIT_BYTES = 64 * 2**20
 BLOCK_BYTES = 2 * FILE_SPLIT_BYTES
 _LONGEST_LINE_BYTES = 64 * 2**20
+# A block has at most this number of lines, because readers need memory for each line. A block of 64 MiB has
+# fewer lines if these have 32 bytes or more.
+_MOST_LINES = 1 << 21
+# A compressed file may always become this large, so that very regular small files are accepted.
+_ALWAYS_ALLOWED_BYTES = 256 * 2**20
 _PIECE_BYTES = 1 << 19  # bytes that are decompressed at a time; so few that they fit into the cache
 _READ_AHEAD_BYTES = 1 << 14  # read after a split, because its last line may end there
+_LF, _CR = ord("\n"), ord("\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_COMPRESSED = (
     "deliver the file again: it is damaged or incomplete, or it is not compressed as the end of its name says"
@@ -34,6 +42,7 @@ class FileSplit:
     Attributes:
         end: end of the byte range; None for a compressed file, which is a single split.
         bytes: number of bytes of the split; for a compressed file, its compressed size.
+        most_bytes: largest number of bytes that a compressed file may become; None if it is not limited.
         threads: number of threads with which a task reads a compressed file.
     """
 
@@ -41,6 +50,7 @@ class FileSplit:
     start: int
     end: int | None
     bytes: int = field(default=0, compare=False)
+    most_bytes: int | None = field(default=None, compare=False)
     threads: int = field(default=1, compare=False)
 
 
@@ -49,17 +59,25 @@ def compression(path: str) -> str | None:
     return next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
 
 
-def split_files(paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES) -> list[FileSplit]:
+def split_files(
+    paths: Sequence[str], split_bytes: int = FILE_SPLIT_BYTES, max_expansion: float = MAX_EXPANSION
+) -> list[FileSplit]:
     """Divides files into file splits of about `split_bytes` bytes.
 
     The splits have the order of the files and of their lines. An empty file has no split.
+
+    Args:
+        paths: the files.
+        split_bytes: number of bytes of a split.
+        max_expansion: how many times its size a compressed file may become, unless it becomes small.
     """
     splits = []
     for path in paths:
         files, inner = file_io.filesystem(path)
         size = files.get_file_info(inner).size
         if compression(path):
-            splits.append(FileSplit(path, 0, None, size))
+            most_bytes = max(_ALWAYS_ALLOWED_BYTES, int(max_expansion * (size or 0)))
+            splits.append(FileSplit(path, 0, None, size, most_bytes))
             continue
         count = max(1, round(size / split_bytes)) if size else 0
         bounds = [size * index // count for index in range(count)] + [size] if count else []
@@ -84,21 +102,73 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
 
     Args:
         block_bytes: number of bytes to read at once. With the default, a split of a plain file is one block,
-            and a compressed file is read in blocks of 64 MiB.
+            unless its lines are very short, and a compressed file is read in blocks of 64 MiB.
 
     Raises:
-        DataError: a line is longer than 64 MiB, or a compressed file is damaged.
+        DataError: a line is longer than 64 MiB, or a compressed file is damaged or becomes too large.
     """
     size = block_bytes or (FILE_SPLIT_BYTES if file_split.end is None else BLOCK_BYTES)
     for index, (data, stop) in enumerate(_raw_blocks(file_split, size)):
         marked = index == 0 and file_split.start == 0 and data.startswith(_BYTE_ORDER_MARK)
-        start = len(_BYTE_ORDER_MARK) if marked else 0
-        if data.find(b"\r", start, stop) >= 0:
-            yield bytes(data[start:stop].replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
-        elif isinstance(data, bytes) and (start, stop) == (0, len(data)):
-            yield data
-        elif start < stop:
-            yield memoryview(data)[start:stop]  # data[start:stop] would copy
+        first = len(_BYTE_ORDER_MARK) if marked else 0
+        has_cr = data.find(b"\r", first, stop) >= 0
+        for start, end in _few_lines(data, first, stop, has_cr):
+            if has_cr:
+                yield bytes(data[start:end].replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+            elif isinstance(data, bytes) and (start, end) == (0, len(data)):
+                yield data
+            else:
+                yield memoryview(data)[start:end]  # data[start:end] would copy
+
+
+def _few_lines(data: bytes | bytearray, start: int, stop: int, has_cr: bool) -> Iterator[tuple[int, int]]:
+    """Divides complete lines at [start, stop) so that each part has at most about _MOST_LINES lines."""
+    if stop - start > _MOST_LINES:
+        numbers = np.frombuffer(data, np.uint8)
+        lines = 0
+        for piece in range(start, stop, _PIECE_BYTES):
+            part = numbers[piece : min(piece + _PIECE_BYTES, stop)]  # so small that it fits into the cache
+            ends = int(np.count_nonzero(part == _LF))
+            if has_cr:
+                ends += int(np.count_nonzero(part == _CR))
+            if lines + ends > _MOST_LINES:
+                end = line_start(data, piece, stop)
+                if start < end < stop:
+                    yield start, end
+                    start, lines = end, 0
+            lines += ends
+    if start < stop:
+        yield start, stop
+
+
+def line_start(data: bytes | bytearray, position: int, stop: int) -> int:
+    """Returns the start of the first line that begins at `position` or later; `stop` if none begins before.
+
+    Args:
+        data: bytes; a line begins at their start.
+        position: a position in `data`.
+        stop: the bytes from here on are not read.
+    """
+    if not position:
+        return 0
+    first = position - 1
+    lf = data.find(b"\n", first, stop)
+    cr = data.find(b"\r", first, lf if lf >= 0 else stop)
+    if cr < 0:
+        return lf + 1 if lf >= 0 else stop
+    return cr + 2 if data[cr + 1 : cr + 2] == b"\n" else cr + 1
+
+
+def _complete(data: bytes | bytearray, searched: int = 0) -> int:
+    """Returns the number of bytes at the start of `data` that form complete lines.
+
+    A CR at the end may be the first half of CR LF, so it does not complete a line yet. The first `searched`
+    bytes are known to have no line end, except a CR as the last one.
+    """
+    from_ = max(searched - 1, 0)
+    lf = data.rfind(b"\n", from_)
+    cr = data.rfind(b"\r", max(lf, from_), len(data) - 1)
+    return max(lf, cr) + 1
 
 
 def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes | bytearray, int]]:
@@ -113,27 +183,35 @@ def _raw_blocks(file_split: FileSplit, block_bytes: int) -> Iterator[tuple[bytes
         position = file_split.start
         if file_split.start:
             # A line that begins before `start` belongs to the previous split.
-            source.seek(file_split.start - 1)
             first = _first_line(source, file_split)
             if first is None:
                 return
             position = first
-            source.seek(position)
+        source.seek(position)
         yield from _plain_blocks(source, position, file_split, block_bytes)
 
 
 def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
-    """Returns the byte position of the first line that begins in the split; None if there is no such line."""
-    position = file_split.start - 1
+    """Returns the byte position of the first line that begins in the split; None if there is no such line.
+
+    Raises:
+        DataError: the line before it is too long.
+    """
+    position = file_split.start - 1  # of the first byte of `data`; no line ends before the last byte of it
+    source.seek(position)
+    data = source.read(_READ_AHEAD_BYTES)
     while True:
-        data = source.read(1 << 16)
-        if not data:
+        start = line_start(data, 1, len(data))
+        if start < len(data) or data[-1:] == b"\n":
+            break
+        read = source.read(_READ_AHEAD_BYTES)
+        if not read:  # a CR ends the line, or the line is the last one
             return None
-        line_end = data.find(b"\n")
-        if line_end >= 0:
-            start = position + line_end + 1
-            return start if file_split.end is None or start < file_split.end else None
-        position += len(data)
+        position += len(data) - 1
+        _require_short(position - file_split.start, file_split)
+        data = data[-1:] + read
+    start += position
+    return start if file_split.end is None or start < file_split.end else None
 
 
 def _plain_blocks(
@@ -145,21 +223,22 @@ def _plain_blocks(
     while True:
         # The last line is rarely longer than _READ_AHEAD_BYTES.
         remaining = end - position - len(carry) + _READ_AHEAD_BYTES
-        read = source.read(max(min(block_bytes, remaining), 1))
+        # Reading at least as much as before makes the time for a long line proportional to its length.
+        read = source.read(max(min(max(block_bytes, len(carry)), remaining), 1))
         data = carry + read if carry else read
         if not data:
             return
         if position + len(data) >= end:
             yield from _last_lines(source, data, end - position, file_split)
             return
-        whole = data.rfind(b"\n") + 1
         if not read:
             yield data, len(data)
             return
+        whole = _complete(data, len(carry))
         if whole:
             yield data, whole
         carry, position = data[whole:], position + whole
-        _require_short(carry, file_split)
+        _require_short(len(carry), file_split)
 
 
 def _last_lines(
@@ -169,17 +248,20 @@ def _last_lines(
 
     If the last of these lines ends after `data`, its end is read from `source`.
     """
-    stop = data.find(b"\n", max(remaining - 1, 0))
-    while stop < 0:
-        read = source.read(1 << 16)
+    stop = line_start(data, remaining, len(data)) if remaining > 0 else 0
+    line = _complete(data)  # if `stop` is the end of the bytes, the last line begins here
+    # Without LF at the end of the bytes, the line may continue, or a CR may be the first half of CR LF.
+    while stop == len(data) and stop > 0 and data[-1:] != b"\n":
+        # Reading as much as there is of the line makes the time proportional to its length.
+        read = source.read(max(_READ_AHEAD_BYTES, len(data) - line))
         if not read:
-            if data:
-                yield data, len(data)
-            return
+            break
+        searched = len(data)
         data += read
-        stop = data.find(b"\n", max(remaining - 1, 0))
-        _require_short(data[data.rfind(b"\n") + 1 :], file_split)
-    yield data, stop + 1
+        stop = line_start(data, searched, len(data))
+        _require_short(stop - line, file_split)
+    if stop:
+        yield data, stop
 
 
 class _Stream(Protocol):
@@ -220,20 +302,25 @@ def _compressed_blocks(
 ) -> Iterator[tuple[bytearray, int]]:
     """Yields blocks of all lines of a compressed file."""
     carry = memoryview(b"")
+    total = 0
     while True:
-        data = bytearray(len(carry) + block_bytes)
+        # Reading at least as much as before makes the time for a long line proportional to its length.
+        data = bytearray(len(carry) + max(block_bytes, len(carry)))
         data[: len(carry)] = carry
-        size = len(carry) + _fill(stream, memoryview(data)[len(carry) :], file_split)
+        read = _fill(stream, memoryview(data)[len(carry) :], file_split)
+        size, total = len(carry) + read, total + read
+        if file_split.most_bytes is not None and total > file_split.most_bytes:
+            raise _too_large(file_split)
         if size < len(data):
             del data[size:]
             if data:
                 yield data, size
             return
-        whole = data.rfind(b"\n") + 1
+        whole = _complete(data, len(carry))
         if whole:
             yield data, whole
         carry = memoryview(data)[whole:]
-        _require_short(carry, file_split)
+        _require_short(len(carry), file_split)
 
 
 def _fill(stream: _Stream, buffer: memoryview, file_split: FileSplit) -> int:
@@ -254,9 +341,19 @@ def _fill(stream: _Stream, buffer: memoryview, file_split: FileSplit) -> int:
     return size
 
 
-def _require_short(line: bytes | memoryview, file_split: FileSplit) -> None:
-    if len(line) > _LONGEST_LINE_BYTES and b"\r" not in bytes(line):
+def _require_short(line_bytes: int, file_split: FileSplit) -> None:
+    """Raises DataError if a line, or the part of it that was read, is too long."""
+    if line_bytes > _LONGEST_LINE_BYTES:
         raise DataError(
             f"{file_split.path} has a line of more than {_LONGEST_LINE_BYTES >> 20} MiB",
             "deliver a text file with one row per line; this file probably has another format",
         )
+
+
+def _too_large(file_split: FileSplit) -> DataError:
+    return DataError(
+        f"{file_split.path} has {file_split.bytes:,} bytes, but becomes more than {file_split.most_bytes:,} "
+        "bytes when it is decompressed",
+        "look at the file, which may have been made to exhaust disks and memory; if its rows are good, "
+        "increase `max_expansion` of its table in the configuration",
+    )

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from conf.raw_types import ISO, LIST_TYPES, UTC, Log
+from conf.raw_types import LIST_TYPES, Log
+from conf.time_notation import ISO, UTC
 from conf.types import Column, Config, History, RawTable
 from etl.raw.files import RawFiles, find_raw
 from storage.manifest import Manifest, current_manifest, digest_of, is_published, read_manifest
@@ -23,8 +24,8 @@ _EARLIER_RULES = 2
 def layout_digest(config: Config) -> str:
     """Returns a digest of the parsing rules and of the settings of all raw tables, except the paths.
 
-    The digest does not include `items.missing` either, because this setting does not change how rows are
-    parsed.
+    The digest does not include `missing`, `title` and `image` of the table of items either, because these
+    settings do not change how rows are parsed.
     """
     settings = [_settings(table) if table else None for table in _tables(config)]
     return _digest(_RULES, config, settings)
@@ -56,7 +57,7 @@ def _settings(table: RawTable) -> dict[str, Any]:
     Keys that did not exist in earlier releases are included only if they are set. So days that an earlier
     release has stored remain valid.
     """
-    settings = table.model_dump(exclude={"path", "missing", "columns"})
+    settings = table.model_dump(exclude={"path", "missing", "title", "image", "columns", "max_expansion"})
     if table.time_zone == UTC:
         del settings["time_zone"]
     if isinstance(table, Log):

@@ -14,17 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from conf.raw_types import (
-    DECLARE_TIME,
-    ISO,
-    SEPARATORS,
-    TIME_TYPES,
-    Column,
-    Log,
-    RawTable,
-    format_settings,
-    only_date,
-)
+from conf.raw_types import DECLARE_TIME, SEPARATORS, TIME_TYPES, Column, Log, RawTable, format_settings
+from conf.time_notation import ISO, only_date
 from etl.raw import row_rules, text_values
 from etl.raw.csv_header import common_header
 

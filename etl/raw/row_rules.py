@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from conf.names import days_since_epoch
-from conf.raw_types import OTHER_EVENT, UTC, ColumnType, EventTime, Label, RawTable
+from conf.raw_types import OTHER_EVENT, ColumnType, EventTime, Label, RawTable
+from conf.time_notation import UTC
 from conf.types import Config, Keys
 from etl.raw.text_values import numbers, text_array
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, starts_of_days

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.raw_types import UTC, Column, ColumnType
+from conf.raw_types import Column, ColumnType
+from conf.time_notation import UTC
 from etl.raw.text_values import nan_to_null, typed_column, without_elements
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, US_OF_DAY, instants
 from storage.feature_spec import FLOAT32_MAX

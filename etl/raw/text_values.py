@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
-from conf.raw_types import UTC, Column, ColumnType, OperatorType
+from conf.raw_types import Column, ColumnType, OperatorType
+from conf.time_notation import UTC
 from etl.raw.time_text import dates, timestamps
 from storage.feature_spec import FLOAT32_MAX
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from conf.raw_types import ISO, UTC, tokens_of, zone_of
+from conf.time_notation import ISO, UTC, tokens_of, zone_of
 
 US_OF_SECOND, US_OF_DAY = 1_000_000, 86_400_000_000
 FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, in days since 1970-01-01
@@ -51,7 +51,7 @@ def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
 
     Args:
         text: strings. Null stays null.
-        pattern: `iso`, or a pattern that conf.raw_types.time_format accepts.
+        pattern: `iso`, or a pattern that conf.time_notation.time_format accepts.
         time_zone: the IANA name of the zone of times without an offset.
 
     Returns:

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from conf.errors import DataError
 from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
 from etl.native.library import is_built
-from etl.native.scan import ScannedJson, scan_json
+from etl.native.scan import RejectedRows, ScannedJson, scan_json
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.text_values import typed_column
 from etl.readers.base import RawBlock, TableReader, map_in_threads
@@ -91,7 +91,7 @@ class JsonLinesReader(TableReader):
 
     def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
         """Returns ranges of bytes of the files. A compressed file is one split."""
-        return split_files(self.paths, split_bytes or FILE_SPLIT_BYTES)
+        return split_files(self.paths, split_bytes or FILE_SPLIT_BYTES, self.table.max_expansion)
 
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
         """Yields the rows of the lines that begin in the range of bytes."""
@@ -104,12 +104,11 @@ class JsonLinesReader(TableReader):
         names = [*dict.fromkeys(column.source_name for column in self.table.columns)]
         scanned = _scan(block, names)
         is_object, lines = scanned.is_object, len(scanned.is_object)
-        broken = {**dict.fromkeys(np.flatnonzero(~is_object).tolist(), BROKEN), **scanned.broken}
-        rows = np.arange(lines)
-        if broken:
-            is_object[list(broken)] = False
-            rows = np.flatnonzero(is_object)
-        malformed: dict[int, str] = {}
+        rejected = RejectedRows(lines)
+        rejected.add_all(scanned.broken)
+        rejected.add(np.flatnonzero(~is_object), BROKEN)
+        broken, rows = rejected.result(), rejected.good
+        malformed = RejectedRows(len(rows))
         columns: dict[str, pa.Array] = {}
         counts: dict[str, np.ndarray] = {}
         for column in self.table.columns:
@@ -126,9 +125,10 @@ class JsonLinesReader(TableReader):
             bad = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
             if len(bad):
                 at = rows_with(encoded, bad)
-                of_rows = reasons.take(encoded.indices.take(pa.array(at))).to_pylist()
-                for row, reason in zip(at.tolist(), of_rows, strict=True):
-                    malformed.setdefault(row, reason)
+                of_rows = reasons.take(encoded.indices.take(pa.array(at)))
+                for reason in of_rows.unique().to_pylist():
+                    has_reason = pc.equal(of_rows, reason).to_numpy(zero_copy_only=False)
+                    malformed.add(at[has_reason], reason)
             if column.type in LIST_TYPES:
                 columns[column.name] = values.take(encoded.indices)
                 continue
@@ -139,7 +139,14 @@ class JsonLinesReader(TableReader):
             if len(columns[column.name].dictionary) == len(values):
                 counts[column.name] = scanned.counts[place]
         return RawBlock(
-            len(block), lines, rows, columns, counts, broken, malformed, partial(texts_of_lines, block)
+            len(block),
+            lines,
+            rows,
+            columns,
+            counts,
+            broken,
+            malformed.result(),
+            partial(texts_of_lines, block),
         )
 
 
@@ -253,12 +260,11 @@ def _typed_lists(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
     return typed, pc.if_else(pa.array(wrong), f"{kind}:{column.name}", pa.scalar(None, pa.string()))
 
 
-def _reject(malformed: dict[int, str], encoded: pa.DictionaryArray, column: Column) -> None:
+def _reject(malformed: RejectedRows, encoded: pa.DictionaryArray, column: Column) -> None:
     first = _first_bytes(encoded.dictionary)
     nested = np.flatnonzero((first == _OBJECT) | (first == _ARRAY))
     if len(nested):
-        for row in rows_with(encoded, nested).tolist():
-            malformed.setdefault(row, f"{BROKEN}:{column.name}")
+        malformed.add(rows_with(encoded, nested), f"{BROKEN}:{column.name}")
 
 
 def _lines_of(block: bytes | memoryview) -> tuple[pa.Array, dict[int, str]]:

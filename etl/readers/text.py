@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
 from device.columns import DeviceColumn, DeviceColumns, Values, arrow, mixed_columns
-from etl.native.scan import Scan, scan
+from etl.native.scan import RejectedRows, Rejections, Scan, rejections_of, scan
 from etl.raw.csv_header import common_header, positions_in
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.text_values import split_fields, typed_column
@@ -65,7 +65,7 @@ class TextReader(TableReader):
 
     def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
         """Returns ranges of bytes of the files. A compressed file is one split."""
-        return split_files(self.paths, split_bytes or FILE_SPLIT_BYTES)
+        return split_files(self.paths, split_bytes or FILE_SPLIT_BYTES, self.table.max_expansion)
 
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
         """Yields the rows of the lines that begin in the range of bytes."""
@@ -106,7 +106,8 @@ class TextReader(TableReader):
             quoted,
             lambda lines: split_fields(lines, separator, self.width, quoted=True),
         )
-        malformed = dict(scanned.unsplit)
+        malformed = RejectedRows(len(scanned.row_lines))
+        malformed.add_all(scanned.unsplit)
         columns: dict[str, Values] = {}
         counts: dict[str, np.ndarray] = {}
         for column in parsed:
@@ -119,8 +120,7 @@ class TextReader(TableReader):
             if reasons is not None:
                 codes = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
                 reason = reasons.drop_null()[0].as_py()
-                for row in rows_with(encoded, codes).tolist():
-                    malformed.setdefault(row, reason)
+                malformed.add(rows_with(encoded, codes), reason)
             if column.type in LIST_TYPES:
                 columns[column.name] = distinct.take(arrow(encoded).indices)
                 continue
@@ -141,7 +141,7 @@ class TextReader(TableReader):
             mixed_columns(columns),
             counts,
             scanned.broken,
-            malformed,
+            malformed.result(),
             partial(texts_of_lines, block),
         )
         return without_first_line(block_) if header else block_
@@ -160,10 +160,18 @@ def without_first_line(block: RawBlock) -> RawBlock:
         if isinstance(columns, DeviceColumns)
         else {name: array.slice(first) for name, array in columns.items()},
         {},  # the scanner has counted the header
-        {line: reason for line, reason in block.broken.items() if line >= 1},
-        {row - first: reason for row, reason in block.malformed.items() if row >= first},
+        _without_first(block.broken, 1),
+        _without_first(block.malformed, first, first),
         block.texts,
     )
+
+
+def _without_first(rejected: Mapping[int, str], first: int, less: int = 0) -> Rejections:
+    """Returns the rejections from the index `first` on, with indices reduced by `less`."""
+    if not isinstance(rejected, Rejections):
+        rejected = rejections_of(rejected.items())
+    kept = rejected.where(rejected.indices >= first)
+    return Rejections(kept.indices - less, kept.codes, kept.reasons)
 
 
 def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]:

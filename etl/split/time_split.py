@@ -142,9 +142,9 @@ def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
 
 
 def last_ranks(total: int, config: SplitConfig) -> tuple[int, int]:
-    """Returns the ranks of the last train row and of the last validation row among `total` rows.
+    """Returns the indices, in time order, of the last train row and of the last validation row.
 
-    Ranks count from 0. `total` is at least 1.
+    Indices count from 0. `total`, the number of rows, is at least 1.
     """
     # Use exact decimals. In binary, 0.7 + 0.2 is less than 0.9, so one of ten rows would be lost.
     train = Fraction(str(config.train))

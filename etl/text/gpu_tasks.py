@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from etl.native.scan import Scanned, SplitLines, scan
+from etl.native.scan import Scanned, SplitLines, rejections_of, scan
 from etl.readers.base import map_in_threads
 from etl.readers.text import TextReader
 from etl.text.parse_block import FileLayout
@@ -135,9 +135,8 @@ class DeviceScan:
             scanned = None
         if scanned is None:
             return scan(block, separator, width, fields, quoted, split_lines)
-        return Scanned(
-            scanned.lines, scanned.row_lines, scanned.columns, scanned.counts, scanned.broken, unsplit={}
-        )
+        broken = rejections_of(scanned.broken.items())
+        return Scanned(scanned.lines, scanned.row_lines, scanned.columns, scanned.counts, broken, unsplit={})
 
 
 def device_of_gpu(gpu: int | None) -> torch.device | None:

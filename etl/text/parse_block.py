@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from conf.raw_types import RawTable
 from conf.types import Column, EventTime, Keys, Label
 from device.columns import DeviceColumn, DeviceColumns, Values, arrow, mixed_columns, parts_of
+from etl.native.scan import NOTHING_REJECTED, RejectedRows, Rejections, rejections_of
 from etl.ops.base import Type
 from etl.ops.frames import RowFilter
 from etl.raw.erased_rows import ERASED, erased_of_day, has_erased_field
@@ -49,7 +50,7 @@ class ParsedBlock:
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
             of the column's dictionary. If rows or a header line were removed after the scan, the mapping is
             empty, because the scanner's counts include them.
-        rejected: for every line that is not a valid row: (index of the line in the block, reason), ascending.
+        rejected: maps the index in the block of every line that is not a valid row to the reason, ascending.
             This includes lines that the operators `filter` and `dropna` drop.
         texts: returns the texts of the lines with these indices.
     """
@@ -59,27 +60,8 @@ class ParsedBlock:
     row_lines: np.ndarray
     columns: Mapping[str, pa.Array]
     counts: Mapping[str, np.ndarray]
-    rejected: tuple[tuple[int, str], ...]
+    rejected: Rejections
     texts: Callable[[Sequence[int]], list[str]] = field(default=lambda lines: [""] * len(lines))
-
-
-class _RowReasons:
-    """The first reason for rejecting each rejected row, by the index of the row."""
-
-    def __init__(self, rows: int) -> None:
-        self.by_row: dict[int, str] = {}
-        self.rows = rows
-
-    def add(self, rows: np.ndarray, reason: str) -> None:
-        for row in rows.tolist():
-            self.by_row.setdefault(row, reason)
-
-    @property
-    def good(self) -> np.ndarray:
-        """Returns the indices of the rows that are not rejected, ascending."""
-        kept = np.ones(self.rows, bool)
-        kept[list(self.by_row)] = False
-        return np.flatnonzero(kept)
 
 
 def read_split(file_split: FileSplit, layout: FileLayout, wanted: Collection[str]) -> Iterator[ParsedBlock]:
@@ -97,8 +79,8 @@ def parse_block(block: RawBlock, layout: FileLayout, erased: ErasedUsers | None 
         layout: the layout of the log.
         erased: users whose rows are rejected with the reason ERASED; None if there are none.
     """
-    reasons = _RowReasons(len(block.row_lines))
-    reasons.by_row |= block.malformed
+    reasons = RejectedRows(len(block.row_lines))
+    reasons.add_all(block.malformed)
     columns, counts = parts_of(block.columns), block.counts
     columns |= _derived_columns(columns, layout, reasons)
     if block.exact_time is not None:
@@ -107,17 +89,25 @@ def parse_block(block: RawBlock, layout: FileLayout, erased: ErasedUsers | None 
     if erased is not None:
         _leave_out_erased(columns[USER_KEY], erased, reasons)
     row_lines = block.row_lines
-    if reasons.by_row:
+    if reasons:
         good = reasons.good
         row_lines, counts = row_lines[good], {}
         columns = _rows(columns, good)
-    by_line = {**block.broken} | {int(block.row_lines[row]): reason for row, reason in reasons.by_row.items()}
+    rejected = _by_line(block, reasons.result())
     if erased is not None:
-        _hide_erased(block, layout.table.field_separator, erased, by_line)
-    rejected = tuple(sorted(by_line.items()))
+        rejected = _hide_erased(block, layout.table.field_separator, erased, rejected)
     return ParsedBlock(
         block.bytes, block.lines, row_lines, mixed_columns(columns), counts, rejected, block.texts
     )
+
+
+def _by_line(block: RawBlock, of_rows: Rejections) -> Rejections:
+    """Returns the rejected lines of a block: those that are no rows, and those of rejected rows."""
+    broken = block.broken if isinstance(block.broken, Rejections) else rejections_of(block.broken.items())
+    lines = np.concatenate([broken.indices, block.row_lines[of_rows.indices]])
+    codes = np.concatenate([broken.codes, of_rows.codes + np.int32(len(broken.reasons))])
+    order = np.argsort(lines, kind="stable")
+    return Rejections(lines[order], codes[order], (*broken.reasons, *of_rows.reasons))
 
 
 def _rows(columns: Mapping[str, Values], rows: np.ndarray) -> dict[str, Values]:
@@ -128,18 +118,21 @@ def _rows(columns: Mapping[str, Values], rows: np.ndarray) -> dict[str, Values]:
     return {name: array.take(pa.array(rows)) for name, array in mixed.items()}
 
 
-def _leave_out_erased(users: Values, erased: ErasedUsers, reasons: _RowReasons) -> None:
+def _leave_out_erased(users: Values, erased: ErasedUsers, reasons: RejectedRows) -> None:
     """Sets the reason ERASED for the rows of erased users, even if they have another reason."""
     rows = rows_with(users, np.flatnonzero(erased.are_in(users.dictionary)))
-    reasons.by_row |= dict.fromkeys(rows.tolist(), ERASED)
+    reasons.add(rows, ERASED, replace=True)
 
 
-def _hide_erased(block: RawBlock, separator: str, erased: ErasedUsers, by_line: dict[int, str]) -> None:
-    """Sets the reason ERASED for rejected lines with a field that is the id of an erased user."""
-    lines = sorted(line for line, reason in by_line.items() if reason != ERASED)
-    for line, text in zip(lines, block.texts(lines), strict=True):
+def _hide_erased(block: RawBlock, separator: str, erased: ErasedUsers, rejected: Rejections) -> Rejections:
+    """Returns rejected lines, with the reason ERASED if a field of the line is the id of an erased user."""
+    reasons = (*rejected.reasons, ERASED)
+    codes = rejected.codes.copy()
+    others = np.flatnonzero([reasons[code] != ERASED for code in codes.tolist()])
+    for place, text in zip(others.tolist(), block.texts(rejected.indices[others].tolist()), strict=True):
         if has_erased_field(text, separator, erased):
-            by_line[line] = ERASED
+            codes[place] = len(rejected.reasons)
+    return Rejections(rejected.indices, codes, reasons)
 
 
 def unify(parts: Sequence[pa.Array]) -> pa.Array:
@@ -155,7 +148,7 @@ def unify(parts: Sequence[pa.Array]) -> pa.Array:
 
 
 def _derived_columns(
-    columns: Mapping[str, Values], layout: FileLayout, reasons: _RowReasons
+    columns: Mapping[str, Values], layout: FileLayout, reasons: RejectedRows
 ) -> dict[str, Values]:
     """Computes label, weight, keys and event_time (etl/raw/row_rules.py).
 
@@ -186,7 +179,7 @@ def _may_have_null(encoded: Values) -> bool:
     return isinstance(encoded, DeviceColumn) or encoded.indices.null_count > 0
 
 
-def _apply_filters(columns: Mapping[str, Values], layout: FileLayout, reasons: _RowReasons) -> None:
+def _apply_filters(columns: Mapping[str, Values], layout: FileLayout, reasons: RejectedRows) -> None:
     decoded: dict[str, pa.Array] = {}
     for row_filter in layout.filters:
         names = row_filter.inputs(layout.types)
@@ -389,7 +382,8 @@ def load(saved: SavedBlock, columns: set[str]) -> ParsedBlock | None:
                 path.unlink()  # the mapping stays readable
     arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
     row_lines = np.asarray(arrays.pop(_ROW_LINES))
-    return ParsedBlock(size, lines, row_lines, arrays, {}, ()) if columns <= set(arrays) else None
+    block = ParsedBlock(size, lines, row_lines, arrays, {}, NOTHING_REJECTED)
+    return block if columns <= set(arrays) else None
 
 
 def _path(name: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from conf.errors import DataError
 from conf.types import SPLITS, Split
-from etl.quality.day_counts import DayCounts
+from etl.quality.day_counts import NOT_KEPT, DayCounts
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.raw.row_rules import MISDATED, Misdated, bounds_of_day
@@ -70,6 +71,9 @@ class ScannedDay:
         return starts
 
 
+log = logging.getLogger("nightrank.etl")
+
+
 # Publishes the quarantine of a day of text: the lines that the scan pass could not parse.
 
 _SCHEMA = pa.schema(
@@ -92,6 +96,9 @@ def publish_quarantine(
 ) -> None:
     """Publishes the lines of a day that cannot be parsed, with their line numbers.
 
+    If a file split has too many of them, the partition has only the first ones. The manifest counts all of
+    them (`dropped`), and those that are missing (`not_kept` in its facts).
+
     Args:
         plan: the plan of the run.
         partition: the day's partition of the quarantine table.
@@ -105,15 +112,29 @@ def publish_quarantine(
     misdated = Misdated()
     for _, summary in day.split_summaries():
         misdated += summary.misdated
-    counted = bounds_of_day(plan.config, day.raw.dt) is not None
     filtered = plan.reasons_left_out
     bad = sum(count for reason, count in dropped.items() if reason not in filtered)
+    not_kept: Counter[str] = Counter()
+    for _, summary in day.split_summaries():
+        not_kept.update(summary.not_kept)
+    facts: dict[str, Any] = {}
+    if bounds_of_day(plan.config, day.raw.dt) is not None:
+        facts[MISDATED] = misdated.to_facts()
+    if not_kept:
+        facts[NOT_KEPT] = dict(sorted(not_kept.items()))
+        log.warning(
+            "%s of the %s rejected lines of %s are not in the quarantine, but only counted: %s",
+            f"{not_kept.total():,}",
+            f"{bad:,}",
+            day.raw.dt,
+            facts[NOT_KEPT],
+        )
     shared: dict[str, Any] = {
         "inputs": inputs,
-        "expected_rows": bad,
+        "expected_rows": bad - not_kept.total(),
         "rows_in": sum(summary.good for _, summary in day.split_summaries()) + sum(dropped.values()),
         "dropped": dict(sorted(dropped.items())),
-        "facts": {MISDATED: misdated.to_facts()} if counted else {},
+        "facts": facts,
         "grace_hours": plan.config.output.grace_hours,
     }
     if not bad or isinstance(scanned, pa.Table):

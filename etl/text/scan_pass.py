@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from device.columns import DeviceColumn, DeviceColumns
+from etl.native.scan import Rejections
 from etl.quality.column_summary import LABEL_CELLS
 from etl.raw.erased_rows import ERASED
 from etl.raw.file_splits import FileSplit
@@ -92,6 +93,8 @@ class SplitSummary:
         lines: number of lines.
         good: number of lines that are valid rows.
         dropped: maps each reason to the number of lines that are not valid rows for this reason.
+        not_kept: maps reasons to the number of lines that are counted in `dropped`, but not returned for the
+            quarantine, because the split has too many of them (`_KEPT_LINES`).
         blocks: the blocks of the split, in order; at least one. Empty if the rows were stored instead of
             counting their values.
         stored: path of the file with the stored rows; empty if there are none, or if they are on the local
@@ -105,6 +108,7 @@ class SplitSummary:
     blocks: Sequence[CountedBlock] = ()
     misdated: Misdated = NO_ROWS
     stored: str = ""
+    not_kept: Mapping[str, int] = field(default_factory=dict)
 
 
 SCAN_SCHEMA = pa.schema(
@@ -190,16 +194,17 @@ def scan_file_split(
     blocks: list[CountedBlock] = []
     needed = columns_to_parse(layout, counted)
     left_out = frozenset((ERASED, *(row_filter.reason for row_filter in layout.filters)))
+    sample = _Sample()
     with _writer(task.spill, index) if task.spill else nullcontext() as spilled:
         for parsed in read_split(task.file_split, layout, needed):
-            yield from _rejected_lines(index, lines, parsed, left_out)
+            yield from _rejected_lines(index, lines, parsed, left_out, sample)
             if spilled is not None:
                 spilled.add(parsed, lines)
             else:
                 blocks.append(_counted(task, len(blocks), parsed, counted))
             lines += parsed.lines
             good += len(parsed.row_lines)
-            dropped.update(reason for _, reason in parsed.rejected)
+            dropped.update(parsed.rejected.counts())
             if task.day is not None:
                 times = parsed.columns[EVENT_TIME].to_numpy(zero_copy_only=False)
                 misdated += count_misdated(times, task.day)
@@ -210,6 +215,7 @@ def scan_file_split(
     stored = spilled.path if isinstance(spilled, RowsFileWriter) else ""
     counts: dict[str, Any] = {"lines": lines, "good": good, "dropped": dropped, "stored": stored}
     counts["blocks"] = [asdict(block) for block in blocks]
+    counts["not_kept"] = sample.not_kept
     summary = json.dumps({**counts, MISDATED: misdated.to_facts()})
     row = (index, summary, None, None, None)
     yield pa.RecordBatch.from_arrays(
@@ -259,20 +265,65 @@ def _counts_on(column: DeviceColumn, counts: np.ndarray | None) -> tuple[pa.Arra
     return column.dictionary, counts, column.codes.shape[0] - int(counts.sum())
 
 
+# Limits of the lines of a file split in the quarantine. A split of hostile bytes can have tens of millions of
+# rejected lines. Beyond the limits, they are only counted.
+_KEPT_LINES = 100_000
+_KEPT_OF_REASON = 1_000  # the first lines of each reason are kept, even if other reasons have used all lines
+_KEPT_BYTES = 64 << 20
+
+
+class _Sample:
+    """Chooses the rejected lines of one file split that the quarantine stores: the first ones.
+
+    Attributes:
+        not_kept: maps reasons to the number of lines that were not chosen.
+    """
+
+    def __init__(self) -> None:
+        self.not_kept = Counter[str]()
+        self._kept = Counter[str]()
+        self._bytes = 0
+
+    def choose(
+        self, rejected: Rejections, texts: Callable[[Sequence[int]], list[str]]
+    ) -> tuple[Rejections, list[str]]:
+        """Returns the chosen lines of the next block with their texts.
+
+        Args:
+            rejected: the rejected lines of the block.
+            texts: returns the texts of lines by their indices.
+        """
+        chosen = np.arange(len(rejected)) < _KEPT_LINES - self._kept.total()
+        for code, reason in enumerate(rejected.reasons):
+            of_reason = np.flatnonzero(rejected.codes == code)
+            chosen[of_reason[: max(_KEPT_OF_REASON - self._kept[reason], 0)]] = True
+        kept = rejected.where(chosen)
+        lines_of_texts = texts(kept.indices.tolist())
+        sizes = self._bytes + np.cumsum([len(text) for text in lines_of_texts], dtype=np.int64)
+        count = int(np.searchsorted(sizes, _KEPT_BYTES, side="right"))
+        self._bytes = int(sizes[count - 1]) if count else self._bytes
+        kept = kept.where(np.arange(len(kept)) < count)
+        self._kept.update(kept.counts())
+        self.not_kept.update(rejected.counts())
+        self.not_kept.subtract(kept.counts())
+        self.not_kept = +self.not_kept  # without zeros
+        return kept, lines_of_texts[:count]
+
+
 def _rejected_lines(
-    index: int, lines_before: int, parsed: ParsedBlock, left_out: frozenset[str]
+    index: int, lines_before: int, parsed: ParsedBlock, left_out: frozenset[str], sample: _Sample
 ) -> Iterator[pa.RecordBatch]:
     """Yields the lines for the quarantine. Lines with one of the reasons `left_out` are omitted."""
-    rejected = [(line, reason) for line, reason in parsed.rejected if reason not in left_out]
-    if rejected:
-        lines, reasons = zip(*rejected, strict=True)
+    wanted = np.array([reason not in left_out for reason in parsed.rejected.reasons], bool)
+    kept, texts = sample.choose(parsed.rejected.where(wanted[parsed.rejected.codes]), parsed.texts)
+    if len(kept):
         yield pa.RecordBatch.from_arrays(
             [
-                pa.array([index] * len(lines), pa.int32()),
-                pa.nulls(len(lines), pa.string()),
-                pa.array(np.asarray(lines, np.int64) + lines_before),
-                pa.array(reasons, pa.string()),
-                pa.array(parsed.texts(lines), pa.string()),
+                pa.array([index] * len(kept), pa.int32()),
+                pa.nulls(len(kept), pa.string()),
+                pa.array(kept.indices + lines_before),
+                pa.array([kept.reasons[code] for code in kept.codes.tolist()], pa.string()),
+                pa.array(texts, pa.string()),
             ],
             schema=SCAN_SCHEMA,
         )

@@ -1,7 +1,8 @@
-"""Runs the stages of one run date in order, until one fails."""
+"""Checks the configuration of a run, and runs the stages of its date in order, until one fails."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, InfrastructureError, NightrankError
+from conf.load import load_config, parse_date
 from conf.messages import counted
 from jobs.chain.steps import ChainStep, RunPlan
 from jobs.chain.submit import Interruptions, Launcher, Stage, StageError, StageOutcome
+from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from reporting.monitoring.run_observer import Observer
 from reporting.terminal import StageProgress
 from storage import file_io
@@ -312,3 +315,28 @@ _BY_JOB: dict[str, Callable[[JobSummary], list[str]]] = {
     "measure_recommendations": _measure_recommendations,
     "report": _report,
 }
+
+
+def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: Interruptions) -> JobSummary:
+    """Runs all stages of one run date, and returns the job summary of the run.
+
+    Args:
+        arguments: the arguments of nightly.
+        launcher: runs the stages. It has been prepared.
+        interruptions: the signals that have arrived.
+
+    Raises:
+        NightrankError: the configuration is wrong, a table is missing, or a stage failed.
+    """
+    config = load_config(arguments.config, arguments.overrides)
+    check_config(config)
+    if arguments.retrain:
+        check_training(config)
+        check_lists(config)
+    run_date = parse_date(arguments.run_date, future=arguments.future)
+    plan = RunPlan(config, run_date, arguments.retrain)
+    # Before the lake is read, reject a lake that cannot store logs.
+    log_path(plan.lake, plan.run_date, "nightly")
+    check_tables(config, plan.run_date)
+    check_sinks(config, launcher.submission.properties)
+    return summarize(plan, run_chain(plan, StageRunner(launcher, interruptions, StageProgress())))

@@ -66,13 +66,15 @@ def log_error(path: str | Path, error: OSError) -> InfrastructureError:
 class Submission:
     """The settings that all stages of a run share: Spark's properties file, configuration, `--set` values.
 
-    If `future` is true, run dates may be later than tomorrow (--future).
+    If `future` is true, run dates may be later than tomorrow (--future). Each stage waits up to `wait_s`
+    seconds if another process runs its job for the same date (--wait).
     """
 
     profile: str
     config: str
     overrides: tuple[str, ...] = ()
     future: bool = False
+    wait_s: float = 0.0
 
     def command(self, stage: Stage) -> list[str]:
         """Returns the spark-submit command line of a stage.
@@ -91,6 +93,8 @@ class Submission:
         words = ["--config", self.config, "--run-date", stage.run_date]
         for override in (*self.overrides, *stage.overrides):
             words += ["--set", override]
+        if self.wait_s:
+            words += ["--wait", f"{self.wait_s:g}"]
         return [*words, *(["--future"] if self.future else [])]
 
     @property

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError
 from etl.inference.column_types import SampledColumn, micros_of
-from etl.inference.roles import LabelGuess, label_of, roles_of
+from etl.inference.roles import LabelGuess, image_of, label_of, roles_of, title_of
 from jobs.new_config.questions import Questions
 from jobs.new_config.tables import (
     NamedColumn,
@@ -258,6 +258,8 @@ def _joined_tables(wishes: Wishes, log: _Log, config: NewConfig) -> _Joined:
         column = replace(key_column, name=key.name, type=key.type)
         columns = tuple(column if one.name == key_column.name else one for one in table.columns)
         table = replace(table, columns=columns)
+        if section == "items":
+            table = _with_titles(table, column, config)
         joined[section] = table, column
         config.tables[section] = table
         taken += [one.name for one in columns]
@@ -266,6 +268,22 @@ def _joined_tables(wishes: Wishes, log: _Log, config: NewConfig) -> _Joined:
             f"its values are those of {key.sampled.source}",
         )
     return joined
+
+
+def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTable:
+    """Returns the table of items with the columns of its titles and pictures, which become texts."""
+    others = [
+        one.sampled
+        for one in table.columns
+        if one.name != key.name and (table.sample.is_text or one.sampled.type == "string")
+    ]
+    named: dict[str, str] = {}
+    for what, column in (("title", title_of(others)), ("image", image_of(others))):
+        if column is not None:
+            named[what] = table.column(column.source).name
+            config.choose(f"items.{what}: {column.source}", "by its name")
+    columns = [replace(one, type="string") if one.name in named.values() else one for one in table.columns]
+    return replace(table, columns=tuple(columns), titles=named)
 
 
 def _name_of(location: str) -> str:
@@ -285,12 +303,13 @@ def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: N
     sections["lake"] = wishes.lake or os.path.abspath(f"lake/{name}")
     sections["log"] = {}  # in this place of the file; its keys follow below
     for section, (table, key) in joined.items():
-        features = [
+        used = [
             one
             for one in table.columns
-            if isinstance(feature_of(one, table.sample.rows.num_rows), NewFeature)
+            if one.name in table.titles.values()
+            or isinstance(feature_of(one, table.sample.rows.num_rows), NewFeature)
         ]
-        sections[section] = table.section([key, *features])
+        sections[section] = {**table.section([key, *used]), **table.titles}
     if log.user is not None and log.item is not None:
         sections["keys"] = {"user": log.user.name, "item": log.item.name}
         if log.group is not None:
@@ -429,6 +448,9 @@ def _features_of_tables(joined: _Joined, scopes: dict[str, list[str]], config: N
             if column.name == key.name:
                 continue
             feature = feature_of(column, table.sample.rows.num_rows)
+            shown = [what for what, name in table.titles.items() if name == column.name]
+            if shown:
+                feature = f"people read it: it is the {shown[0]} of the item"
             if isinstance(feature, str):
                 config.left_out.append((section, column.sampled.source, feature))
                 continue
@@ -483,15 +505,19 @@ def _grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:
 
 def _model(log: _Log, config: NewConfig) -> None:
     """Adds the sections `model` and `train`."""
-    small = log.table.sample.is_whole and log.rows < _SMALL_ROWS
+    all_rows = log.table.sample.all_rows
+    small = all_rows is not None and all_rows < _SMALL_ROWS
     if log.is_of_choices:
+        # The training leaves out the drawn rows of its batches.
+        drawn = config.sections["negatives"]
+        rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {
             "architecture": "sasrec", "embedding_dim": 64, "blocks": 2, "heads": 1, "dropout": 0.2,
             "multi_hot": {"lengths": {"history": 50}},
         }  # fmt: skip
         config.sections["train"] = {
-            "global_batch_size": 256 if small else 1024,
-            "epochs": min(10, max(2, _ROWS_OF_A_TRAINING // max(log.rows, 1))) if small else 2,
+            "global_batch_size": (256 if small else 1024) * rows_of_choice,
+            "epochs": min(10, max(2, _ROWS_OF_A_TRAINING // max(all_rows or 1, 1))) if small else 2,
             "negatives": {"per_positive": 20},
             "loss": "softmax",
             "learning_rate": 0.001,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
-from conf.raw_types import ISO, ColumnType
+from conf.raw_types import ColumnType
+from conf.time_notation import ISO
 from etl.inference.column_types import SampledColumn, numbers_of, sampled_columns, unique_names
 from etl.inference.sample import TableSample, find_table, read_sample
 
@@ -62,11 +63,12 @@ class NewTable:
     Attributes:
         sample: its first rows.
         columns: all its columns, in the order of the files.
-        null_texts: texts that stand for null in some column.
+        titles: maps `title` and `image` to the columns with titles and pictures of items, as far as found.
     """
 
     sample: TableSample
     columns: tuple[NamedColumn, ...]
+    titles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def null_texts(self) -> list[str]:

@@ -1,1 +1,25 @@
-"""Reference pages and JSON schemas of configurations, generated from their types by `make docs`."""
+"""Generates the reference files: pages and JSON schemas."""
+
+from __future__ import annotations
+
+import json
+
+from conf.reference import Schema
+from jobs.reference.json_schema import config_schema, model_schema
+from jobs.reference.pages import configuration_page, models_page
+from jobs.reference.roads import roads_page
+
+
+def generated_files() -> dict[str, str]:
+    """Returns the texts of all generated files by path. Paths are relative to the root of the checkout."""
+    return {
+        "conf/schema.json": _json(config_schema()),
+        "conf/model_schema.json": _json(model_schema()),
+        "docs/configuration.md": configuration_page(),
+        "docs/models.md": models_page(),
+        "docs/roads.md": roads_page(),
+    }
+
+
+def _json(schema: Schema) -> str:
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"

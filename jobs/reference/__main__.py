@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.reference.files import generated_files
+from jobs.reference import generated_files
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from conf.experiments import ExperimentRun, Experiments
+from conf.experiments import ExperimentRun, Experiments, Search, SearchedValues
 from conf.loss_types import built_in_losses
 from conf.reference import field_table
 from conf.types import ModelConfig, Train
@@ -68,8 +68,11 @@ def configuration_page() -> str:
             with_keys = [(name, loss) for name, loss in built_in_losses().items() if loss.model_fields]
             for name, loss in with_keys:
                 parts += [f"## `train.loss {name}`\n", _documented(loss, {})]
-    parts += [_EXPERIMENTS, _documented(Experiments, {"ExperimentRun": "[section](#runs)"})]
+    links = {"ExperimentRun": "[section](#runs)", "Search": "[section](#search)"}
+    parts += [_EXPERIMENTS, _documented(Experiments, links)]
     parts += ["### `runs`\n", _documented(ExperimentRun, {})]
+    parts += ["### `search`\n", _documented(Search, {"SearchedValues": "[section](#searchspace)"})]
+    parts += ["### `search.space`\n", _documented(SearchedValues, {})]
     return "\n".join(parts)
 
 

@@ -29,7 +29,7 @@ from typing import BinaryIO, NoReturn, TypedDict
 from pyspark import SparkContext
 
 from conf.errors import EXIT_OK
-from jobs.command_line import job_parser
+from jobs.command_line import add_wait, job_parser
 from jobs.runner import end_process, run_in_application
 from jobs.sessions import SharedSession
 from spark.choose_workers import cores_without_jvm
@@ -74,7 +74,9 @@ def _run(
             mlflow_process.start()
         importing.start()  # not before this stage's imports, which it would delay
     try:
-        parsed = job_parser(job, description).parse_args(arguments)
+        parser = job_parser(job, description)
+        add_wait(parser)
+        parsed = parser.parse_args(arguments)
     except SystemExit as ended:
         return int(str(ended.code)), None
     lines: list[str] = []

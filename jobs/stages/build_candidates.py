@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scoring.candidates.build import publish_candidates, publish_items
 from scoring.candidates.candidate_tables import frames_needed, read_candidate_tables
-from scoring.candidates.places import places_by_source
+from scoring.candidates.unite_sources import places_by_source
 from scoring.candidates.vector_tables import release, vector_store
 from scoring.feature_rows import count_rows
 from scoring.requests import SOURCES

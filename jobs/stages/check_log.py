@@ -106,7 +106,7 @@ def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles) -> _Head:
         bounds = bounds_of_day(plan.config, raw.dt)
         if bounds is not None:
             head.misdated += count_misdated(np.asarray(block.columns[EVENT_TIME], np.int64), bounds)
-        for line, reason in block.rejected:
+        for line, reason in block.rejected.pairs():
             if reason in plan.reasons_left_out:
                 head.left_out += 1
                 continue

@@ -1,21 +1,31 @@
-"""Trains the experiments of a file on the dataset of a run date, one after another, and compares them."""
+"""Trains the experiments of a file on the dataset of a run date, one after another, and compares them.
+
+The trials of a search are experiments too. Optuna proposes the settings of a trial when the trials before it
+have results.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 
 from conf.errors import ConfigError, DataError
 from conf.experiments import (
     HEAD,
     Experiment,
+    Experiments,
+    Search,
     configuration_files,
     nightly_command,
     plan_experiments,
+    plan_space,
+    plan_trial,
     read_experiments,
+    space_values,
 )
 from jobs.checks.config_checks import check_experiments, check_plans
 from reporting.html.page import comparison_page
@@ -33,17 +43,16 @@ from training.registry import mlflow_mirror
 from training.registry.comparison import (
     Comparison,
     ExperimentOutcome,
+    SearchResult,
     TrainingOutcome,
     delete_old_experiments,
     experiments_name,
 )
 from training.registry.mlflow_comparison import track_comparison
-from training.registry.model_json import is_complete, read_description
+from training.registry.search import Proposals, finished_training, outcome_of
 from training.settings import complete
 
 log = logging.getLogger("nightrank.compare_models")
-
-Plans = Mapping[tuple[str, int], TrainPlan]
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,26 @@ class ComparisonRequest:
     write_best: str | None = None
 
 
+@dataclass
+class _Trained:
+    """What was trained so far.
+
+    Attributes:
+        dataset: the dataset.
+        experiments: the experiments, or the trials, except trials with the settings of an earlier trial.
+        outcomes: the outcome of each experiment.
+        plans: maps the name of an experiment and a seed to the plan of the training. A trial whose settings
+            the configuration refuses has no plan.
+        search: how the search went; None if the file has no search.
+    """
+
+    dataset: Dataset
+    experiments: list[Experiment] = field(default_factory=list)
+    outcomes: list[ExperimentOutcome] = field(default_factory=list)
+    plans: dict[tuple[str, int], TrainPlan] = field(default_factory=dict)
+    search: SearchResult | None = None
+
+
 def run(context: RunContext, request: ComparisonRequest) -> JobSummary:
     """Compares the experiments, and publishes the result as facts, as a page, and to MLflow.
 
@@ -75,47 +104,36 @@ def run(context: RunContext, request: ComparisonRequest) -> JobSummary:
         DataError: there is no dataset, or no experiment has a result.
     """
     lake, config = context.lake, context.config
-    with context.phase("plan"):
-        contents = read_experiments(request.experiments)
-        experiments = plan_experiments(config, contents, request.experiments)
-        check_experiments(request.experiments, experiments)
-        _require_writable(request)
-        dataset = read_dataset(lake, context.run_date)
-        plans = _plans(context, dataset, experiments)
-        check_plans(request.experiments, plans)
-    mlflow_mirror.prepare(lake)
-    outcomes = [
-        ExperimentOutcome(
-            experiment.name,
-            experiment.changes,
-            [_outcome(context, experiment.name, seed, plans) for seed in experiment.configs],
-        )
-        for experiment in experiments
-    ]
-    comparison = Comparison(contents.name, contents.choose_by, outcomes)
+    contents = read_experiments(request.experiments)
+    if contents.search is None:
+        trained = _train_experiments(context, request, contents)
+    else:
+        trained = _search(context, request, contents, contents.search)
+    comparison = Comparison(contents.name, contents.choose_by, trained.outcomes, trained.search)
     best = comparison.best
     command = nightly_command(request.config, request.overrides, context.run_date, best.changes)
     page = lake.comparison_page(comparison.name, context.run_date)
     with context.phase("publish"):
-        _publish(context, dataset, comparison)
+        _publish(context, trained.dataset, comparison)
         file_io.replace_text(page, comparison_page(comparison, context.run_date, command))
-        _write_best(request, experiments, comparison)
+        _write_best(request, trained.experiments, comparison)
     with context.phase("track"):
         params = {
             plan.description["version"]: {"model": plan.model.model_dump(), "train": plan.train.model_dump()}
-            for plan in plans.values()
+            for plan in trained.plans.values()
         }
         track_comparison(lake, experiments_name(config), context.run_date, comparison, params)
     delete_old_experiments(config)
     print(comparison_text(comparison, context.run_date, command), file=sys.stderr, flush=True)
     return JobSummary(
         output=page,
-        rows_in=next(iter(plans.values())).rows,
+        rows_in=next(iter(trained.plans.values())).rows,
         facts={
             "comparison": comparison.name,
-            "experiments": len(outcomes),
-            "trainings": len(plans),
-            "failed": [outcome.name for outcome in outcomes if outcome.failure],
+            "experiments": len(trained.outcomes),
+            "trainings": len(trained.plans),
+            "failed": [outcome.name for outcome in trained.outcomes if outcome.failure],
+            "pruned": [outcome.name for outcome in trained.outcomes if outcome.pruned is not None],
             "choose_by": comparison.choose_by,
             "best": best.name,
             "best_validation": best.mean("validation", comparison.choose_by),
@@ -125,7 +143,30 @@ def run(context: RunContext, request: ComparisonRequest) -> JobSummary:
     )
 
 
-def _plans(context: RunContext, dataset: Dataset, experiments: Sequence[Experiment]) -> Plans:
+def _train_experiments(context: RunContext, request: ComparisonRequest, contents: Experiments) -> _Trained:
+    """Trains the experiments of a file with the key `runs` or `grid`."""
+    with context.phase("plan"):
+        experiments = plan_experiments(context.config, contents, request.experiments)
+        check_experiments(request.experiments, experiments)
+        _require_writable(request)
+        dataset = read_dataset(context.lake, context.run_date)
+        plans = _plans(context, dataset, experiments)
+        check_plans(request.experiments, plans)
+    mlflow_mirror.prepare(context.lake)
+    outcomes = []
+    for experiment in experiments:
+        trainings = []
+        for seed in experiment.configs:
+            place = list(plans).index((experiment.name, seed)) + 1
+            where = f"training {place} of {len(plans)}, {experiment.name}, seed {seed}"
+            trainings.append(_outcome(context, where, seed, plans[experiment.name, seed]))
+        outcomes.append(ExperimentOutcome(experiment.name, experiment.changes, trainings))
+    return _Trained(dataset, experiments, outcomes, plans)
+
+
+def _plans(
+    context: RunContext, dataset: Dataset, experiments: Sequence[Experiment]
+) -> dict[tuple[str, int], TrainPlan]:
     """Returns the plan of each training, in the order of the trainings."""
     return {
         (experiment.name, seed): make_experiment_plan(config, context.lake, dataset)
@@ -134,14 +175,12 @@ def _plans(context: RunContext, dataset: Dataset, experiments: Sequence[Experime
     }
 
 
-def _outcome(context: RunContext, name: str, seed: int, plans: Plans) -> TrainingOutcome:
-    """Trains one model unless it is complete, and returns its outcome."""
-    plan, place = plans[name, seed], list(plans).index((name, seed)) + 1
-    version = plan.description["version"]
-    where = f"training {place} of {len(plans)}, {name}, seed {seed}"
-    if is_complete(plan.model_path):
+def _outcome(context: RunContext, where: str, seed: int, plan: TrainPlan) -> TrainingOutcome:
+    """Trains one model unless it is complete, and returns its outcome. Log lines begin with `where`."""
+    version, steps_per_epoch = plan.description["version"], plan.steps_per_epoch
+    outcome = finished_training(plan.model_path, seed, steps_per_epoch, plan.pruning)
+    if outcome is not None:
         log.info("%s: model version %s was trained before", where, version)
-        description = read_description(plan.model_path)
     else:
         log.info("%s: model version %s", where, version)
         try:
@@ -150,8 +189,78 @@ def _outcome(context: RunContext, name: str, seed: int, plans: Plans) -> Trainin
         except DataError as error:
             log.warning("%s is left out of the comparison because its training failed: %s", where, error)
             return TrainingOutcome(seed, version, str(error))
-    context.recorder.record_write(plan.model_path, version)
-    return TrainingOutcome.of(seed, description, plan.steps_per_epoch)
+        outcome = outcome_of(description, seed, steps_per_epoch, plan.pruning)
+    if outcome.pruned is None:
+        context.recorder.record_write(plan.model_path, version)
+    else:
+        log.info("%s: pruned after %.4g epochs", where, outcome.pruned)
+    return outcome
+
+
+# Trains the trials of a search.
+
+
+def _search(
+    context: RunContext, request: ComparisonRequest, contents: Experiments, search: Search
+) -> _Trained:
+    """Trains the trials of a search, until their number or the time is reached.
+
+    A combination of values that the configuration refuses is a failed trial.
+    """
+    config, path = context.config, request.experiments
+    with context.phase("plan"):
+        space = plan_space(config, contents, path)
+        for examples in space.values():
+            check_experiments(path, examples)
+        _require_writable(request)
+        dataset = read_dataset(context.lake, context.run_date)
+        for examples in space.values():
+            check_plans(path, _plans(context, dataset, examples))
+        seed = config.train.seed if search.seed is None else search.seed
+        proposals = Proposals(search, contents.choose_by, seed)
+    mlflow_mirror.prepare(context.lake)
+    trained, done, since = _Trained(dataset), 0, monotonic()
+    repeated: list[tuple[int, int]] = []
+    while done < search.trials and not (done and _is_over(search, since)):
+        done += 1
+        values = proposals.ask()
+        try:
+            trial = plan_trial(config, contents, path, done, values)
+            check_experiments(path, [trial])
+            plan = next(iter(_plans(context, dataset, [trial]).values()))
+        except ConfigError as error:
+            log.warning("trial %d of %d is left out of the comparison: %s", done, search.trials, error)
+            trial = Experiment(f"trial {done}", values, {})
+            outcome = TrainingOutcome(config.train.seed, "", str(error))
+        else:
+            earlier = _with_version(trained, plan.description["version"])
+            if earlier is not None:
+                log.info("trial %d of %d has the settings of %s", done, search.trials, earlier.name)
+                repeated.append((done, earlier.trial or 0))
+                proposals.tell(earlier.trainings[0])
+                continue
+            rule = proposals.pruning_rule() if search.prune else None
+            where = f"trial {done} of {search.trials}"
+            outcome = _outcome(context, where, config.train.seed, replace(plan, pruning=rule))
+            trained.plans[trial.name, config.train.seed] = plan
+        proposals.tell(outcome)
+        trained.experiments.append(trial)
+        trained.outcomes.append(ExperimentOutcome(trial.name, trial.changes, [outcome], done))
+    trained.search = SearchResult(space_values(search, path), search.trials, done, repeated)
+    return trained
+
+
+def _is_over(search: Search, since: float) -> bool:
+    """Returns whether no further trial may begin, because the time of the search is over; then logs this."""
+    over = search.timeout is not None and monotonic() - since >= search.timeout
+    if over:
+        log.info("no further trial begins, because search.timeout=%g s have passed", search.timeout)
+    return over
+
+
+def _with_version(trained: _Trained, version: str) -> ExperimentOutcome | None:
+    """Returns the earlier trial that trained this version; None if there is none."""
+    return next((trial for trial in trained.outcomes if trial.trainings[0].version == version), None)
 
 
 def _publish(context: RunContext, dataset: Dataset, comparison: Comparison) -> None:

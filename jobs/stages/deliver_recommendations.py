@@ -10,13 +10,15 @@ from typing import Any
 
 from conf.errors import ConfigError
 from conf.load import config_digest
-from scoring.delivery.published_lists import FeatureTable, PublishedLists
+from etl.latest.item_titles import title_columns
+from scoring.delivery.published_lists import LakeTable, PublishedLists
 from scoring.delivery.sinks import deliver_to, read_settings
 from spark.choose_workers import stay_in_process
 from spark.rows import read_rows
 from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
+from storage.paths import Table
 from storage.publish import publish_facts
 from storage.run_context import RunContext
 
@@ -49,6 +51,7 @@ def run(context: RunContext) -> JobSummary:
         context.recorder,
         context.config.output.grace_hours,
         _features(context, manifest),
+        partial(_titles, context) if title_columns(context.config) else None,
     )
     deliveries = []
     for module, settings in sinks:
@@ -70,13 +73,26 @@ def run(context: RunContext) -> JobSummary:
     return JobSummary(record.path, rows_in=manifest.rows, rows_out=manifest.rows, facts=facts)
 
 
-def _features(context: RunContext, lists: Manifest) -> dict[str, Callable[[], FeatureTable]]:
+def _features(context: RunContext, lists: Manifest) -> dict[str, Callable[[], LakeTable]]:
     """Returns functions that open the tables of features from which the lists were computed, by name."""
+    version = str(lists.facts["workflow_version"])
+    tables = (
+        ("users", context.lake.users(version), USER_KEY),
+        ("items", context.lake.items(version), ITEM_KEY),
+    )
+    return {name: partial(_open, context, table, key) for name, table, key in tables}
 
-    def opened(name: str, key: str) -> FeatureTable:
-        version = str(lists.facts["workflow_version"])
-        partition = getattr(context.lake, name)(version).partition(context.run_date)
-        manifest = read_manifest(partition)
-        return FeatureTable(key, manifest, partial(read_rows, context, partition, manifest))
 
-    return {name: partial(opened, name, key) for name, key in (("users", USER_KEY), ("items", ITEM_KEY))}
+def _titles(context: RunContext) -> LakeTable:
+    """Opens the titles of the run date.
+
+    Raises:
+        DataError: there are none.
+    """
+    return _open(context, context.lake.item_titles, ITEM_KEY)
+
+
+def _open(context: RunContext, table: Table, key: str) -> LakeTable:
+    partition = table.partition(context.run_date)
+    manifest = read_manifest(partition)
+    return LakeTable(key, manifest, partial(read_rows, context, partition, manifest))

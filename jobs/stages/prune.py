@@ -118,7 +118,8 @@ def _text(limits: Limits, items: Sequence[Item], dry_run: bool) -> str:
     groups = [(kind, list(group)) for kind, group in groupby(items, key=lambda item: item.kind)]
     rows = [(kind, group, sum(item.bytes for item in group)) for kind, group in [*groups, ("total", items)]]
     cells = [[kind, f"{len(some):,}", f"{_files(some):,}", f"{size:,}"] for kind, some, size in rows]
-    return f"{head}This {verb}:\n{text_table(_HEADERS, cells, right=(1, 2, 3))}"
+    end = "\nNothing was changed: to delete it, add --delete." if dry_run else ""
+    return f"{head}This {verb}:\n{text_table(_HEADERS, cells, right=(1, 2, 3))}{end}"
 
 
 def _summary(lake: LakePaths, limits: Limits, items: Sequence[Item], dry_run: bool) -> JobSummary:

@@ -28,7 +28,7 @@ _INTERNAL = frozenset({"typed", "prepared", COPIES})  # tables that only jobs re
 # Tables without workflow versions. The tables datasets, experiments and comparisons are small and stay.
 _OTHER_TABLES = frozenset(
     {"quarantine", "value_counts", "profiles", "quality", *_INTERNAL, "last_clicks", _LISTS}
-    | {"list_changes", "scores", "measures", "deliveries", "evaluations"}
+    | {"list_changes", "scores", "measures", "deliveries", "evaluations", "item_titles"}
 )
 
 
@@ -233,7 +233,7 @@ OF_VERSIONS = frozenset(
 )
 VERSION = re.compile(r"[0-9a-f]{16}")
 _WORKFLOW, _CHECKPOINTS = "workflow", "checkpoints"
-_OF_ATTEMPTS = ("runs", "logs", "spark-events", "reports")
+_OF_ATTEMPTS = ("runs", "logs", "spark-events", "reports", "leases")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
@@ -321,7 +321,7 @@ def old_checkpoints(
 
 
 def old_attempts(files: Iterable[LakeFile], limits: Limits) -> list[Item]:
-    """Returns the items of the records, logs, event logs and reports of attempts.
+    """Returns the items of the records, logs, event logs, reports and leases of attempts.
 
     An item belongs to a date if its name, or the name of its folder, contains the date. Otherwise the time of
     the last change counts.

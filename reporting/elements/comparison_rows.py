@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ HEADERS = (
     "Model versions",
 )
 TEXT_COLUMNS = (1, 2, 10)  # all other columns are numbers
+DETAIL_HEADERS = ("Experiment", "Changed settings", "Seeds", "Best epoch", "Seconds", "Model versions")
 
 
 def comparison_rows(comparison: Comparison) -> list[list[str]]:
@@ -36,16 +37,58 @@ def comparison_rows(comparison: Comparison) -> list[list[str]]:
     standard deviation if there are several seeds. The best epoch of a seed is the epoch with the best value
     of `choose_by` on the validation split.
     """
+    return [[place, *_cells(experiment, comparison.choose_by)] for place, experiment in _placed(comparison)]
+
+
+def measure_headers(measures: Sequence[str]) -> list[str]:
+    """Returns the headers of the columns of `measure_rows`."""
+    named = [f"Validation {MEASURE_WORDS[measure]}" for measure in measures]
+    return ["", "Experiment", *named, *(f"Test {MEASURE_WORDS[measure]}" for measure in measures)]
+
+
+def measure_rows(comparison: Comparison, measures: Sequence[str]) -> list[list[str]]:
+    """Returns the place, the name and the measures of each experiment, in the order of `comparison_rows`.
+
+    The measures on the validation split come first, then those on the test split.
+    """
+    return [
+        [
+            place,
+            shown_name(experiment),
+            *(measured(experiment, "validation", measure) for measure in measures),
+            *(measured(experiment, "test", measure) for measure in measures),
+        ]
+        for place, experiment in _placed(comparison)
+    ]
+
+
+def detail_rows(comparison: Comparison) -> list[list[str]]:
+    """Returns the cells of DETAIL_HEADERS of each experiment, in the order of `comparison_rows`."""
+    places = [HEADERS.index(header) for header in DETAIL_HEADERS]
+    return [[row[place] for place in places] for row in comparison_rows(comparison)]
+
+
+def _placed(comparison: Comparison) -> list[tuple[str, ExperimentOutcome]]:
+    """Returns pairs of place and experiment, the best first. Experiments without a value have no place.
+
+    Of these, pruned trials come before failed experiments.
+    """
     ranked = comparison.ranked
     names = {experiment.name for experiment in ranked}
     others = [experiment for experiment in comparison.experiments if experiment.name not in names]
+    others.sort(key=lambda experiment: experiment.pruned is None)
     return [
-        [str(place) if place else numbers.NONE, *_cells(experiment, comparison.choose_by)]
-        for experiment, place in [
-            *((experiment, place) for place, experiment in enumerate(ranked, 1)),
-            *((experiment, None) for experiment in others),
-        ]
+        *((str(place), experiment) for place, experiment in enumerate(ranked, 1)),
+        *((numbers.NONE, experiment) for experiment in others),
     ]
+
+
+def shown_name(experiment: ExperimentOutcome) -> str:
+    """Returns the name of an experiment; of a pruned trial, also the epochs after which it was pruned."""
+    if experiment.pruned is None:
+        return experiment.name
+    epochs = "1 epoch" if experiment.pruned == 1 else f"{experiment.pruned:.4g} epochs"
+    return f"{experiment.name} (pruned after {epochs})"
 
 
 def measured(experiment: ExperimentOutcome, split: HeldOut, measure: str) -> str:
@@ -59,13 +102,14 @@ def settings_text(changes: Mapping[str, Any]) -> str:
     """Returns the changed settings of an experiment as text. Of a model file, only the name is shown."""
     if not changes:
         return "none"
-    return ", ".join(f"{key}={_value(key, value)}" for key, value in changes.items())
+    return ", ".join(f"{key}={setting_text(key, value)}" for key, value in changes.items())
 
 
-def _value(key: str, value: Any) -> str:
+def setting_text(key: str, value: Any) -> str:
+    """Returns the value of a setting as text. Of a model file, only the name is shown."""
     if isinstance(value, str):
         return Path(value).name if key == "model" else value
-    return json.dumps(value)
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
 
 
 def _cells(experiment: ExperimentOutcome, choose_by: str) -> list[str]:
@@ -73,7 +117,7 @@ def _cells(experiment: ExperimentOutcome, choose_by: str) -> list[str]:
         numbers.NONE if epoch is None else f"{epoch:.4g}" for epoch in experiment.best_epochs(choose_by)
     ]
     return [
-        experiment.name,
+        shown_name(experiment),
         settings_text(experiment.changes),
         str(len(experiment.trainings)),
         measured(experiment, "validation", "auc"),

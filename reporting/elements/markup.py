@@ -14,6 +14,19 @@ class Html(str):
     __slots__ = ()
 
 
+class Section(Html):
+    """A section of a page, as markup.
+
+    Attributes:
+        name: the anchor of the section.
+        heading: its title.
+    """
+
+    __slots__ = ("heading", "name")
+    name: str
+    heading: str
+
+
 Child = str | int | float | None
 
 
@@ -49,11 +62,18 @@ def join(children: Iterable[Child]) -> Html:
     return Html("".join(child if isinstance(child, Html) else _text(child) for child in present))
 
 
-def section(name: str, title: str, *children: Child) -> Html:
+def section(name: str, title: str, *children: Child) -> Section:
     """Returns a section of the page. `name` is the anchor of the section."""
-    return tag(
-        "section", tag("h2", title, id=f"{name}-title"), *children, id=name, aria_labelledby=f"{name}-title"
-    )
+    head = tag("h2", title, id=f"{name}-title")
+    made = Section(tag("section", head, *children, id=name, aria_labelledby=f"{name}-title"))
+    made.name, made.heading = name, title
+    return made
+
+
+def contents(sections: Iterable[Section]) -> Html:
+    """Returns a list of links to sections."""
+    links = [tag("li", tag("a", part.heading, href=f"#{part.name}")) for part in sections]
+    return tag("nav", tag("ul", *links), class_="contents", aria_label="Contents")
 
 
 def lead(*children: Child) -> Html:

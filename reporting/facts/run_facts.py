@@ -315,6 +315,9 @@ def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, An
 # Reads the lists of a run for the report: how often each item is recommended, and lists of a few users.
 
 
+MOST_CLICKED = 5  # number of clicked items that the report shows of a user
+
+
 @dataclass(frozen=True)
 class ItemCounts:
     """How often each item is recommended, counted in a sample of the list entries.
@@ -362,6 +365,12 @@ class UserList:
     user: str
     entries: list[tuple[int, str, float, str]]
     history: UserHistory | None
+
+    @property
+    def items(self) -> list[str]:
+        """Returns the items of the list, and the items that the user clicked most."""
+        clicked = self.history.most_clicked(MOST_CLICKED) if self.history else []
+        return [*(entry[1] for entry in self.entries), *(item for item, _, _ in clicked)]
 
 
 def count_items(partition: Partition, manifest: Manifest) -> ItemCounts:

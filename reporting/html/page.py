@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
 from conf.messages import counted
 from conf.types import Config
+from etl.latest.item_titles import titles_of
+from reporting.elements import numbers
 from reporting.elements.comparison_rows import (
-    HEADERS,
+    DETAIL_HEADERS,
     MEASURE_WORDS,
-    TEXT_COLUMNS,
-    comparison_rows,
+    detail_rows,
+    measure_headers,
+    measure_rows,
     measured,
+    setting_text,
+    settings_text,
 )
-from reporting.elements.markup import Html, figure, grid, join, lead, section, table, tag
+from reporting.elements.markup import Html, Section, contents, figure, grid, join, lead, section, table, tag
 from reporting.facts.recent_runs import open_failure, read_history, served_lists
 from reporting.facts.run_facts import RunFacts, count_items, read_run_facts, sample_lists
-from reporting.html.charts.line import Series, line_chart
+from reporting.html.charts.frame import Axis, axis, column_axis, log_axis
+from reporting.html.charts.line import Series, Span, dot_chart, line_chart, span_rows
 from reporting.html.sections import (
     calibration,
     data,
@@ -31,7 +41,7 @@ from storage.dataset import read_dataset
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import is_published
 from storage.paths import LakePaths
-from training.registry.comparison import Comparison
+from training.registry.comparison import Comparison, ExperimentOutcome, SearchResult, cost
 
 _SAMPLE_USERS = 4
 
@@ -52,11 +62,13 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         dataset = read_dataset(lake, run_date) if is_published(lake.datasets.partition(run_date)) else None
         counts = count_items(partition, run.recommendations)
         lists = sample_lists(lake, partition, run.recommendations, dataset, _SAMPLE_USERS, config.negatives)
+    items = [*list_sections.most_recommended(counts), *(item for one in lists for item in one.items)]
+    titles = titles_of(lake, run_date, items)
     sections = [
         last_thirty_days.render(read_history(config, run_date), run_date, config.quality.psi_warn),
         last_thirty_days.render_runs(config, run_date, recorder),
         data.render(run),
-        data.render_quality(run.quality, run.of_choices),
+        data.render_quality(run.quality, run.of_choices, with_charts=not run.days),
         training.render(run),
         gate.render(run),
         calibration.render(run),
@@ -64,8 +76,8 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         production.render_experiment(run),
         production.render_impressions(run),
         list_sections.render_changes(run),
-        list_sections.render_coverage(run, counts),
-        list_sections.render_sample(lists, run.list_scores),
+        list_sections.render_coverage(run, counts, titles),
+        list_sections.render_sample(lists, run.list_scores, titles),
         stages.render(stages.read_stage_times(lake, run_date, config.name)),
     ]
     failure = open_failure(config, run_date)
@@ -73,9 +85,10 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
     return run, document(f"Nightrank {config.name} {run_date}", head, sections)
 
 
-def document(title: str, head: Html, sections: list[Html | None]) -> Html:
+def document(title: str, head: Html, sections: Iterable[Section | None]) -> Html:
     """Returns a page as one file. Its content security policy forbids all network requests."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
+    present = [part for part in sections if part is not None]
     meta = [
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
@@ -87,46 +100,207 @@ def document(title: str, head: Html, sections: list[Html | None]) -> Html:
     footer = tag(
         "footer", f"Written {file_io.utc_now()} by Nightrank. Everything on this page is in the file itself."
     )
-    body = tag("body", tag("main", head, *sections, footer))
+    body = tag("body", tag("main", head, contents(present), *present, footer))
     return join([Html("<!doctype html>\n"), tag("html", tag("head", *meta), body, lang="en")])
 
 
 # Builds the HTML page of a comparison of models and settings.
 
 _MOST_CURVES = 8  # the style sheet has 8 colours
+_MOST_ROWS = 20
 
 
 def comparison_page(comparison: Comparison, run_date: str, command: str) -> Html:
-    """Returns the complete page: the best experiment, curves over epochs, the table, and failures.
+    """Returns the complete page: the best experiment, the command that uses it, the table, curves, failures.
 
     Args:
         comparison: the result.
         run_date: the run date of the dataset.
         command: the command that trains the best experiment for the nightly run.
     """
-    sections = [_curves(comparison), _table(comparison), _failures(comparison), _command(command)]
+    sections = [
+        _experiments(comparison),
+        _search(comparison, comparison.search) if comparison.search else None,
+        _failures(comparison),
+        _command(command),
+        _curves(comparison),
+        _details(comparison),
+    ]
     title = f"Nightrank comparison {comparison.name} {run_date}"
     return document(title, _head(comparison, run_date), sections)
 
 
 def _head(comparison: Comparison, run_date: str) -> Html:
     best, words = comparison.best, MEASURE_WORDS[comparison.choose_by]
+    noun = "trial" if comparison.search else "experiment"
+    settings = f" ({settings_text(best.changes)})" if comparison.search else ""
     return tag(
         "header",
         tag("p", f"Nightrank · comparison {comparison.name}", class_="overline"),
-        tag("h1", f"Experiments on the dataset of {run_date}"),
+        tag("h1", f"{noun.capitalize()}s on the dataset of {run_date}"),
         tag(
             "p",
-            f"The best of {counted(len(comparison.experiments), 'experiment')} is ",
+            f"The best of {counted(len(comparison.experiments), noun)} is ",
             tag("strong", best.name),
-            f", with {words} {measured(best, 'validation', comparison.choose_by)} on the validation split. "
+            f"{settings}, with {words} {measured(best, 'validation', comparison.choose_by)} on the "
+            "validation split. ",
+            _lead_over_second(comparison),
             "The test split was not used for this choice.",
             class_="lead",
         ),
     )
 
 
-def _curves(comparison: Comparison) -> Html:
+def _lead_over_second(comparison: Comparison) -> str:
+    """Returns a sentence about the difference from the second experiment; empty if there is no second."""
+    if len(comparison.ranked) < 2:
+        return ""
+    best, second = comparison.ranked[:2]
+    means = [experiment.mean("validation", comparison.choose_by) for experiment in (best, second)]
+    difference = abs((means[0] or 0.0) - (means[1] or 0.0))
+    spread = [experiment.deviation("validation", comparison.choose_by) for experiment in (best, second)]
+    sentence = f"The second, {second.name}, is {numbers.decimal(difference)} away"
+    largest = max((deviation for deviation in spread if deviation is not None), default=None)
+    if largest is None:
+        return f"{sentence}. "
+    relation = "more" if difference > largest else "not more"
+    return f"{sentence}, {relation} than the standard deviation over seeds ({numbers.decimal(largest)}). "
+
+
+def _experiments(comparison: Comparison) -> Section:
+    """Returns the section with a chart and a table of the measures of all experiments."""
+    words, chosen = MEASURE_WORDS[comparison.choose_by], comparison.choose_by
+    title = "Trials" if comparison.search else "Experiments"
+    sentence = f"{title} are ordered by {words} on the validation split. "
+    if not comparison.search:  # a trial has one seed
+        sentence += "Measures are means over the seeds ± the standard deviation. "
+    sentence += "Measures on the test split are only reported."
+    shown = comparison.ranked[:_MOST_ROWS]
+    chart = span_rows(
+        f"Validation {words}", [_span(experiment, chosen) for experiment in shown], x_label=words
+    )
+    caption = (
+        "one dot for each complete trial."
+        if comparison.search
+        else "mean over the seeds (large dot), standard deviation (line) and each seed (small dots)."
+    )
+    if len(comparison.ranked) > len(shown):
+        caption += f" The chart shows the {len(shown)} best of {len(comparison.ranked)}."
+    measures = [chosen, *(measure for measure in ("auc", "log_loss") if measure != chosen)]
+    cells = table(measure_headers(measures), measure_rows(comparison, measures), f"All {title.lower()}", (1,))
+    return section(
+        "experiments",
+        title,
+        lead(sentence),
+        tag("div", figure(chart, f"Validation {words}", caption), class_="narrow"),
+        tag("div", cells, class_="measures"),
+    )
+
+
+def _span(experiment: ExperimentOutcome, measure: str) -> Span:
+    """Returns the values of a measure on the validation split, for the chart."""
+    mean = experiment.mean("validation", measure)
+    deviation = experiment.deviation("validation", measure) or 0.0
+    values = experiment.values("validation", measure)
+    value = math.nan if mean is None else mean
+    return Span(
+        experiment.name, value, value - deviation, value + deviation, values if len(values) > 1 else ()
+    )
+
+
+def _search(comparison: Comparison, search: SearchResult) -> Section:
+    """Returns the section with the progress of a search, and the measure by each searched setting.
+
+    The value of a pruned trial is that of its last evaluation.
+    """
+    words, measure = MEASURE_WORDS[comparison.choose_by], comparison.choose_by
+    trials = [(trial, _value_of(trial, measure)) for trial in comparison.experiments]
+    complete = [(trial, value) for trial, value in trials if value is not None and trial.pruned is None]
+    pruned = [(trial, value) for trial, value in trials if value is not None and trial.pruned is not None]
+
+    def chart(
+        title: str, x: Axis, place: Callable[[ExperimentOutcome], float], *, line: bool = False
+    ) -> Html:
+        groups = [
+            Series(name, [(place(trial), value) for trial, value in group])
+            for name, group in (("complete", complete), ("pruned", pruned))
+        ]
+        best = best_so_far(groups[0].points, measure) if line else ()
+        return dot_chart(title, *groups, x=x, y_label=f"validation {words}", line=best)
+
+    title = f"Validation {words} by trial"
+    by_trial = chart(
+        title,
+        axis([1, max(search.done, 2)], "trial", exact=True, whole=True),
+        lambda trial: float(trial.trial or 0),
+        line=True,
+    )
+    caption = "each trial (dots), and the best complete trial so far (line)."
+    charts = [figure(by_trial, title, caption)]
+    for key, values in search.space.items():
+        x, place = _setting_axis(key, values)
+        title = f"Validation {words} by {key}"
+        charts.append(figure(chart(title, x, place), title, "one dot for each trial."))
+    return section("search", "Search", lead(_search_sentence(comparison, search)), grid(*charts))
+
+
+def best_so_far(points: Sequence[tuple[float, float]], measure: str) -> list[tuple[float, float]]:
+    """Returns the best value up to each trial as the points of a line with steps.
+
+    Args:
+        points: pairs (trial, value), ascending by trial.
+        measure: the measure of the values.
+    """
+    steps: list[tuple[float, float]] = []
+    for trial, value in points:
+        if not steps:
+            steps.append((trial, value))
+            continue
+        before = steps[-1][1]
+        steps += [(trial, before), (trial, min(before, value, key=lambda one: cost(measure, one)))]
+    return steps
+
+
+def _value_of(trial: ExperimentOutcome, measure: str) -> float | None:
+    """Returns the measure that a trial has in the charts of a search; None for a failed trial."""
+    if trial.pruned is not None:
+        return trial.last_evaluation(measure)
+    return trial.mean("validation", measure)
+
+
+def _setting_axis(key: str, values: Mapping[str, Any]) -> tuple[Axis, Callable[[ExperimentOutcome], float]]:
+    """Returns the axis of a searched setting, and a function that returns the place of a trial on it."""
+    choices = values.get("choices")
+    if choices is not None:
+        names = [setting_text(key, choice) for choice in choices]
+        return column_axis(names, key), lambda trial: float(choices.index(trial.changes[key]))
+    low, high = values["low"], values["high"]
+    whole = isinstance(low, int) and isinstance(high, int)
+    shown = log_axis(low, high, key) if values["log"] else axis([low, high], key, exact=True, whole=whole)
+    return shown, lambda trial: float(trial.changes[key])
+
+
+def _search_sentence(comparison: Comparison, search: SearchResult) -> str:
+    """Returns the sentences that count the trials of a search."""
+    pruned = sum(trial.pruned is not None for trial in comparison.experiments)
+    failed = sum(trial.failure is not None for trial in comparison.experiments)
+    done = f"{search.done} of {search.planned}" if search.done < search.planned else f"All {search.planned}"
+    over = ", because the time of the search was over" if search.done < search.planned else ""
+    sentences = [
+        f"{done} trials were done{over}: {len(comparison.experiments) - pruned - failed} complete, "
+        f"{pruned} pruned, {failed} failed."
+    ]
+    if search.repeated:
+        repeated = counted(len(search.repeated), "other trial")
+        sentences.append(f"{repeated} had the settings of an earlier trial, which was not trained again.")
+    if pruned:
+        sentences.append(
+            "The value of a pruned trial is that of its last evaluation; such a trial is not ranked."
+        )
+    return " ".join(sentences)
+
+
+def _curves(comparison: Comparison) -> Section:
     """Returns the section with a chart of log loss and a chart of AUC over epochs."""
     shown = comparison.ranked[:_MOST_CURVES]
     charts = []
@@ -135,7 +309,14 @@ def _curves(comparison: Comparison) -> Html:
         series = [Series(experiment.name, experiment.curve(measure)) for experiment in shown]
         if measure == "log_loss" and not any(line.drawable() for line in series):
             continue  # the loss of the training gives no probabilities
-        chart = line_chart(f"Validation {words}", series, x_label="epoch", y_label=words)
+        chart = line_chart(
+            f"Validation {words}",
+            series,
+            x_label="epoch",
+            y_label=words,
+            x_whole=True,
+            x_written=lambda epoch: f"{epoch:.4g}",
+        )
         charts.append(figure(chart, f"Validation {words}", "mean over the seeds, at each evaluation."))
     sentence = "Measures on the validation split during the training; the last point is the final model."
     if len(comparison.ranked) > len(shown):
@@ -145,19 +326,16 @@ def _curves(comparison: Comparison) -> Html:
     return section("curves", "Curves", lead(sentence), grid(*charts))
 
 
-def _table(comparison: Comparison) -> Html:
-    words = MEASURE_WORDS[comparison.choose_by]
-    sentence = (
-        f"Experiments are ordered by {words} on the validation split. Measures are means over the seeds ± "
-        "the standard deviation. Measures on the test split are only reported."
-    )
-    rows = comparison_rows(comparison)
+def _details(comparison: Comparison) -> Section:
+    """Returns the section with the changed settings, seeds, epochs, seconds and model versions."""
+    sentence = lead("The best epoch of a seed is the epoch with the best value on the validation split.")
+    rows, caption = detail_rows(comparison), "All trials" if comparison.search else "All experiments"
     return section(
-        "experiments", "Experiments", lead(sentence), table(HEADERS, rows, "All experiments", TEXT_COLUMNS)
+        "details", "Settings and models", sentence, table(DETAIL_HEADERS, rows, caption, (0, 1, 5))
     )
 
 
-def _failures(comparison: Comparison) -> Html | None:
+def _failures(comparison: Comparison) -> Section | None:
     """Returns the section with the errors of failed trainings; None if no training failed."""
     rows = [
         (experiment.name, training.seed, training.failure)
@@ -172,7 +350,7 @@ def _failures(comparison: Comparison) -> Html | None:
     return section("failures", "Failures", lead(sentence), cells)
 
 
-def _command(command: str) -> Html:
+def _command(command: str) -> Section:
     sentence = lead("This command trains the best experiment in the nightly run, followed by the gate:")
     return section("use", "Use the best experiment", sentence, tag("p", tag("code", command)))
 
@@ -209,8 +387,14 @@ h3 { font-size: .875rem; font-weight: 600; margin: 0; }
 p { margin: 0 0 .75rem; }
 code { font: .92em ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
   overflow-wrap: anywhere; }
+a { color: var(--accent); }
+.title { white-space: normal; }
 section { margin-top: 2.75rem; padding-top: 1.5rem; border-top: 1px solid var(--rule); }
 footer { margin-top: 3rem; color: var(--muted); font-size: .8125rem; }
+.contents ul { display: flex; flex-wrap: wrap; gap: .15rem 1rem; list-style: none; margin: 1.5rem 0 0;
+  padding: 0; font-size: .8125rem; }
+.contents a { color: var(--accent); text-decoration: none; }
+.contents a:hover, .contents a:focus-visible { text-decoration: underline; }
 .overline { color: var(--muted); font-size: .875rem; margin-bottom: .25rem; }
 .lead { max-width: 46rem; color: var(--muted); text-wrap: pretty; }
 .lead strong, .lead code { color: var(--ink); }
@@ -250,6 +434,7 @@ figcaption strong { display: block; color: var(--ink); }
 .chart .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .chart .bar { opacity: .9; }
 .chart .bubble { fill-opacity: .55; stroke-width: 1.5; }
+.chart .hollow { fill: var(--paper); stroke: var(--series); stroke-width: 1.5; }
 .chart .diagonal { stroke: var(--muted); stroke-dasharray: 4 4; }
 .chart .reference { stroke: var(--muted); stroke-dasharray: 5 4; stroke-width: 1.5; }
 .chart .reference-name { fill: var(--ink); stroke: var(--paper); stroke-width: 4; paint-order: stroke; }
@@ -271,6 +456,7 @@ figcaption strong { display: block; color: var(--ink); }
 .chart .line.series-4 { stroke-dasharray: 6 3; }
 .chart .line.series-5 { stroke-dasharray: 2 3; }
 .chart .line.series-7 { stroke-dasharray: 6 3; }
+.chart .point { fill: var(--ink); opacity: .55; }
 .chart .bar, .chart .part, .chart .dot, .chart .bubble { fill: var(--series); }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .8125rem; color: var(--muted);
   margin-bottom: .35rem; }
@@ -288,6 +474,9 @@ th:last-child, td:last-child { padding-right: 0; }
 th.number { white-space: normal; }
 td:first-child { white-space: nowrap; }
 td code { white-space: nowrap; }
+.narrow { max-width: 34rem; margin: 1.25rem 0 1.75rem; }
+.measures td:nth-child(2) { overflow-wrap: anywhere; min-width: 6rem; }
+.measures tbody tr:first-child td { font-weight: 600; }
 td strong.warn { color: var(--warn); }
 td strong.stop, .lead strong.stop { color: var(--stop); }
 details { margin-top: 1rem; }
@@ -306,6 +495,13 @@ dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-
 .chips li { border: 1px solid var(--rule); border-radius: 4px; padding: .05rem .45rem;
   color: var(--muted); }
 .chips code { color: var(--ink); }
+@media screen and (min-width: 78rem) {
+  main { margin-left: max(15rem, calc(50% - 31rem)); }
+  .contents { position: fixed; top: 2.5rem; left: calc(max(15rem, 50% - 31rem) - 12.5rem); width: 11.5rem;
+    max-height: calc(100vh - 5rem); overflow-y: auto; }
+  .contents ul { display: block; margin: 0; }
+  .contents li { padding: .18rem 0; }
+}
 @media screen and (max-width: 40rem) {
   main { padding-top: 1.5rem; }
   h1 { font-size: 1.6rem; }
@@ -323,6 +519,7 @@ dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; overflow-
   .tiles { grid-template-columns: repeat(5, 1fr); }
   .tile .value { font-size: 1.4rem; }
   .scroll { overflow: visible; }
+  .contents { display: none; }
   table, th, dl, figcaption, .note, .chips { font-size: 8pt; }
   th, td, dl div { padding-top: .15rem; padding-bottom: .15rem; }
   .tile, .card { border: 1px solid var(--rule); }

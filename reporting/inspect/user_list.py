@@ -6,7 +6,7 @@ Row groups are skipped if their statistics show that the user is not in them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, DataError
 from conf.messages import counted, printable
 from conf.types import Negatives, Scope
+from etl.latest.item_titles import ItemTitle, titles_of
 from etl.workflow.local_workflow import has_chains, load_local
 from reporting.facts.run_facts import UserHistory, histories, published_facts, rows_where
 from reporting.terminal import text_table
@@ -41,12 +42,14 @@ class InspectedList:
             k. During an experiment, they contain the variant of the user, and the versions are those of this
             variant.
         spec: the features of the workflow version.
-        entries: one dictionary {position, item_id, score, reason} per list entry, ordered by position.
+        entries: one dictionary {position, item_id, score, reason} per list entry, ordered by position. It has
+            the key `title` if the date has titles of items.
         user_features: maps each feature of the user to its encoded value.
         item_features: maps each item to its features: a mapping from the name of a feature to its encoded
             value. Items that are no longer in the table `items` are left out.
         history: the user's clicks and impressions on the days of the dataset; None if the dataset no longer
             exists.
+        titles: the titles of the items of the list and of the clicked items; empty if the date has none.
     """
 
     user: str
@@ -57,6 +60,7 @@ class InspectedList:
     user_features: dict[str, Any]
     item_features: dict[str, dict[str, Any]]
     history: UserHistory | None
+    titles: Mapping[str, ItemTitle] = field(default_factory=dict)
 
 
 def find(lake: LakePaths, run_date: str, user: str, negatives: Negatives | None = None) -> InspectedList:
@@ -84,7 +88,14 @@ def find(lake: LakePaths, run_date: str, user: str, negatives: Negatives | None 
     history = None
     if is_published(lake.datasets.partition(run_date)):
         history = histories(lake, read_dataset(lake, run_date), [user], negatives).get(user)
-    return InspectedList(user, run_date, facts, spec, entries, own_features.get(user, {}), items, history)
+    clicked = history.most_clicked(_CLICKED) if history else []
+    shown_items = [*(row["item_id"] for row in entries), *(item for item, _, _ in clicked)]
+    titles = titles_of(lake, run_date, shown_items)
+    for row in entries if titles else ():
+        row["title"] = titles[row["item_id"]].title
+    return InspectedList(
+        user, run_date, facts, spec, entries, own_features.get(user, {}), items, history, titles
+    )
 
 
 def _facts_of_list(manifest: Manifest, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -175,6 +186,7 @@ def _rows(
 
 _RESERVED = {PAD_ID: "(none)", NULL_ID: "(null)", OOV_ID: "(unknown or rare)"}
 _CLICKED = 10
+_TITLE_WIDTH = 48
 Names = Mapping[str, Mapping[int, str]]
 
 
@@ -255,8 +267,13 @@ def _list_table(user_list: InspectedList) -> str:
         clicks, shown = user_list.history.items.get(entry["item_id"], (0, 0)) if user_list.history else (0, 0)
         before = f"{clicks} of {shown}" if shown else "-"
         score = f"{entry['score']:.6f}"
-        rows.append([str(entry["position"]), entry["item_id"], score, entry.get("reason", "-"), before])
-    return text_table(["#", "item", "score", "reason", "clicked before"], rows, right=(0, 2))
+        title = [_short(entry["title"])] if user_list.titles else []
+        rows.append(
+            [str(entry["position"]), entry["item_id"], *title, score, entry.get("reason", "-"), before]
+        )
+    titled = ["title"] if user_list.titles else []
+    headers = ["#", "item", *titled, "score", "reason", "clicked before"]
+    return text_table(headers, rows, right=(0, headers.index("score")))
 
 
 def _item_lines(user_list: InspectedList, names: Names) -> str:
@@ -276,6 +293,16 @@ def _clicked(user_list: InspectedList) -> str:
     most = user_list.history.most_clicked(_CLICKED)
     if not most:
         return "  nothing"
-    return text_table(
-        ["item", "clicks", "shown"], [[item, str(c), str(s)] for item, c, s in most], right=(1, 2)
-    )
+    titled = ["title"] if user_list.titles else []
+    rows = [
+        [item, *(_short(user_list.titles[item].title) for _ in titled), str(clicks), str(shown)]
+        for item, clicks, shown in most
+    ]
+    headers = ["item", *titled, "clicks", "shown"]
+    return text_table(headers, rows, right=(headers.index("clicks"), headers.index("shown")))
+
+
+def _short(title: str) -> str:
+    """Returns a title, or its beginning, in one line of a table."""
+    words = " ".join(title.split())
+    return words if len(words) <= _TITLE_WIDTH else f"{words[: _TITLE_WIDTH - 1]}…"

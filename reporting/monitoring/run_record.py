@@ -108,7 +108,8 @@ def write_record(lake: LakePaths, record: RunRecord) -> str:
     began = record.started_at.replace("-", "").replace(":", "")
     name = f"{record.job}-{began}-{record.run_id[:8]}.json"
     path = lake.runs.partition(record.run_date).file(name)
-    file_io.replace_text(path, json.dumps(record.to_json(), sort_keys=True, allow_nan=False) + "\n")
+    values = file_io.with_checksum(record.to_json())
+    file_io.replace_text(path, json.dumps(values, sort_keys=True, allow_nan=False) + "\n")
     return path
 
 

@@ -107,7 +107,7 @@ def make_candidates(config: Candidates, tables: SourceTables, *, with_scores: bo
     """Returns the candidates of all configured sources, one row per user.
 
     The columns are user_key, candidates array<int>, excluded array<int> and sources array<tinyint>. With
-    `with_scores`, there is also source_scores array<float> (`source_scores.add_source_scores`). The source
+    `with_scores`, there is also source_scores array<float> (`unite_sources.add_source_scores`). The source
     `all_items` has no scores.
 
     Raises:

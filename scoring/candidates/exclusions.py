@@ -2,7 +2,8 @@
 
 This module finds the excluded items. Each source leaves them out of its proposals: `top_items.py`,
 `approximate.py`, `neighbour_lists.py`, `popular.py` and, for packages, `proposals.py`. The source `all_items`
-proposes every item. For this source, `scoring/ranking/recommender.py` leaves excluded items out of the lists.
+proposes every item. For this source, `recommender.py` and `pairs.py` in `scoring/ranking` leave excluded
+items out of the lists.
 """
 
 from __future__ import annotations

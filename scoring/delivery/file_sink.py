@@ -1,20 +1,23 @@
 """Publishes the files of a date for sinks that write files: atomic, idempotent, and safe if a job is killed.
 
-A sink only defines how its files are written and counted. `publish_files` does the rest: it writes to new
-names, counts the records, flushes the files to disk and replaces the manifest of the date.
+A sink only defines how its files are written, counted and parsed. `publish_files` writes to new names, counts
+the records, flushes the files to disk and replaces the manifest of the date. `erase_records` removes users.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
+from pydantic import Field, field_validator
 
 from conf.errors import InfrastructureError
+from conf.messages import counted
+from conf.names import LakeRoot
+from conf.types import PositiveInt, SinkSettings
 from scoring.delivery.published_lists import EraseRequest, PublishedLists
 from storage import file_io
 from storage.file_digests import digest_of_file, new_file
@@ -30,6 +33,29 @@ from storage.manifest import (
 from storage.paths import Partition
 from storage.publish import map_files, new_attempt, own_path
 from storage.remove import delete_leftovers
+
+
+class FileSinkSettings(SinkSettings):
+    """The keys of every sink that writes text files."""
+
+    path: LakeRoot = Field(description="Folder of the lists: a local path or a URI.")
+    compression: Literal["none", "gzip"] = Field(
+        default="gzip", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
+    )
+    users_per_file: PositiveInt = Field(default=1_000_000, description="Largest number of users in a file.")
+
+    @field_validator("path")
+    @classmethod
+    def _has_a_folder_above(cls, path: str) -> str:
+        scheme, _, inner = path.rpartition("://")
+        parts = inner.rstrip("/").split("/")
+        bucket = scheme not in ("", "file")
+        if parts[-1] in ("", ".", "..") or ".." in parts or (bucket and len(parts) < 2):
+            raise ValueError(
+                f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: "
+                "data files are stored next to that folder, in _data"
+            )
+        return path
 
 
 @dataclass(frozen=True)
@@ -102,7 +128,8 @@ def _written(
     records = sum(count for name, count in counts.items() if name in sizes)
     if records != files.records:
         raise InfrastructureError(
-            f"{folder} has {records} lines, but {files.records} users have a list",
+            f"the files in {folder} have {counted(records, 'record')}, but the published lists need "
+            f"{files.records}",
             "rerun the job: the lists changed while they were delivered. If that does not help, this is an "
             "internal error, please report",
         )
@@ -136,24 +163,44 @@ def _replace(
     previous = read_manifest(partition) if is_published(partition) else None
     file_io.make_durable(data_files(partition, manifest), partition.root)
     replace_manifest(partition, manifest)
-    delete_leftovers(partition, [manifest, previous], lists.grace_hours)
+    delete_leftovers(partition, [manifest, previous], lists.grace_hours, replaced=previous)
 
 
-# Erases users from the files of the sink of JSON lines.
+# Erases users from published files.
 
 _GZIP = ".gz"
 
 
-def erase_lines(sink: str, folder: str, request: EraseRequest) -> int:
-    """Publishes each date without the lines of the users, and deletes all other files of the date at once.
+@dataclass(frozen=True)
+class ListRecord:
+    """A record of a file: what belongs to one user, or one entry of the user's list.
+
+    Attributes:
+        user: the id of the user.
+        entries: number of list entries.
+        content: the bytes of the record, with its end of line.
+    """
+
+    user: str
+    entries: int
+    content: bytes
+
+
+# Parses the content of a file: returns the bytes before the first record, and the records.
+Parse = Callable[[bytes], tuple[bytes, list[ListRecord]]]
+
+
+def erase_records(sink: str, folder: str, request: EraseRequest, parse: Parse) -> int:
+    """Publishes each date without the records of the users, and deletes all other files of the date at once.
 
     Args:
         sink: the name of the sink.
         folder: the folder of the sink, which contains one folder for each date.
         request: the users.
+        parse: parses the content of a file, which is not compressed.
 
     Returns:
-        The number of removed lines.
+        The number of removed records.
 
     Raises:
         DataError: a manifest is damaged.
@@ -163,59 +210,58 @@ def erase_lines(sink: str, folder: str, request: EraseRequest) -> int:
     names = [info.base_name for info in file_io.list_files(root) if info.base_name.startswith("dt=")]
     dates = [name.removeprefix("dt=") for name in names]
     return sum(
-        _erase_date(Partition(sink, date, f"{root}/dt={date}", recorder=request.recorder), request)
+        _erase_date(Partition(sink, date, f"{root}/dt={date}", recorder=request.recorder), request, parse)
         for date in dates
     )
 
 
-def _erase_date(partition: Partition, request: EraseRequest) -> int:
+def _erase_date(partition: Partition, request: EraseRequest, parse: Parse) -> int:
     if not is_published(partition):
         delete_leftovers(partition, [], 0)
         return 0
     manifest = read_manifest(partition)
-    attempt, entries, entries_lost = new_attempt(partition), [], 0
+    attempt, entries, removed = new_attempt(partition), [], list[ListRecord]()
     for entry in manifest.files:
-        lines = _read(partition.file(entry.path))
-        kept = [line for line in lines if json.loads(line)["user_id"] not in request.users]
-        if len(kept) == len(lines):
+        head, records = parse(_read(partition.file(entry.path)))
+        kept = [record for record in records if record.user not in request.users]
+        if len(kept) == len(records):
             entries.append(entry)
             continue
-        entries_lost += sum(len(json.loads(line)["items"]) for line in lines) - sum(
-            len(json.loads(line)["items"]) for line in kept
-        )
-        entries.append(_write(partition, attempt, entry, kept))
-    lost = manifest.rows - sum(entry.rows for entry in entries)
-    changed = _manifest_without(manifest, entries, lost, entries_lost, request)
+        removed += [record for record in records if record.user in request.users]
+        content = head + b"".join(record.content for record in kept)
+        entries.append(_write(partition, attempt, entry, content, len(kept)))
+    changed = _manifest_without(manifest, entries, removed, request)
     if changed != manifest:
         file_io.make_durable(data_files(partition, changed), partition.root)
         replace_manifest(partition, changed)
     delete_leftovers(partition, [changed], 0)
-    return lost
+    return len(removed)
 
 
 def _manifest_without(
-    manifest: Manifest, entries: Sequence[FileEntry], users: int, list_entries: int, request: EraseRequest
+    manifest: Manifest, entries: Sequence[FileEntry], removed: Sequence[ListRecord], request: EraseRequest
 ) -> Manifest:
     inputs = {name: request.digests.get(digest, digest) for name, digest in manifest.inputs.items()}
-    lost = {"users": users, "entries": list_entries}
+    list_entries = sum(record.entries for record in removed)
+    lost = {"users": len({record.user for record in removed}), "entries": list_entries}
     facts = {name: value - lost[name] if name in lost else value for name, value in manifest.facts.items()}
     rows_in = manifest.rows_in - list_entries
     return replace(manifest, files=tuple(entries), inputs=inputs, facts=facts, rows_in=rows_in)
 
 
-def _read(path: str) -> list[bytes]:
+def _read(path: str) -> bytes:
     files, inner = file_io.filesystem(path)
     with files.open_input_stream(inner, compression=None) as source:
-        content = source.read()
-    return (gzip.decompress(content) if path.endswith(_GZIP) else content).splitlines()
+        content: bytes = source.read()
+    return gzip.decompress(content) if path.endswith(_GZIP) else content
 
 
-def _write(partition: Partition, attempt: str, old: FileEntry, lines: Sequence[bytes]) -> FileEntry:
+def _write(partition: Partition, attempt: str, old: FileEntry, content: bytes, records: int) -> FileEntry:
     name = old.path.rsplit("/", 1)[1]
-    stem, _, ending = name.partition(".json")
-    path = f"{own_path(f'{attempt}/{stem}.json')}{ending}"
-    content = b"".join(line + b"\n" for line in lines)
-    content = gzip.compress(content) if name.endswith(_GZIP) else content
+    stem, ending = name.removesuffix(_GZIP).rsplit(".", 1)
+    compressed = name.endswith(_GZIP)
+    path = own_path(f"{attempt}/{stem}.{ending}") + (_GZIP if compressed else "")
+    content = gzip.compress(content, mtime=0) if compressed else content
     with new_file(partition.file(path)) as file:
         file.sink.write(content)
-    return FileEntry(path, len(lines), len(content), (len(lines),), digest=file.digest)
+    return FileEntry(path, records, len(content), (records,), digest=file.digest)

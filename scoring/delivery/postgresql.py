@@ -18,7 +18,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER = "org.postgresql.Driver"
-_CONNECT_TIMEOUT_S = "20"
+# Settings of connections (org.postgresql.PGProperty). A parameter of the URL replaces a setting.
+_CONNECTION = {
+    "sslmode": "verify-full",  # the driver's own default accepts connections without encryption
+    "connectTimeout": "20",
+    "loginTimeout": "60",
+    # The longest wait for an answer: longer than the transaction of a large delivery, but not forever.
+    "socketTimeout": "3600",
+    "tcpKeepAlive": "true",
+}
+# The parameters that a URL may have. Others name Java classes (socketFactory, sslfactory, …), files to write
+# (loggerFile) or passwords, so a configuration could run code or change files.
+URL_PARAMETERS = (
+    *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslNegotiation", "channelBinding", "gssEncMode"),
+    *("connectTimeout", "loginTimeout", "socketTimeout", "cancelSignalTimeout", "tcpKeepAlive"),
+    *("targetServerType", "loadBalanceHosts", "hostRecheckSeconds"),
+    *("ApplicationName", "currentSchema", "options", "prepareThreshold"),
+)
 CANNOT_HOLD = (
     "the lists have a value that the table cannot store; a retry will not help. Look at user_id, item_id and "
     "reason. Earlier releases did not check the ids in the features. If an id is wrong, run build_features, "
@@ -82,6 +98,17 @@ class Connection:
         return prepared
 
 
+def refused_parameters(url: str) -> list[str]:
+    """Returns the names of the parameters of a JDBC URL that are not in URL_PARAMETERS, as written."""
+    names = [parameter.partition("=")[0] for parameter in url.partition("?")[2].split("&")]
+    return sorted({name for name in names if name and name not in URL_PARAMETERS})
+
+
+def connection_properties(credentials: Credentials) -> dict[str, str]:
+    """Returns the properties of connections from the driver and from workers, with the password."""
+    return {**_CONNECTION, "user": credentials.user, "password": credentials.password}
+
+
 @contextmanager
 def connect(spark: SparkSession, sink: Database, credentials: Credentials) -> Iterator[Connection]:
     """Opens a connection, and closes it at the end of the block. Errors of PostgreSQL become NightrankErrors.
@@ -95,9 +122,8 @@ def connect(spark: SparkSession, sink: Database, credentials: Credentials) -> It
     jvm: Any = spark._jvm
     _load_driver(spark, sink)
     properties = jvm.java.util.Properties()
-    properties.setProperty("user", credentials.user)
-    properties.setProperty("password", credentials.password)
-    properties.setProperty("connectTimeout", _CONNECT_TIMEOUT_S)
+    for name, value in connection_properties(credentials).items():
+        properties.setProperty(name, value)
     properties.setProperty("stringtype", "unspecified")  # text parameters take the type of their column
     connection = None
     try:
@@ -130,6 +156,12 @@ def sql_error(sink: Database, error: Py4JJavaError) -> NightrankError:
     if state.startswith("28"):
         return ConfigError(
             problem, "correct the user and the password of this sink; deliver.sinks says where they are read"
+        )
+    if state.startswith("08") and ("SSL" in message or "hostnameverifier" in message):
+        return ConfigError(
+            problem,
+            "the sink checks the server's certificate: add ?sslrootcert=/path/to/ca.pem to its url, or, if "
+            "you trust the network, ?sslmode=disable",
         )
     if state.startswith(("42", "3")):
         return ConfigError(

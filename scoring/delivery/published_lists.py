@@ -18,8 +18,8 @@ COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 
 
 @dataclass(frozen=True)
-class FeatureTable:
-    """The features of all users or items after a run, one row per user or item.
+class LakeTable:
+    """What the lake has of all users or items after a run, one row per user or item: features, or titles.
 
     Attributes:
         key: the column that names the user or item: `user_key` or `item_key`.
@@ -45,13 +45,16 @@ class PublishedLists:
         grace_hours: number of hours after which a sink may delete files that it has replaced.
         open_features: opens the table `users` or `items` of the same run. It raises DataError if the run has
             no such table.
+        open_titles: opens the titles and pictures of items (etl/latest/item_titles.py), and raises DataError
+            if the run has none. None if the configuration has neither `items.title` nor `items.image`.
     """
 
     rows: pa.Table | DataFrame
     manifest: Manifest
     recorder: LineageRecorder = NOT_RECORDED
     grace_hours: float = 24.0
-    open_features: Mapping[str, Callable[[], FeatureTable]] = field(default_factory=dict)
+    open_features: Mapping[str, Callable[[], LakeTable]] = field(default_factory=dict)
+    open_titles: Callable[[], LakeTable] | None = None
 
     @property
     def frame(self) -> DataFrame:

@@ -287,7 +287,7 @@ def _request(weights: Vector, scales: Vector, intercept: float) -> BlendRequest:
 #
 # The sources count the rows of the train split only, and only these rows exclude items. The features of users
 # and items are from before the validation rows. Otherwise a source or the features could contain the clicks
-# from which the blend is learned, and the blend would trust them too much.
+# from which the blend is learned. The blend would then give this source or the model too much weight.
 
 BEFORE: tuple[Split, ...] = ("train",)
 

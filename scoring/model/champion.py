@@ -16,7 +16,7 @@ from storage.dataset import Dataset, read_dataset, read_spec
 from storage.manifest import Manifest
 from storage.run_context import RunContext
 from training.registry.blends import BlendKey, BlendRecord, blend_as_of
-from training.registry.refits import ServingModel, serving_model
+from training.registry.refits import ServingModel, require_recorded_weights, serving_model
 from training.registry.versions import champion_as_of, model_path
 from training.registry.warm_or_fresh import day_name
 
@@ -38,15 +38,15 @@ def serving_model_and_dataset(
 
     Raises:
         DataError: there is no champion or no dataset. Or the dataset was made with another workflow version
-            than the champion.
+            than the champion. Or the model has not the weights that it had when it began to serve.
     """
     lake, name = context.lake, context.config.name
     serving = _serving(context)
-    model = read_model_info(serving.folder(lake, name), lake.recorder)
+    model = _read_model(context, serving.folder(lake, name))
     dataset = read_dataset(lake, context.run_date)
     if scored and serving.refit and _trained_on(model, dataset, scored):
         log.info("refit %s was trained on rows of the split %s: its champion scores", model.version, scored)
-        model = read_model_info(model_path(lake, name, serving.champion), lake.recorder)
+        model = _read_model(context, model_path(lake, name, serving.champion))
     _require_same_workflow(context, serving.champion, model, dataset)
     return model, dataset
 
@@ -59,10 +59,8 @@ def champion_and_dataset(context: RunContext) -> tuple[ModelInfo, Dataset]:
     """
     lake, name = context.lake, context.config.name
     version = _serving(context).champion
-    model, dataset = (
-        read_model_info(model_path(lake, name, version), lake.recorder),
-        read_dataset(lake, context.run_date),
-    )
+    model = _read_model(context, model_path(lake, name, version))
+    dataset = read_dataset(lake, context.run_date)
     _require_same_workflow(context, version, model, dataset)
     return model, dataset
 
@@ -77,6 +75,14 @@ def _serving(context: RunContext) -> ServingModel:
             "run build_features, train_model and evaluate_model for this date or an earlier one",
         )
     return serving
+
+
+def _read_model(context: RunContext, path: str) -> ModelInfo:
+    """Reads the champion or its refit. Raises DataError if it has not the weights that were recorded."""
+    model = read_model_info(path, context.lake.recorder)
+    name, until = context.config.name, context.run_date
+    require_recorded_weights(context.lake, name, until, path, model.description)
+    return model
 
 
 def _require_same_workflow(context: RunContext, champion: str, model: ModelInfo, dataset: Dataset) -> None:

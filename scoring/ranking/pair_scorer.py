@@ -38,7 +38,8 @@ log = logging.getLogger("nightrank.scoring")
 # for all these users, and the data of the step still fit into a cache.
 _TILE_USERS = 16
 
-# With fewer items, the preparation for each user takes more time than it saves.
+# Items are scored by `ItemScores` if there are at least so many. It first computes some values for each user.
+# With fewer items, this takes more time than it saves.
 _LEAST_SHARED = 64
 
 # The item parts of all items stay in memory if they need at most this many bytes on a CPU, or at most

@@ -47,7 +47,7 @@ class ListScorer:
     """Scores the candidates of users.
 
     Attributes:
-        predictor, items, pair_scorer, rules, blend: as in Recommender.
+        predictor, items, pair_scorer, rules, blend: as in ListRanker.
     """
 
     predictor: Predictor
@@ -191,7 +191,7 @@ class _LaunchedLists:
 
 
 @dataclass(frozen=True)
-class Recommender:
+class ListRanker:
     """Makes the lists of users, with a loaded model and the candidate items.
 
     Attributes:
@@ -216,7 +216,7 @@ class Recommender:
         k: int,
         rules: ItemRules | None = None,
         blend: Blend | None = None,
-    ) -> Recommender:
+    ) -> ListRanker:
         """Returns a recommender for these items. The inputs of the items may be on any device."""
         items = Items(items.keys, items.side.to(predictor.device))
         scorer = ListScorer(predictor, items, PairScorer(predictor, items.side), rules, blend)
@@ -482,7 +482,7 @@ class Recommender:
         return self.items.keys.take(pa.array(index.numpy()))
 
 
-def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
+def load_recommender(request: ListRequest, predictor: Predictor) -> ListRanker:
     """Reads the items and the tables of the business rules, and puts them on the predictor's device.
 
     Args:
@@ -495,7 +495,7 @@ def load_recommender(request: ListRequest, predictor: Predictor) -> Recommender:
     items = read_items(request.item_files, predictor, dict(request.context))
     rules = load_rules(request.rules, items.keys, predictor.device) if request.rules else None
     blend = Blend.of(request.blend, predictor.device) if request.blend else None
-    return Recommender.of(predictor, items, request.k, rules, blend)
+    return ListRanker.of(predictor, items, request.k, rules, blend)
 
 
 # Computes the logit of every candidate of users, for learning a blend.

@@ -28,7 +28,7 @@ TREATMENT_ENSEMBLE, TREATMENT_ONLINE_ENSEMBLE = "nightrank_treatment", "nightran
 PROGRAM = "ranker.onnx"
 MAX_BATCH_ROWS = 4096
 
-# Waiting requests are computed together, and all versions in the repository are served.
+# Triton scores waiting requests in one batch, and serves all versions in the repository.
 _BATCHED = "dynamic_batching { }\nversion_policy { all { } }"
 Tensor: TypeAlias = tuple[str, str, int]  # name, data type, columns
 _DATA_TYPES: Mapping[str, str] = {"dense": "TYPE_FP32", "categorical": "TYPE_INT64"}

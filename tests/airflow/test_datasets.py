@@ -22,7 +22,7 @@ create_dags(Dataset({arguments}))
 BOOKS = (
     '"books", daily_cron="30 0 * * *", weekly_cron="15 6 * * 1", timezone="Asia/Tokyo", retries=5, '
     'pool="books_pool", task_hours={"train_model": 30, "default": 1.5}, daily_late_hours=2, '
-    "weekly_late_hours=40, log_wait_hours=3"
+    "weekly_late_hours=40, log_wait_hours=3, prune_keep_days=90"
 )
 # Name of a dataset with a wrong option → arguments, what the import error must contain.
 WRONG = {
@@ -34,6 +34,7 @@ WRONG = {
     "endless": ('"endless", log_wait_hours=0', ("log_wait_hours=0", "hours above 0")),
     "strange": ('"strange", task_hours={"trian_model": 3}', ("unknown job 'trian_model'", "train_model")),
     "slow": ('"slow", task_hours={"report": True}', ("task_hours={'report': True}", "hours above 0")),
+    "pruned": ('"pruned", prune_keep_days=0', ("prune_keep_days=0", "the days that a run reads")),
     "pooled": ('"pooled", pool=""', ("pool=''", "the name of an Airflow pool")),
 }
 NOW = "2026-03-09T22:00:00+00:00"  # a Monday; in Tokyo it is Tuesday
@@ -87,6 +88,13 @@ def test_options_reach_the_dags_of_their_dataset_only(several: dict[str, Any]) -
     jobs = ("train_model", "train_retriever", "refit_model", "evaluate_model", "build_features_again")
     assert [weekly["hours"][job] for job in jobs] == [12, 6, 12, 3, 3]
     assert [books["hours"][job] for job in jobs] == [30, 6, 12, 1.5, 1.5]
+
+
+def test_the_weekly_dag_deletes_old_dates_if_the_dataset_says_so(several: dict[str, Any]) -> None:
+    weekly, books = (several["dags"][f"weekly_training{end}"] for end in ("", "__books"))
+    assert (weekly["options"], weekly["last"]) == ({}, ["notify"])
+    assert books["options"] == {"prune": ["--keep-days", "90", "--delete"]}
+    assert (books["last"], books["hours"]["prune"]) == (["prune"], 1.5)
 
 
 def test_dags_of_a_dataset_wait_for_and_start_dags_of_the_same_dataset(several: dict[str, Any]) -> None:

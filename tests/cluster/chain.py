@@ -104,8 +104,8 @@ def write_profile(
         "spark.sql.shuffle.partitions": "4",
         "spark.buffer.pageSize": "2m",
         "spark.local.dir": str(path.parent / "scratch"),
-        "spark.ui.enabled": "false",
         "spark.sql.ui.explainMode": "simple",
+        **cluster.security,
     }
     path.write_text("".join(f"{key} {value}\n" for key, value in (settings | dict(more or {})).items()))
     return path

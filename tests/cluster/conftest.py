@@ -20,10 +20,14 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture(scope="package")
 def cluster(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two workers of two cores, started from the archive's pyspark without settings of package paths."""
+    """Two workers of two cores, started from the archive's pyspark without settings of package paths.
+
+    Only applications that know the secret may use it, and what they send is encrypted.
+    """
     folder, spark_class = tmp_path_factory.mktemp("cluster"), node.folder / "environment/bin/spark-class"
     variables = {**node.variables, "PYSPARK_PYTHON": str(node.python)}
-    with standalone_cluster(folder, spark_class=spark_class, variables=variables) as started:
+    secret = "of-the-cluster-of-this-test"
+    with standalone_cluster(folder, spark_class=spark_class, variables=variables, secret=secret) as started:
         yield started
 
 

@@ -28,16 +28,17 @@ pytestmark = pytest.mark.processes
 DOCKERFILE = ROOT / "container/Dockerfile"
 CHECKERS = ROOT / "requirements/test-container.txt"
 ENTRYPOINT = ROOT / "container/entrypoint.sh"
-PODS = sorted((ROOT / "conf/spark/kubernetes").glob("*.yaml"))
+POLICY = ROOT / "conf/spark/kubernetes/network-policy.yaml"
+PODS = sorted(path for path in (ROOT / "conf/spark/kubernetes").glob("*.yaml") if path != POLICY)
 PLACE = "/opt/nightrank/environment"
 
-# Reads a pod as the API server would: a field it does not know, or a value of another type, is named and ends
+# Reads an object as the API server would: a field it does not know, or a value of another type, is named and ends
 # it.
 _READ_POD = """
 import json, sys
-from kubernetes.client import V1Pod
+from kubernetes import client
 pod = json.load(sys.stdin)
-read = V1Pod.from_dict(pod).to_dict(serialize=True)
+read = getattr(client, "V1" + pod["kind"]).from_dict(pod).to_dict(serialize=True)
 def lost(written, kept, path=""):
     if isinstance(written, dict):
         for key, value in written.items():
@@ -256,7 +257,7 @@ def test_profiles_find_what_the_image_has() -> None:
 
 
 def read_pod(checkers: Path, text: str) -> list[str]:
-    """What Kubernetes' types do not take of a pod."""
+    """What Kubernetes' types do not take of a pod, or of another object."""
     command = [str(checkers / "python"), "-c", _READ_POD]
     done = subprocess.run(
         command, input=json.dumps(yaml.safe_load(text)), capture_output=True, text=True, check=False
@@ -272,6 +273,18 @@ def test_pod_templates_are_pods(checkers: Path, path: Path) -> None:
         "/spec/securityContext/runAsNoRoot: no such field"
     ]
     assert read_pod(checkers, text.replace("runAsUser: 10001", "runAsUser: nobody")) != []
+
+
+def test_the_network_policy_applies_to_all_our_pods(checkers: Path) -> None:
+    text = POLICY.read_text()
+    assert read_pod(checkers, text) == []
+    assert read_pod(checkers, text.replace("podSelector", "podSelektor")) != []
+    policy = yaml.safe_load(text)["spec"]
+    selected = policy["podSelector"]["matchLabels"]
+    for path in PODS:
+        assert selected.items() <= yaml.safe_load(path.read_text())["metadata"]["labels"].items()
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": selected}}]}]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
 
 
 def enter(tmp_path: Path, *words: str, **variables: str) -> list[str]:

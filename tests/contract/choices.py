@@ -233,7 +233,7 @@ def load_document(document: Mapping[str, Any], folder: Path) -> list[BaseModel]:
         shutil.copytree(ROOT / "conf/datasets", folder / "datasets")
         shutil.copytree(ROOT / "conf/models", folder / "models")
     path = folder / "datasets/example.yaml"
-    is_configuration = not {"runs", "grid"} & set(document)
+    is_configuration = not {"runs", "grid", "search"} & set(document)
     path.write_text(yaml.safe_dump({"extends": BASE, **document} if is_configuration else document))
     if not is_configuration:
         return [read_experiments(str(path))]

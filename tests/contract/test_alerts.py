@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 RULES = Path(__file__).parents[2] / "conf/alerts.yaml"
+pytestmark = pytest.mark.processes
+
 DAYS = 30
 DAY_S = 86_400
 SAMPLES_A_DAY = 288  # a value is known for five minutes
@@ -137,10 +139,10 @@ def promtool() -> str:
     return promtool
 
 
-def passes(promtool: str, tmp_path: Path, *months: dict[str, Any]) -> None:
+def passes(promtool: str, tmp_path: Path, *months: dict[str, Any], rules: Path = RULES) -> None:
     written = tmp_path / "alerts_test.yaml"
     written.write_text(
-        yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1h", "tests": list(months)})
+        yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1h", "tests": list(months)})
     )
     done = subprocess.run([promtool, "test", "rules", written], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from conf.errors import ConfigError
-from conf.load import load_config, parse_date
+from conf.load import load_config, parse_date, read_yaml
 from conf.names import days_since_epoch
 
 GOOD = Path("conf/datasets/criteo.yaml").read_text(encoding="utf-8")
@@ -39,7 +42,7 @@ GOOD = Path("conf/datasets/criteo.yaml").read_text(encoding="utf-8")
         (b"a: " + b"[" * 5000 + b"]" * 5000, r"nested too deeply"),
         (b"a: !!python/object/apply:os.system [id]\n", r"is not YAML: could not determine a constructor"),
         (b"a: *b\n", r"undefined alias"),
-        (b"a: &b [*b]\n", r"unknown key a"),
+        (b"a: &b [*b]\n", r"an alias contains itself"),
         (b"a: 1\n---\na: 2\n", r"expected a single document"),
         (b"1: 2\n", r"log is missing"),
         (b"model: ''\n", r"model='' does not name a file"),
@@ -79,6 +82,71 @@ def test_files_that_extend_each_other_in_a_circle_are_refused(tmp_path: Path, le
         load_config(str(tmp_path / "c0.yaml"))
     assert caught.value.problem.count("c0.yaml") == 2
     assert all(f"c{number}.yaml" in caught.value.problem for number in range(length))
+
+
+def bomb(levels: int) -> str:
+    """A few hundred bytes whose aliases stand for 9 ** levels values."""
+    names = "abcdefghijklmnop"[:levels]
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    for before, name in pairwise(names):
+        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
+    return "\n".join(lines)
+
+
+def refused(path: Path, text: str) -> str:
+    """The message for a file that is refused, in less than a second."""
+    path.write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError) as raised:
+        load_config(str(path))
+    assert time.process_time() - began < 5
+    assert len(str(raised.value)) < 1000
+    assert str(path) in str(raised.value)
+    return raised.value.problem
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        (bomb(9), "its aliases stand for more than 4,194,304 characters"),
+        (bomb(16), "its aliases stand for more than 4,194,304 characters"),
+        (f"a: &a {'x' * 9000}\nb: [{', '.join(['*a'] * 900)}]", "its aliases stand for more than 4,194,304"),
+        ("a: &a [*a]", "an alias contains itself: a"),
+        ("a: " + "[" * 4000, "values are nested too deeply: more than 50 levels"),
+        ("a: " + "{a: " * 4000, "values are nested too deeply: more than 50 levels"),
+        (f"? {'k' * 5000}\n: 1", "(5,002 characters) …kkkkkkkkkkkkkkkk' has more than 1,000 characters"),
+        (f"{'k' * 900}: 1", "(900 characters)"),
+        (f"name: {'y' * 500_000}", "(500,002 characters)"),
+        ("name: x\n" + "".join(f"key{number}: 1\n" for number in range(5000)), "and 4,984 more"),
+        (" " * (1 << 20) + "name: x", "has more than 1,048,576 bytes, so it is no configuration"),
+    ],
+)
+def test_files_beyond_the_limits_are_refused_at_once(tmp_path: Path, text: str, problem: str) -> None:
+    assert problem in refused(tmp_path / "a.yaml", text)
+
+
+def test_overrides_beyond_the_limits_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("name: x")
+    inline = bomb(9).replace("\n", ", ")
+    for override, problem in (
+        (f"train={{{inline}}}", "its aliases stand for more than"),
+        (f"train={'[' * 3000}", "nested too deeply: more than 50 levels"),
+        (f"{'k' * 100_000}=1", "(100,000 characters)"),
+        ("k" * 100_000, "(100,002 characters)"),
+        (f"name.{'k' * 100_000}=1", "(100,009 characters)"),
+        (f"train={'x' * (1 << 21)}", "at most 1,048,576 are allowed"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(problem)) as raised:
+            load_config(str(path), [override])
+        assert len(str(raised.value)) < 2000
+
+
+def test_aliases_within_the_limits_are_values(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: &a [1, {b: &b x}]\nc: [*a, *a, *b]\n")
+    part = [1, {"b": "x"}]
+    assert read_yaml(path) == {"a": part, "c": [part, part, "x"]}
 
 
 def test_a_file_may_be_extended_by_several(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ from conf.experiments import (
     configuration_files,
     nightly_command,
     plan_experiments,
+    plan_space,
+    plan_trial,
     read_experiments,
+    space_values,
 )
 from conf.load import load_config
 from conf.types import Config
@@ -156,6 +159,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "test split": ({"runs": [{"name": "a"}], "choose_by": "test.auc"}, "choose_by='test.auc'"),
     "lists": ({"runs": [{"name": "a"}], "choose_by": "ndcg"}, "choose_by='ndcg'"),
     "misspelled": ({"runs": [{"name": "a", "sets": {}}]}, "unknown key runs.0.sets"),
+    "search and runs": (
+        {"runs": [{"name": "a"}], "search": {"trials": 2, "space": {"train.epochs": {"low": 1, "high": 2}}}},
+        "exactly one of the keys `runs`, `grid` and `search`",
+    ),
+    "search and seeds": (
+        {"search": {"trials": 2, "space": {"train.epochs": {"low": 1, "high": 2}}}, "repeat_seeds": [1]},
+        r"repeat_seeds=\[1\] cannot repeat the trials",
+    ),
     "folder": ({"name": "a/b", "runs": [{"name": "a"}]}, "name of a folder"),
 }
 
@@ -168,6 +179,95 @@ def test_a_wrong_file_is_refused(tmp_path: Path, case: str) -> None:
     assert re.search(message, str(caught.value)), caught.value
     assert str(tmp_path / "experiments.yaml") in caught.value.problem
     assert caught.value.remedy
+
+
+def searched(folder: Path, config: Config = CONFIG, **section: Any) -> dict[str, list[Experiment]]:
+    """The experiments by which the space of a search is checked."""
+    path = folder / "experiments.yaml"
+    path.write_text(yaml.safe_dump({"name": "trial", "search": {"trials": 5, **section}}))
+    experiments = plan_space(config, read_experiments(str(path)), str(path))
+    for of_key in experiments.values():
+        check_experiments(str(path), of_key)
+    return experiments
+
+
+SPACES: dict[str, tuple[Any, str]] = {
+    "low above high": (
+        {"low": 0.1, "high": 0.01},
+        r"low=0\.1 is not less than high=0\.01: write the smaller",
+    ),
+    "one value": ({"low": 2, "high": 2}, "low=2 is not less than high=2"),
+    "log of zero": ({"low": 0, "high": 1, "log": True}, "log=true has no logarithm of low=0: write a low"),
+    "no high": ({"low": 1}, "low=1 and high=None: write both"),
+    "text": ({"low": "little", "high": 1}, "low='little': write a number"),
+    "boolean": ({"low": False, "high": 1}, "low=False: write a number"),
+    "infinity": ({"low": 0.0, "high": float("inf")}, "high=inf: write a number"),
+    "unknown key": ({"low": 1, "high": 2, "step": 1}, "unknown key .*step=1"),
+    "two forms": ({"low": 1, "choices": [1, 2]}, r"choices=\[1, 2\] and keys of a range"),
+    "one choice": ({"choices": [1]}, r"choices=\[1\] leaves nothing to search"),
+    "equal choices": ({"choices": [1, 1.0]}, "the values of choices occur twice"),
+    "no values": ({}, "low=None and high=None: write both"),
+    "neither": (3, "search.space.train.epochs"),
+}
+
+
+@pytest.mark.parametrize("case", SPACES)
+def test_wrong_values_of_a_search_are_refused(tmp_path: Path, case: str) -> None:
+    values, message = SPACES[case]
+    with pytest.raises(ConfigError) as caught:
+        searched(tmp_path, space={"train.epochs": values})
+    assert re.search(message, caught.value.problem), caught.value
+    assert "search.space.train.epochs" in caught.value.problem
+    assert str(tmp_path / "experiments.yaml") in caught.value.problem
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "section, message",
+    [
+        ({"space": {}}, "search.space"),
+        (
+            {"space": {"train.epochs": {"low": 1, "high": 2}}, "trials": 101},
+            "trials=101, but a file may have",
+        ),
+        ({"space": {"train.epochs": {"low": 1, "high": 2}}, "trials": 0}, "search.trials=0"),
+        ({"space": {"train.epochs": {"low": 1, "high": 2}}, "timeout": 0}, "search.timeout=0"),
+        ({"space": {"train.seed": {"low": 1, "high": 2}}}, "train.seed=1 may not vary"),
+        ({"space": {"features": {"choices": [[], [1]]}}}, "share one published dataset"),
+        ({"space": {"train.epochs": {"low": 1.0, "high": 2.0}}}, r"train.epochs=1\.38.*valid integer"),
+    ],
+)
+def test_a_wrong_search_is_refused(tmp_path: Path, section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        searched(tmp_path, **section)
+    assert str(tmp_path / "experiments.yaml") in caught.value.problem
+
+
+def test_a_space_is_checked_at_its_ends_and_choices(tmp_path: Path) -> None:
+    (tmp_path / "fm.yaml").write_text("{architecture: deepfm, embedding_dim: 4, deep: [8]}")
+    space = {
+        "train.learning_rate": {"low": "1e-4", "high": 0.1, "log": True},
+        "train.epochs": {"low": 1, "high": 4},
+        "model.deep": {"choices": [[8], [16]]},
+        "model": {"choices": ["fm.yaml", {"architecture": "deepfm", "embedding_dim": 8}]},
+    }
+    planned = searched(tmp_path, space=space)
+    assert [one.changes for one in planned["train.epochs"]] == [{"train.epochs": 1}, {"train.epochs": 4}]
+    rates = [one.changes["train.learning_rate"] for one in planned["train.learning_rate"]]
+    assert rates[:2] == [1e-4, 0.1]
+    assert 1e-4 < rates[2] < 0.1
+    assert all(one.changes["model"] == str(tmp_path / "fm.yaml") for one in planned["model.deep"])
+    path = str(tmp_path / "experiments.yaml")
+    contents = read_experiments(path)
+    assert contents.search is not None
+    values = {"train.learning_rate": 0.03, "train.epochs": 2, "model.deep": [16], "model": "fm.yaml"}
+    trial = plan_trial(CONFIG, contents, path, 7, values)
+    assert trial.name == "trial 7"
+    assert trial.changes == {**values, "model": str(tmp_path / "fm.yaml")}
+    (config,) = trial.configs.values()
+    assert config.model.settings["deep"] == [16]
+    assert config.train.seed == CONFIG.train.seed
+    assert space_values(contents.search, path)["model"]["choices"][0] == str(tmp_path / "fm.yaml")
 
 
 def test_measures_of_probabilities_need_probabilities(tmp_path: Path) -> None:
@@ -183,8 +283,13 @@ def test_measures_of_probabilities_need_probabilities(tmp_path: Path) -> None:
     "file", sorted((ROOT / "conf/experiments").glob("*.yaml")), ids=lambda file: file.stem
 )
 def test_a_shipped_file_fits_the_configuration_of_its_name(file: Path) -> None:
-    config = load_config(str(ROOT / "conf/datasets" / file.name))
-    experiments = plan_experiments(config, read_experiments(str(file)), str(file))
+    config = load_config(str(ROOT / "conf/datasets" / file.name.replace("_search", "")))
+    contents = read_experiments(str(file))
+    if contents.search:
+        for examples in plan_space(config, contents, str(file)).values():
+            check_experiments(str(file), examples)
+        return
+    experiments = plan_experiments(config, contents, str(file))
     check_experiments(str(file), experiments)
     configs = [config for experiment in experiments for config in experiment.configs.values()]
     assert len({config.model.architecture for config in configs}) > 2

@@ -146,6 +146,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "horovod": ("training.launch",),
     "petastorm": ("training.data",),
     "mlflow": ("training.registry",),
+    "optuna": ("training.registry.search",),
     "openlineage": ("reporting.monitoring",),
     "airflow": ("airflow_dags",),
     "redis": ("scoring.delivery", "nightrank.online"),

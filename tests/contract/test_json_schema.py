@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from conf.raw_types import Strict
-from jobs.reference.files import generated_files
+from jobs.reference import generated_files
 from jobs.reference.json_schema import config_schema, model_schema
 from tests.contract.test_config import SMALL
 

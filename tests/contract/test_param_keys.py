@@ -37,6 +37,13 @@ def test_places_are_refused() -> None:
     assert refusal(["quality.psi_stop=0.5", "score.k=3"], DEFAULT_KEYS) is None
 
 
+def test_hostile_values_are_refused_with_a_short_message() -> None:
+    for value in ("[" * 3000, "x" * 100_000, "2001-13-01", "[" + "x, " * 3000 + "{a: 1}]"):
+        refused = refusal([f"quality.psi_stop={value}"], ("quality.",))
+        assert refused is not None, value[:20]
+        assert len(refused) < 800
+
+
 def _leaves() -> Iterator[tuple[str, dict[str, Any]]]:
     """Every key of the configuration with its JSON schema; free keys below a mapping end with a dot."""
     schema = documented_config().model_json_schema()

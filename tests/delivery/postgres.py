@@ -23,7 +23,7 @@ _NOBODY = 65534  # PostgreSQL refuses to run as root
 
 @dataclass(frozen=True)
 class Server:
-    """Address and credentials of a server."""
+    """Address and credentials of a server. The address says that connections are not encrypted."""
 
     url: str
     user: str
@@ -31,8 +31,11 @@ class Server:
 
 
 @contextmanager
-def postgres() -> Iterator[Server]:
+def postgres(certificate: tuple[str, str] | None = None) -> Iterator[Server]:
     """A server with an empty database and one user, who owns it and logs in with a password.
+
+    Args:
+        certificate: PEM files of a certificate and its key, for a server that also encrypts.
 
     Raises:
         Unavailable: there are no binaries.
@@ -44,6 +47,11 @@ def postgres() -> Iterator[Server]:
         options = _as_nobody(scratch)
         (scratch / "password").write_text(PASSWORD)
         data, log = scratch / "data", scratch / "postgres.log"
+        tls = []
+        for name, file in zip(("ssl_cert_file", "ssl_key_file"), certificate or (), strict=False):
+            (scratch / name).write_bytes(Path(file).read_bytes())
+            (scratch / name).chmod(0o600)
+            tls += ["-c", f"{name}={scratch / name}"]
         for path in scratch.rglob("*") if options else []:
             os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
         start = [binaries / "initdb", "-D", data, "-U", "lists", "--pwfile", scratch / "password"]
@@ -60,8 +68,9 @@ def postgres() -> Iterator[Server]:
         port = free_port()
         command = [str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-F"]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
+        command += ["-c", "ssl=on", *tls] if certificate else []
         with process(command, log, lambda: "ready to accept connections" in log.read_text(), **options):
-            yield Server(f"jdbc:postgresql://127.0.0.1:{port}/postgres", "lists", PASSWORD)
+            yield Server(f"jdbc:postgresql://127.0.0.1:{port}/postgres?sslmode=disable", "lists", PASSWORD)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

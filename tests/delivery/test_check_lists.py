@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from conf.errors import DataError
 from jobs.stages.check_lists import run as check_lists
+from storage import file_io
 from storage.manifest import MANIFEST_NAME, read_manifest
 from storage.run_context import RunContext
 from tests.delivery.conftest import PublishedRuns
@@ -54,7 +54,7 @@ def drop_a_row(job: RunContext) -> None:
 def promote_another(job: RunContext) -> None:
     """Makes another model the champion."""
     path = Path(job.lake.models("toy")) / f"promotions/dt={RUN_DATE}.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "champion_after": "m2"}))
+    file_io.replace_json(str(path), {**file_io.read_json(str(path)), "champion_after": "m2"})
 
 
 def other_candidates(job: RunContext) -> None:
@@ -64,10 +64,10 @@ def other_candidates(job: RunContext) -> None:
 
 def rewrite(job: RunContext, change: Callable[[dict[str, Any]], None]) -> None:
     """Changes the manifest of the lists."""
-    path = Path(job.lake.recommendations.partition(RUN_DATE).file(MANIFEST_NAME))
-    values = json.loads(path.read_text())
+    path = job.lake.recommendations.partition(RUN_DATE).file(MANIFEST_NAME)
+    values = file_io.read_json(path)
     change(values)
-    path.write_text(json.dumps(values))
+    file_io.replace_json(path, values)
 
 
 def test_whole_lists_pass_and_their_figures_are_repeated(job: RunContext, runs: PublishedRuns) -> None:

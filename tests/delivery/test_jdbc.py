@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,9 +28,10 @@ from scoring.delivery.secrets import Credentials
 from scoring.delivery.sinks import jdbc
 from storage.manifest import read_manifest
 from storage.publish import read_published
+from tests.certificates import certificate_in
 from tests.conftest import ROOT
 from tests.delivery.conftest import PublishedRuns
-from tests.delivery.postgres import Server
+from tests.delivery.postgres import Server, postgres
 from tests.scoring.scoring_lake import RUN_DATE
 
 VALUES = ["user_id", "position", "item_id", "score", "reason", "model_version"]
@@ -321,6 +323,47 @@ def test_what_postgresql_refuses_says_what_to_correct(
     no_jar = sink.model_copy(update={"driver_jar": str(tmp_path / "gone.jar")})
     with pytest.raises(ConfigError, match=r"gone\.jar of app does not exist"):
         jdbc.deliver(no_jar, published)
+
+
+def test_without_sslmode_the_connection_is_encrypted_and_the_server_is_checked(
+    published: PublishedLists,
+    spark: SparkSession,
+    sink: jdbc.Settings,
+    database: Server,
+    tmp_path: Path,
+) -> None:
+    """A server without TLS is refused, and so is one whose certificate nobody trusts, or for another name."""
+    plain = sink.model_copy(update={"url": database.url.partition("?")[0]})
+    with pytest.raises(ConfigError, match="does not support SSL") as refused:
+        jdbc.deliver(plain, published)
+    assert "?sslmode=disable" in refused.value.remedy
+    certificate = certificate_in(tmp_path)
+    with postgres(certificate) as server:
+        url = server.url.partition("?")[0]
+        unknown = sink.model_copy(update={"url": url})
+        with pytest.raises(ConfigError, match="SSL"):
+            jdbc.deliver(unknown, published)
+        trusted = f"{url}?sslrootcert={certificate[0]}"
+        encrypted = sink.model_copy(update={"url": trusted})
+        assert jdbc.deliver(encrypted, published).rows == published.manifest.rows
+        with connect(spark, encrypted, Credentials(server.user, server.password)) as client:
+            [(used,)] = client.rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+        assert used == "t"
+        elsewhere = sink.model_copy(update={"url": trusted.replace("127.0.0.1", "localhost")})
+        with pytest.raises(ConfigError, match="localhost"):
+            jdbc.deliver(elsewhere, published)
+
+
+def test_a_server_that_never_answers_is_left(
+    published: PublishedLists, sink: jdbc.Settings, spark: SparkSession
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"jdbc:postgresql://127.0.0.1:{silent.getsockname()[1]}/x?sslmode=disable"
+        for limit in ("loginTimeout=1", "socketTimeout=1"):
+            start = time.monotonic()
+            with pytest.raises(InfrastructureError):
+                jdbc.deliver(sink.model_copy(update={"url": f"{url}&{limit}"}), published)
+            assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize("user, message", [("a\0b", r"U\+0000|22021"), ("incompressible", "SQLSTATE 54000")])

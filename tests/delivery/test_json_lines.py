@@ -181,7 +181,7 @@ def test_lost_users_are_noticed_before_the_manifest_is_replaced(runs: PublishedR
     before = read_manifest(partition_of(sink))
     fewer = PublishedLists(lists.rows.where(F.col("user_id") != "u001"), lists.manifest)
     Path(partition_of(sink).file(before.files[0].path)).rename(tmp_path / "aside")
-    with pytest.raises(InfrastructureError, match="has 36 lines, but 37 users have a list"):
+    with pytest.raises(InfrastructureError, match="have 36 records, but the published lists need 37"):
         json_lines.deliver(sink, fewer)
     assert read_manifest(partition_of(sink)) == before
 
@@ -226,6 +226,20 @@ JDBC = {
         ),
         ({"url": "jdbc:postgresql://a:hidden-word@db/app"}, "must not contain a user or a password"),
         ({"url": "jdbc:mysql://db/app"}, "must begin with jdbc:postgresql:"),
+        *(
+            ({"url": f"jdbc:postgresql://db/app?sslmode=require&{parameter}"}, "it may not have")
+            for parameter in (
+                "socketFactory=org.springframework.context.support.ClassPathXmlApplicationContext",
+                "sslfactory=org.postgresql.ssl.NonValidatingFactory",
+                "sslhostnameverifier=a.B",
+                "sslpasswordcallback=a.B",
+                "authenticationPluginClassName=a.B",
+                "xmlFactoryFactory=a.B",
+                "loggerFile=/etc/cron.d/x",
+                "service=x",
+                "socket%46actory=a.B",
+            )
+        ),
         ({"table": "lists; drop table users"}, "lower-case letters"),
         ({"table": "x" * 31}, "at most 30"),
         ({"password": {}}, "either `env` or `file`"),

@@ -26,7 +26,7 @@ from jobs.stages.deliver_recommendations import run as deliver_recommendations
 from nightrank.online import OnlineReader, open_online
 from scoring.delivery import online_store
 from scoring.delivery.online_format import bucket_of
-from scoring.delivery.published_lists import EraseRequest, FeatureTable, PublishedLists
+from scoring.delivery.published_lists import EraseRequest, LakeTable, PublishedLists
 from scoring.delivery.sinks import read_settings, redis
 from storage.manifest import FileEntry, Manifest, read_manifest
 from storage.parquet_files import read_table
@@ -261,7 +261,7 @@ def test_keys_that_the_server_loses_are_noticed_before_readers_use_them(
     pd.testing.assert_frame_equal(lists_in(reader, users_of(lists)), expected(few))
 
 
-def features(name: str) -> FeatureTable:
+def features(name: str) -> LakeTable:
     """Features of all kinds of columns, with values that are easily lost."""
     key = {"users": "user_key", "items": "item_key"}[name]
     count = 37
@@ -290,7 +290,7 @@ def features(name: str) -> FeatureTable:
     ]
     schema = tuple(zip(rows.column_names, kinds, strict=True))
     manifest = Manifest(name, RUN_DATE, (FileEntry("f", count, 1, (count,)),), schema, {})
-    return FeatureTable(key, manifest, lambda: rows)
+    return LakeTable(key, manifest, lambda: rows)
 
 
 @pytest.mark.usefixtures("small_buckets")

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from conf.errors import DataError
+from etl.latest.item_titles import ItemTitle
 from jobs import show
 from reporting.inspect.user_list import described, find, page
 from storage import file_io
@@ -56,6 +57,23 @@ def test_the_list_and_its_features_are_those_of_the_tables(runs: PublishedRuns) 
     assert actual.history.items == {
         item: (int(row["sum"]), int(row["count"])) for item, row in seen.iterrows()
     }
+
+
+def test_titles_stand_beside_the_items_and_fit_into_a_line(runs: PublishedRuns) -> None:
+    user_list = find(runs.lake, RUN_DATE, "u004")
+    assert "  title  " not in page(user_list, {})
+    items = [entry["item_id"] for entry in user_list.entries]
+    clicked = [item for item, _, _ in user_list.history.most_clicked(10)] if user_list.history else []
+    titles = {item: ItemTitle(f"Title of {item}") for item in (*items, *clicked)}
+    titles[items[0]] = ItemTitle("A very\nlong title \x1b[31m " * 9)
+    entries = [{**entry, "title": titles[entry["item_id"]].title} for entry in user_list.entries]
+    shown = page(replace(user_list, titles=titles, entries=entries), {})
+    assert "#  item  title" in shown
+    assert f"{items[1]}  Title of {items[1]} " in shown
+    assert all(f"{item}  Title of {item} " in shown for item in clicked if item != items[0])
+    assert "A very long title" in shown
+    assert "\x1b" not in shown
+    assert max(map(len, shown.split("Item features")[0].splitlines()[-8:])) < 140
 
 
 def test_a_refit_is_named_with_its_champion(runs: PublishedRuns) -> None:

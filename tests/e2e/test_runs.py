@@ -30,6 +30,7 @@ from jobs.chain.steps import RunPlan
 from jobs.stages.build_features import run as build_features
 from jobs.stages.generate_clicks import run as generate_clicks
 from jobs.stages.train_model import run as train_model
+from reporting.monitoring.run_record import read_records
 from storage.dataset import read_dataset, read_spec, split_partitions
 from storage.feature_spec import NUM_RESERVED_IDS
 from storage.id_counts import find_id_counts
@@ -37,6 +38,7 @@ from storage.job_summary import JobSummary
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
+from tests.contract.test_dashboard import facts as facts_of_dashboard
 from tests.etl.synthetic.decoded import LABEL, criteo_rows
 from training.launch import train_on_ranks
 from training.loop.training_plan import make_plan
@@ -153,6 +155,19 @@ def test_every_user_gets_a_full_sorted_list(two_runs: tuple[LakePaths, list[str]
     assert lists.sort_values(["user_id", "position"], kind="stable").index.tolist() == list(range(len(lists)))
     assert (lists.groupby("user_id")["score"].diff().dropna() <= 0).all()
     assert set(lists["model_version"]) == {champion}
+
+
+@pytest.mark.timeout(600)
+def test_the_numbers_of_the_dashboard_are_in_the_summaries(two_runs: tuple[LakePaths, list[str]]) -> None:
+    """A panel of conf/grafana.json shows a number of a job summary by its name."""
+    lake, _ = two_runs
+    records = read_records(lake, [FIRST])
+    known = {(record.job, name) for record in records for name in record.facts}
+    # The first night has no lists of the day before. The summary of this job is what it publishes.
+    measured = read_manifest(lake.measures.partition(FIRST)).facts
+    known |= {("measure_recommendations", name) for name in measured}
+    assert len(facts_of_dashboard()) >= 5
+    assert facts_of_dashboard() <= known
 
 
 @pytest.mark.timeout(600)

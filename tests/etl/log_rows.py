@@ -46,11 +46,11 @@ def rows_of_log(config: Config, raw: RawFiles, split_bytes: int | None = None) -
             good |= {ROW_ID: block.row_lines + row_id, LINE_NUMBER: block.row_lines + line + 1}
             good |= {FILE: [path] * count, LINE: [None] * count, REASON: [None] * count}
             parts.append(pa.table([pa.array(good[f.name], f.type) for f in schema], schema=schema))
-            lines = [number for number, _ in block.rejected]
+            lines = list(block.rejected)
             bad: dict[str, Any] = dict.fromkeys(types, [None] * len(lines))
             bad |= {ROW_ID: [row_id + number for number in lines], FILE: [path] * len(lines)}
             bad |= {LINE_NUMBER: [line + number + 1 for number in lines], LINE: block.texts(lines)}
-            bad[REASON] = [reason for _, reason in block.rejected]
+            bad[REASON] = [reason for _, reason in block.rejected.pairs()]
             parts.append(pa.table([pa.array(bad[f.name], f.type) for f in schema], schema=schema))
             row_id, line = row_id + block.lines, line + block.lines
     return pa.concat_tables(parts).sort_by(ROW_ID)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import DataError
+from conf.quality_types import Quality
 from conf.raw_types import SEPARATORS
 from conf.types import Config
+from etl.native.scan import rejections_of
+from etl.quality.day_counts import DayCounts
 from etl.raw.file_splits import split_files
+from etl.text import scan_pass
 from etl.text.parse_block import columns_to_parse, file_layout, plain, read_split
 from etl.workflow.feature_plan import plan_of
+from spark.local_workers import LocalWorkers
+from storage.manifest import read_manifest
+from storage.paths import LakePaths
 from tests.etl import cases, raw_oracle
+from tests.etl.cases import run_build
+from tests.processes import ROOT, environment
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +46,7 @@ def _config(folder: Path, form: str) -> Config:
     log = {
         "path": "{data}/*",
         "format": form,
-        "separator": "," if form == "csv" else "\t",
+        **({} if form == "jsonl" else {"separator": "," if form == "csv" else "\t"}),
         "null_values": ["\\N", "NULL", "-7", "u,1"],
         "columns": [{"name": name, "type": kind} for name, kind in zip(NAMES, KINDS, strict=True)],
         "label": {"column": "label"},
@@ -142,7 +153,7 @@ def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows
                 ]
                 for line, *values in zip(parsed.row_lines.tolist(), *columns, strict=True):
                     rows[path.name, before + line + 1] = tuple(values)
-                for line, reason in parsed.rejected:
+                for line, reason in parsed.rejected.pairs():
                     reasons[path.name, before + line + 1] = reason
                 before += parsed.lines
     return rows, reasons
@@ -224,3 +235,71 @@ def test_long_fields_and_many_fields(tmp_path: Path) -> None:
     rows, reasons = _of_files(_config(tmp_path, "csv"), paths, 1 << 20)
     assert [row[1] for row in rows.values()] == ["u"]
     assert list(reasons.values()) == ["key:user", "field_count"]
+
+
+def test_rejected_lines_beyond_the_limit_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The quarantine has the first lines, at least some of each reason; its manifest counts all of them."""
+    good = [b"%d\tu%d\ti\t5\t0.5" % (number % 2, number) for number in range(50)]
+    bad = [b"", b"x"] * 75_000 + [b"1\tu\ti\tx\t1"] * 1500 + [b"\xff"] * 2
+    config = _config(tmp_path, "tsv").model_copy(update={"quality": Quality(max_bad_share=1.0)})
+    _write(tmp_path, [b"\n".join([*good, *bad])])
+    run_build(LocalWorkers(1, lambda: pytest.fail("a session")), config, DAY)
+    partition = LakePaths(config.lake).quarantine.partition(DAY)
+    manifest = read_manifest(partition)
+    assert manifest.dropped == {"field_count": 150_000, "integer:n": 1500, "not_utf8": 2}
+    assert manifest.facts["not_kept"] == {"field_count": 50_000, "integer:n": 500}
+    assert (manifest.rows_in, manifest.rows) == (151_552, 101_002)
+    counts = DayCounts.from_manifest(manifest)
+    assert (counts.good, counts.bad) == (50, 151_502)
+    rows = cases.read_rows(partition)
+    first, last = 51, 151_552
+    expected = [*range(first, first + 100_000), *range(150_051, 151_051), last - 1, last]
+    assert rows["line_number"].tolist() == expected
+    assert "50,500 of the 151,502 rejected lines of 2026-01-01 are not in the quarantine" in caplog.text
+
+
+def test_texts_of_rejected_lines_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_pass, "_KEPT_BYTES", 1000)
+    sample = scan_pass._Sample()
+    rejected = rejections_of((line, "json") for line in range(100))
+    kept, texts = sample.choose(rejected, lambda lines: ["x" * 30 for _ in lines])
+    assert (len(kept), len(texts), sample.not_kept) == (33, 33, {"json": 67})
+    kept, _ = sample.choose(rejected, lambda lines: ["x" * 30 for _ in lines])
+    assert (len(kept), sample.not_kept) == (0, {"json": 167})
+
+
+PROGRAM = """
+import json, resource, sys
+from pathlib import Path
+from etl.raw.file_splits import split_files
+from etl.text.parse_block import file_layout
+from etl.text.scan_pass import ScanTask, scan_file_split
+from etl.workflow.feature_plan import plan_of
+from conf.load import load_config
+config, path = load_config(sys.argv[1]), sys.argv[2]
+layout = file_layout(plan_of(config), (path,))
+resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+for file_split in split_files([path]):
+    for batch in scan_file_split(0, ScanTask(file_split, f"{path}.counts.parquet"), layout, ["n"]):
+        pass
+    print(json.loads(batch["summary"][0].as_py())["dropped"])
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("form, lines", [("tsv", 20_000_000), ("jsonl", 2_000_000)])
+def test_line_ends_need_little_memory(tmp_path: Path, form: str, lines: int) -> None:
+    """Each rejected line was an entry of a dict, which needs 100 bytes."""
+    config = _config(tmp_path, form)
+    good = {
+        "tsv": b"1\tu\ti\t5\t0.5\n",
+        "jsonl": b'{"label": 1, "user": "u", "item": "i", "n": 5, "x": 0.5}\n',
+    }
+    (path,) = _write(tmp_path, [good[form] + b"\n" * lines], ".gz")
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "config.yaml"), str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    reason = "field_count" if config.log.format == "tsv" else "json"
+    assert run.stdout.strip() == str({reason: lines})

@@ -5,7 +5,6 @@ And what prevents it.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from storage import format_versions
+from storage import file_io, format_versions
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, is_whole
 from storage.paths import LakePaths, Partition
 from tests.etl import cases, oracle, raw_oracle
@@ -28,7 +27,7 @@ def partitions(root: Path) -> dict[str, tuple[Partition, Manifest]]:
     """Path below the lake → partition and manifest, for all partitions with data files."""
     manifests = {}
     for path in sorted(root.rglob(MANIFEST_NAME)):
-        values = format_versions.MANIFEST.check(json.loads(path.read_text()), str(path))
+        values = format_versions.MANIFEST.check(file_io.read_json(str(path)), str(path))
         manifest = Manifest.from_json(values)
         name = str(path.parent.relative_to(root))
         if manifest.files:

@@ -600,7 +600,7 @@ def of_the_passes(config: Config, raw: RawFiles) -> tuple[list[dict[str, Any]], 
             {"_line_number": int(line) + 1, **{name: values[row] for name, values in columns.items()}}
             for row, line in enumerate(block.row_lines)
         ],
-        [(line + 1, reason) for line, reason in block.rejected],
+        [(line + 1, reason) for line, reason in block.rejected.pairs()],
     )
 
 

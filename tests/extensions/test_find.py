@@ -21,7 +21,7 @@ from scoring.candidates.read_sources import read_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.rules.read_settings import read_rule_settings
 from tests.extensions.packages import write_package, write_shop
-from training.loop.losses import read_loss
+from training.loop.forward import read_loss
 from training.models import build_model
 from training.settings import read_settings
 
@@ -173,7 +173,7 @@ def test_operators_belong_to_one_section(shop: Path) -> None:
 
 def test_known_names_need_no_import(site: Path) -> None:
     write_package(site, "mine", {"sinks": {"kafka": "no_such_module"}})
-    assert SINK.names() == ["jdbc", "json_lines", "kafka", "redis"]
+    assert SINK.names() == ["csv", "jdbc", "json_lines", "kafka", "redis"]
 
 
 def test_a_digest_depends_on_all_files_of_the_package_and_on_no_others(shop: Path) -> None:

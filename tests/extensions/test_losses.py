@@ -21,7 +21,7 @@ from tests.extensions.packages import SHOP, write_package
 from tests.training.feature_rows import make_spec, random_rows
 from training.collectives import ALONE
 from training.data.batch import Batch
-from training.loop.losses import read_loss
+from training.loop.forward import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.settings import training_digests

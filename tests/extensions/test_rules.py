@@ -18,7 +18,7 @@ from conf.plugins import RULE as RULES
 from conf.types import Config, ListRules
 from jobs.reference.json_schema import config_schema
 from jobs.reference.pages import configuration_page
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.recommender import ListRanker
 from scoring.rules.read_settings import read_rule_settings
 from scoring.rules.request import rules_request
 from scoring.rules.rule_tables import rule_digests
@@ -37,12 +37,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> ReferenceScores:
     return make_reference(tmp_path_factory.mktemp("reference"))
 
 
-def recommender_with(reference: ReferenceScores, **rules: Any) -> Recommender:
+def recommender_with(reference: ReferenceScores, **rules: Any) -> ListRanker:
     request = rules_request(ListRules.model_validate(rules), K, RUN_DATE, {})
     return make_recommender(replace(reference.request, k=K, rules=request))
 
 
-def lists_of(recommender: Recommender, reference: ReferenceScores) -> pd.DataFrame:
+def lists_of(recommender: ListRanker, reference: ReferenceScores) -> pd.DataFrame:
     lists = recommender.recommend(batch_of(reference.users))
     return pd.concat([batch.to_pandas() for batch in lists], ignore_index=True)
 

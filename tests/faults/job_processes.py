@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from jobs.chain.submit import Stage, Submission, environment
-from storage import format_versions
+from storage import file_io, format_versions
 from storage.manifest import MANIFEST_NAME, Manifest
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +181,7 @@ def published(lake: Path) -> dict[str, str]:
     """Partition → digest of all that readers can see, after checking that every manifest tells the truth."""
     digests = {}
     for path in sorted(lake.rglob(MANIFEST_NAME)):
-        stored = json.loads(path.read_text())
+        stored = file_io.read_json(str(path))
         manifest = Manifest.from_json(format_versions.MANIFEST.check(stored, str(path)))
         for entry in manifest.files:
             footer = pq.ParquetFile(path.parent / entry.path).metadata

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from jobs import champion
 from storage import file_io
 from storage.paths import LakePaths
 from training.registry import mlflow_mirror
+from training.registry.champion_history import read_overrides
 from training.registry.refits import Refit, record_refit
 from training.registry.versions import ChampionDecision, champion_as_of, model_path, record_decision
 
@@ -51,6 +54,32 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakePaths:
 def call(lake: LakePaths, run_date: str, *words: str) -> int:
     config = ["--config", "conf/datasets/generated.yaml", "--set", f"lake={lake.root}"]
     return champion.main([*config, "--run-date", run_date, "--by", "ada", *words])
+
+
+def pin_in_a_process(root: str, version: str, start: Event) -> None:
+    mlflow_mirror.set_aliases = lambda *_: None
+    start.wait(60)
+    assert call(LakePaths(root), "2026-01-08", "--pin", version, "--why", f"of {version}") == 0
+
+
+@pytest.mark.processes
+def test_eight_pins_at_once_leave_eight_records(lake: LakePaths) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, names = context.Event(), [f"w{number}aaaa" for number in range(8)]
+    for version in names:
+        file_io.replace_json(f"{model_path(lake, NAME, version)}/model.json", {"parent": None})
+    processes = [
+        context.Process(target=pin_in_a_process, args=(lake.root, version, start)) for version in names
+    ]
+    for process in processes:
+        process.start()
+    start.set()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * 8
+    recorded = list(read_overrides(lake, NAME, "2026-01-08"))
+    assert sorted(override.champion for override in recorded) == names
+    assert sorted(override.why for override in recorded) == [f"of {version}" for version in names]
 
 
 def test_the_history_says_who_serves_since_when_and_why(

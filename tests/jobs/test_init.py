@@ -91,13 +91,35 @@ def test_the_file_says_what_was_left_out_and_is_not_replaced(
 ) -> None:
     assert _init("--items", "items.csv") == 0
     text = (shop / "shop.yaml").read_text()
-    assert "items.title, because nearly each row has another value" in text
+    assert "items.title, because people read it: it is the title of the item" in text
+    config = load_config("shop.yaml")
+    assert config.items is not None
+    assert (config.items.title, config.items.image) == ("title", None)
+    assert config.scopes.item == ["price", "item"]
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["run_date"], summary["questions"]) == (DAYS[-1], [])
     assert _init() == 2
     assert "exists already" in capsys.readouterr().err
     assert _init("--force") == 0
     assert "items.title" not in (shop / "shop.yaml").read_text()
+
+
+def test_a_title_that_looks_like_a_list_is_a_text_and_pictures_are_found(shop: Path) -> None:
+    items = pd.read_csv("items.csv")
+    items["Product Name"] = [f"red shoe {row % 5}" for row in range(len(items))]
+    items["imageUrl"] = "https://a.example/1.jpg"
+    items.drop(columns="title").to_csv("items.csv", index=False)
+    config = new_config(Wishes("events_*.csv", items="items.csv"), Questions(ask=False)).sections
+    types = {column["name"]: column["type"] for column in config["items"]["columns"]}
+    title, image = config["items"]["title"], config["items"]["image"]
+    assert (types[title], types[image]) == ("string", "string")
+    assert not {title, image} & {name for group in config["features"] for name in group["columns"]}
+
+
+def test_many_small_files_are_a_small_log(shop: Path) -> None:
+    config = new_config(Wishes("events_*.csv"), Questions(ask=False)).sections
+    # A batch has 256 rows of the log: four drawn rows stand beside each.
+    assert (config["train"]["epochs"], config["train"]["global_batch_size"]) == (10, 1280)
 
 
 def test_questions_are_asked_or_written(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from conf.errors import EXIT_CONFIG, ConfigError, InfrastructureError
 from jobs import nightly
-from jobs.chain import application, night, submit
+from jobs.chain import application, run_chain, submit
 from jobs.chain import application as isolated_stages
 from reporting.monitoring.run_record import read_records
 from storage.job_summary import JobSummary
@@ -362,7 +362,7 @@ def test_an_error_of_the_disk_ends_nightly_without_a_traceback(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(night, "run_night", fail)
+    monkeypatch.setattr(run_chain, "run_night", fail)
     assert nightly.main(submit_stub.arguments()) == 4
     assert "nightly failed: [Errno 28] No space left on device" in capsys.readouterr().err
 
@@ -429,7 +429,7 @@ def test_the_application_starts_before_the_checks(
     def check_tables(*_: object) -> None:
         _wait_for(lambda: len(stub.starts()) == 1)
 
-    monkeypatch.setattr(night, "check_tables", check_tables)
+    monkeypatch.setattr(run_chain, "check_tables", check_tables)
     assert nightly.main(stub.arguments(*(["--retrain"] if retrain else []))) == 0
     [started] = stub.starts()
     assert started["modules"] == (["torch"] if retrain else [])
@@ -446,7 +446,7 @@ def test_a_check_that_fails_ends_the_application_at_once(
         _wait_for(lambda: len(stub.starts()) == 1)
         raise ConfigError("this is wrong", "correct it")
 
-    monkeypatch.setattr(night, "check_tables", check_tables)
+    monkeypatch.setattr(run_chain, "check_tables", check_tables)
     assert nightly.main(stub.arguments()) == EXIT_CONFIG
     assert "this is wrong" in capsys.readouterr().err
     [started] = stub.starts()

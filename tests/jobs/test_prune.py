@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError, InfrastructureError
+from jobs import prune as command
 from jobs.stages import prune
 from storage import delta_log, file_io, hard_links
 from storage.dataset import publish_dataset, read_dataset, split_files
@@ -156,6 +157,17 @@ def _nothing(lake: LakePaths) -> None:
     pass
 
 
+def test_the_command_deletes_only_with_its_option(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", "my.yaml", "--run-date", RUN_DATE, "--keep-days", str(KEEP)]
+    before = entries_of(root)
+    for more, is_changed in ((), False), (("--delete",), True):
+        context = RunContext("prune", config_of(root), RUN_DATE)
+        summary = command.prune(context, command._parser().parse_args([*words, *more]))
+        assert summary.facts["dry_run"] is not is_changed
+        assert (entries_of(root) != before) == is_changed
+        assert ("was deleted" in capsys.readouterr().out) == is_changed
+
+
 @pytest.mark.parametrize(
     "change, sections, kept",
     [
@@ -220,7 +232,9 @@ def test_a_dry_run_changes_nothing_and_prints_the_same(root: Path) -> None:
     would, planned = prune.run(context(), KEEP, dry_run=True)
     assert {path: (root / path).stat().st_mtime_ns for path in entries_of(root)} == before
     was, done = prune.run(context(), KEEP, dry_run=False)
-    assert would.replace("would be deleted", "was deleted") == was
+    planned_text, advice = would.rsplit("\n", 1)
+    assert planned_text.replace("would be deleted", "was deleted") == was
+    assert "add --delete" in advice
     assert {**done.facts, "dry_run": True} == planned.facts
     row = next(line for line in was.splitlines() if line.split()[:1] == ["quarantine"])
     assert row.split()[1:3] == ["8", "24"]  # eight dates, each with a manifest and two files

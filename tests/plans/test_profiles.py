@@ -152,6 +152,24 @@ def _settings(name: str) -> dict[str, str]:
     return read_properties(next(path for path in ON_CLUSTERS if path.stem == name))
 
 
+@pytest.mark.parametrize("where", WHERE, ids=lambda path: path.stem)
+def test_every_cluster_authenticates_and_encrypts_and_has_no_web_page(
+    where: Path, spark: SparkSession
+) -> None:
+    """What Spark itself makes of the settings of a profile, with a secret of the test."""
+    settings = {**read_properties(where), "spark.authenticate.secret": "of-this-test"}
+    jvm: Any = spark._jvm
+    conf = jvm.org.apache.spark.SparkConf(False)
+    for key, value in settings.items():
+        conf.set(key, value)
+    in_file = jvm.org.apache.spark.internal.config.ConfigEntry.findEntry("spark.authenticate.secret.file")
+    manager = jvm.org.apache.spark.SecurityManager(conf, jvm.scala.Option.empty(), in_file)
+    assert manager.isAuthenticationEnabled()
+    assert manager.isEncryptionEnabled()
+    assert conf.get("spark.io.encryption.enabled") == "true"
+    assert conf.get("spark.ui.enabled") == "false"
+
+
 def test_training_leaves_the_gpu_to_torch() -> None:
     settings = _settings("train-gpu")
     assert "spark.plugins" not in settings

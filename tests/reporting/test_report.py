@@ -14,19 +14,22 @@ import pytest
 
 from conf.load import load_config
 from conf.types import Config, Negatives
+from etl.latest.item_titles import ItemTitle
 from etl.quality.checks import MissingRows
 from jobs.runner import run_job
 from jobs.stages import report
 from reporting.elements.markup import Html, join, table, tag
 from reporting.facts import run_facts
-from reporting.facts.run_facts import read_run_facts
+from reporting.facts.run_facts import UserHistory, UserList, read_run_facts
 from reporting.html.page import build
+from reporting.html.sections import list_sections
 from reporting.html.sections.stages import read_stage_times
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import read_manifest, replace_manifest
 from storage.parquet_files import read_table
 from storage.paths import LakePaths
+from storage.publish_rows import publish_rows
 from tests.reporting.report_lake import (
     CHANGES,
     FINDINGS,
@@ -57,7 +60,10 @@ _SECTIONS = [
 
 
 class Page(HTMLParser):
-    """Collects tags and text, and fails on elements that are not closed in order."""
+    """Collects tags and text, and fails on elements that are not closed in order.
+
+    Its text leaves out the list of contents.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -80,7 +86,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         """Collects text."""
-        self.words.append(data)
+        if "nav" not in self.open:
+            self.words.append(data)
 
     @property
     def text(self) -> str:
@@ -118,7 +125,17 @@ def test_full_report_shows_every_section_and_its_figures(full: str) -> None:
         "Recall @112 All candidates 62.5% covisitation 37.5% popular 25.0%",
     ):
         assert figure in page.text
-    assert full.count("<svg") == 12
+    # The days are drawn once, in the section about the data.
+    assert full.count("<svg") == 10
+
+
+def test_the_contents_link_to_every_section_in_its_order(full: str) -> None:
+    page = Page(full)
+    links = [attributes["href"] for name, attributes in page.tags if name == "a"]
+    assert links == [f"#{name}" for name in _SECTIONS]
+    contents = full[full.index("<nav") : full.index("</nav>")]
+    titles = re.findall(r'<h2 id="[\w-]+">(.*?)</h2>', full)
+    assert re.findall(r"<a [^>]*>(.*?)</a>", contents) == titles
 
 
 def test_changes_and_deliveries_stand_beside_each_other(full: str) -> None:
@@ -158,7 +175,57 @@ def test_expected_calibration_error_weighs_bins_by_rows(full: str) -> None:
 def test_report_loads_nothing_from_anywhere(full: str) -> None:
     assert not re.search(r"https?:|//[\w.]+/|url\(|@import|<script|<link|<img|<iframe", full)
     for _, attributes in Page(full).tags:
-        assert not {"src", "href", "srcset", "data", "poster"} & set(attributes)
+        assert not {"src", "srcset", "data", "poster"} & set(attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+
+
+HOSTILE_TITLE = '<b>"T"</b> & more'
+
+
+@pytest.mark.parametrize(
+    "address, is_link",
+    [
+        ("https://a.example/1.jpg?a=1&b=2", True),
+        ("http://a.example/1.jpg", True),
+        ('https://a.example/" onclick="alert(1)', True),
+        ("javascript:alert(1)", False),
+        ("data:image/png;base64,AAAA", False),
+        ("//a.example/1.jpg", False),
+        ("https:", False),
+        ("http://[", False),
+        ("/pictures/1.jpg", False),
+        (None, False),
+    ],
+)
+def test_titles_are_text_and_pictures_are_links_to_the_web_only(address: str | None, is_link: bool) -> None:
+    lists = [
+        UserList("u1", [(1, "i1", 0.5, "ranked"), (2, "i2", 0.4, "ranked")], UserHistory({"i3": (2, 3)}))
+    ]
+    titles = {"i1": ItemTitle(HOSTILE_TITLE, address), "i2": ItemTitle("i2"), "i3": ItemTitle("Third")}
+    markup = list_sections.render_sample(lists, "ranking", titles)
+    page = Page(markup)
+    links = [attributes for name, attributes in page.tags if name == "a"]
+    assert [link["href"] for link in links] == ([address] if is_link else [])
+    for link in links:
+        assert link["title"] == link["aria-label"] == f"Picture of {HOSTILE_TITLE}"
+        assert link["rel"] == "noreferrer noopener"
+        assert "onclick" not in link
+    assert not {name for name, _ in page.tags} & {"b", "img"}
+    assert f"{HOSTILE_TITLE} i1" in page.text
+    assert "Third i3 2 of 3" in page.text
+    assert page.text.count("i2") == 1
+
+
+def test_the_report_reads_the_titles_of_its_date(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    lake = LakePaths(config.lake)
+    lists = lake.recommendations.partition(RUN_DATE)
+    items = sorted(set(read_table(lists, read_manifest(lists)).column("item_id").to_pylist()))
+    rows = pa.table({"item_key": items, "title": [f"Title {number}" for number in range(len(items))]})
+    publish_rows(rows, lake.item_titles.partition(RUN_DATE), inputs={}, row_group_rows=10, sort_by="item_key")
+    text = Page(build(config, RUN_DATE)[1]).text
+    for section in ("Coverage", "A few lists"):
+        assert "Title 0" in text.split(section, 1)[1]
 
 
 def test_values_of_the_log_are_text_and_never_markup(full: str) -> None:
@@ -199,6 +266,7 @@ def test_data_quality_of_a_stopped_run_is_shown_without_a_dataset(tmp_path: Path
     publish_facts(LakePaths(config.lake).quality(config.name).partition(RUN_DATE), quality_facts(stopped))
     page = build(config, RUN_DATE)[1]
     assert "The job was stopped: no features were published." in Page(page).text
+    assert "Rows of the log</strong> that parsed, by day." in page
     assert page.count('<strong class="stop">') == 4  # two findings, the PSI and its column
     publish_facts(LakePaths(config.lake).quality(config.name).partition(RUN_DATE), quality_facts([]))
     assert "Nothing is above a limit." in Page(build(config, RUN_DATE)[1]).text

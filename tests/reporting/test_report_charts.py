@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reporting.html.charts.bars import columns, histogram, rows
-from reporting.html.charts.frame import axis, plain, tick_step
-from reporting.html.charts.line import Reference, Series, line_chart, scatter
+from reporting.html.charts.frame import axis, column_axis, log_axis, plain, tick_step, x_of
+from reporting.html.charts.line import Reference, Series, Span, dot_chart, line_chart, scatter, span_rows
 
 _VALUES = st.lists(
     st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-6), min_size=1, max_size=20
@@ -33,6 +33,71 @@ def test_axis_encloses_its_values_with_few_ascending_ticks(
     assert all(chart_axis.low - slack <= tick <= chart_axis.high + slack for tick in chart_axis.ticks)
     if from_zero:
         assert chart_axis.low <= 0 <= chart_axis.high
+
+
+@given(_VALUES, st.booleans())
+def test_whole_ticks_are_whole_numbers(values: list[float], exact: bool) -> None:
+    chart_axis = axis(values, "epoch", exact=exact, whole=True)
+    if math.floor(chart_axis.high) >= math.ceil(chart_axis.low):
+        assert all(tick == round(tick) for tick in chart_axis.ticks)
+    assert chart_axis.ticks or exact
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1.001, 1e9))
+def test_a_log_axis_has_ticks_in_its_range_and_equal_distances_of_ratios(low: float, ratio: float) -> None:
+    chart_axis = log_axis(low, low * ratio, "rate")
+    assert 1 <= len(chart_axis.ticks) <= 20
+    assert list(chart_axis.ticks) == sorted(set(chart_axis.ticks))
+    slack = 1e-6 * low
+    assert all(low - slack <= tick <= low * ratio * (1 + 1e-6) for tick in chart_axis.ticks)
+    assert chart_axis.place(low, 0.0, 1.0) == pytest.approx(0.0, abs=1e-6)
+    assert chart_axis.place(low * ratio, 0.0, 1.0) == pytest.approx(1.0, abs=1e-6)
+    assert chart_axis.place(low * math.sqrt(ratio), 0.0, 1.0) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_ticks_of_a_log_axis() -> None:
+    assert log_axis(1e-4, 0.1, "rate").ticks == (1e-4, 1e-3, 1e-2, 0.1)
+    assert log_axis(0.004, 0.06, "rate").ticks == (0.005, 0.01, 0.02, 0.05)
+    assert log_axis(3.0, 4.0, "rate").ticks == (3.0, 4.0)
+    assert [log_axis(1e-4, 0.1, "rate").written(tick) for tick in (1e-4, 0.1)] == ["0.0001", "0.1"]
+
+
+def test_columns_of_choices_are_within_the_picture_and_long_names_are_cut() -> None:
+    x = column_axis(["[128, 64]", "a name that is far too long to be shown"], "model.top_mlp")
+    assert [x.written(tick) for tick in x.ticks] == ["[128, 64]", "a name that is far too …"]
+    assert x_of(x, 0) == pytest.approx(58 + 370 / 4)
+    drawn = dot_chart(
+        "Loss",
+        Series("complete", [(0, 0.5), (1, 0.4), (1, math.nan)]),
+        Series("pruned", [(0, 0.7)]),
+        x=x,
+        y_label="log loss",
+        line=[(0, 0.5), (1, 0.4)],
+    )
+    assert drawn.count('class="dot series-0"') == 2
+    assert drawn.count('class="hollow series-1"') == 1
+    assert drawn.count('class="line series-0"') == 1
+    assert "<title>pruned, model.top_mlp [128, 64]: 0.7</title>" in drawn
+    _all_finite(drawn)
+    empty = Series("pruned", [])
+    assert "no values to draw" in dot_chart("Loss", empty, empty, x=x, y_label="log loss")
+    assert "legend" not in dot_chart("Loss", Series("complete", [(0, 1)]), empty, x=x, y_label="log loss")
+
+
+def test_rows_of_spans_show_mean_interval_and_points_within_the_picture() -> None:
+    spans = [
+        Span("a_very_long_name_of_an_experiment", 0.5, 0.4, 0.6, [0.4, 0.6]),
+        Span("one seed", 0.7, 0.7, 0.7),
+        Span("no value", math.nan, math.nan, math.nan),
+    ]
+    drawn = span_rows("AUC", spans, x_label="AUC")
+    assert "a_very_long_name_…</text>" in drawn
+    assert "<title>a_very_long_name_of_an_experiment: 0.5000</title>" in drawn
+    assert drawn.count('class="point"') == 2
+    assert drawn.count('class="line series-0"') == 3  # the interval and its two ends
+    assert "no value" not in drawn
+    _all_finite(drawn)
+    assert "no values to draw" in span_rows("AUC", spans[2:], x_label="AUC")
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_the_page_draws_every_figure_and_tells_what_failed(lake: Config) -> None
         for name, attributes in page.tags
         if name == "svg" and attributes["aria-label"]
     ]
-    drawn = ["Rows", "Drops", "AUC", "Drift", "Throughput", "Duration", "Cost", "Failures"]
+    drawn = ["Rows of the day", "Drops", "AUC", "Drift", "Throughput", "Duration", "Cost", "Failures"]
     assert titles[:8] == drawn
     section = page.text.split("The last 30 days", 1)[1].split("Recent runs", 1)[0]
     for text in (

@@ -14,7 +14,7 @@ import torch
 
 from conf.types import ModelConfig
 from scoring.model.predictor import load_predictor
-from scoring.ranking.recommender import Recommender, load_recommender
+from scoring.ranking.recommender import ListRanker, load_recommender
 from scoring.requests import ListRequest, ModelRequest
 from storage.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature, FeatureSpec
 from training.checkpoints import save_model
@@ -170,7 +170,7 @@ def make_items(count: int = 23) -> pd.DataFrame:
     return items.astype({"what": np.int32, "kind": np.int32, "price": np.float32})
 
 
-def make_recommender(request: ListRequest) -> Recommender:
+def make_recommender(request: ListRequest) -> ListRanker:
     """A recommender on the CPU with one thread, loaded anew in each call."""
     return load_recommender(request, load_predictor(request.model, None, 1))
 

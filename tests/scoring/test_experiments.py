@@ -291,8 +291,8 @@ def test_a_promoted_or_withdrawn_model_ends_the_treatment(config: Config, tmp_pa
         assert served.idle_because == reason
     refit = Path(lake.models(refit_name("toy"))) / "r2"
     write_model(refit, version="r2")
-    description = json.loads((refit / "model.json").read_text())
-    (refit / "model.json").write_text(json.dumps({**description, "refit_of": "m2"}))
+    description = file_io.read_json(f"{refit}/model.json")
+    file_io.replace_json(f"{refit}/model.json", {**description, "refit_of": "m2"})
     roll_back(lake, "toy", OverrideRequest("2026-01-07", "me", "worse"))
     for model in ("challenger", "r2"):
         served = served_experiment(with_experiment(copied, model=model), lake, "2026-01-07")
@@ -447,10 +447,10 @@ def test_dates_with_other_models_are_left_out(config: Config, tmp_path: Path) ->
         own = read_manifest(table.partition(RUN_DATE))
         folder = Path(table.partition(other).path)
         shutil.copytree(table.partition(RUN_DATE).path, folder)
-        text = (folder / "_MANIFEST.json").read_text().replace(RUN_DATE, other)
-        (folder / "_MANIFEST.json").write_text(
-            text.replace('"m1"', '"m0"') if other == "2026-01-03" else text
-        )
+        path = f"{folder}/_MANIFEST.json"
+        text = json.dumps(file_io.read_json(path)).replace(RUN_DATE, other)
+        text = text.replace('"m1"', '"m0"') if other == "2026-01-03" else text
+        file_io.replace_json(path, json.loads(text))
         for entry in own.files:
             source, target = (Path(table.partition(dt).file(entry.path)) for dt in (RUN_DATE, other))
             target = Path(str(target).replace(RUN_DATE, other))

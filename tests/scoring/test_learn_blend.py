@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from scoring.evaluation import blend_fit
 from scoring.evaluation.blend_fit import BLEND, MODEL, measured_pairs
 from scoring.model import context_features
 from scoring.model.champion import champion_and_dataset
+from storage import file_io
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext
@@ -206,11 +206,11 @@ def test_wrong_configurations_and_records_end_with_a_remedy(job: RunContext, tmp
         score_daily(job)
     record = blend_of(job.lake, "toy", RUN_DATE)
     path = Path(job.lake.models("toy")) / "blends" / f"dt={RUN_DATE}.json"
-    known = json.loads(path.read_text())
-    path.write_text(json.dumps({**known, "format_version": 2}))
-    with pytest.raises(DataError, match="reads up to version 1"):
+    known = file_io.read_json(str(path))
+    file_io.replace_json(str(path), {**known, "format_version": 3})
+    with pytest.raises(DataError, match="reads up to version 2"):
         blend_of(job.lake, "toy", RUN_DATE)
-    path.write_text(json.dumps(known))
+    file_io.replace_json(str(path), known)
     assert blend_of(job.lake, "toy", RUN_DATE) == record
 
 

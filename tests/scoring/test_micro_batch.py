@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from conf.errors import InfrastructureError
 from scoring.model.predictor import MicroBatch, default_rows, row_bytes, rows_within
 from scoring.ranking.pair_scorer import kept_limit
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.recommender import ListRanker
 from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of
 from tests.scoring.reference_scores import ReferenceScores, make_recommender
 
@@ -114,11 +114,11 @@ def test_bytes_of_a_row_count_layers_and_vectors(reference: ReferenceScores) -> 
     assert row_bytes(nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 1))) == 4 * (10 + 6 + 6 + 1)
 
 
-def cramped(recommender: Recommender, most: int, rows: int) -> tuple[Recommender, Cramped]:
+def cramped(recommender: ListRanker, most: int, rows: int) -> tuple[ListRanker, Cramped]:
     """The recommender on a device with memory for `most` rows, and its model."""
     model = Cramped(recommender.predictor.model, most)
     predictor = replace(recommender.predictor, model=model, micro_batch=MicroBatch(rows))
-    return Recommender.of(predictor, recommender.items, recommender.k), model
+    return ListRanker.of(predictor, recommender.items, recommender.k), model
 
 
 @pytest.mark.parametrize("most", [1, 6, 50])

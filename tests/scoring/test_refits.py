@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from jobs.stages.score_rows import run as score_rows
 from scoring.model import context_features
+from storage import file_io
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
 from storage.paths import LakePaths
@@ -70,9 +70,9 @@ def write_refit(lake: LakePaths, trained_days: list[str]) -> None:
     """Writes the model r1, and the days on which it says that it was trained, and records it last."""
     folder = Path(lake.models(refit_name("toy"))) / "r1"
     write_model(folder, version="r1", sign=-1.0)
-    file = folder / "model.json"
-    values = {**json.loads(file.read_text()), "refit_of": "m1", "trained_days": trained_days}
-    file.write_text(json.dumps(values))
+    file = f"{folder}/model.json"
+    values = {**file_io.read_json(file), "refit_of": "m1", "trained_days": trained_days}
+    file_io.replace_json(file, values)
     record_refit(lake, "toy", Refit(RUN_DATE, "m1", "r1"))
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+import nightrank
 from setup import docs_site, job_pages
 from setup.console import SetupError
 
@@ -70,6 +72,17 @@ def test_the_site_is_built_from_this_repository(tmp_path: Path) -> None:
     assert len(decisions) >= 25
     assert {f"docs/decisions/{name}" for name in decisions} <= pages
     assert_search_works_offline(site)
+    assert_the_package_is_described(site)
+
+
+def assert_the_package_is_described(site: Path) -> None:
+    """docs/api.md has each public name with the first sentence of its docstring."""
+    page = (site / "docs/api.html").read_text(encoding="utf-8")
+    described = set(re.findall(r'<h2 id="nightrank\.(\w+)"', page))
+    # An alias of types and the errors are described where they are used.
+    missing = set(nightrank.__all__) - described - {"Frame"}
+    assert all(name.endswith("Error") for name in missing), missing
+    assert "The tables, workflows and models of a lake." in page
 
 
 def assert_search_works_offline(site: Path) -> None:

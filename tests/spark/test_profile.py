@@ -244,3 +244,14 @@ def test_spark_writes_no_bar_and_no_details_to_a_file(asks_for_bars: bool, tmp_p
     assert b"\r" not in text
     assert b" INFO " not in text
     assert len(text.splitlines()) < 20
+
+
+@pytest.mark.parametrize("master", ["spark://head:7077", "local[2]", "yarn", "k8s://https://head:6443"])
+def test_a_standalone_cluster_needs_a_secret_in_the_profile(master: str) -> None:
+    settings = {"spark.master": master, "spark.authenticate": "true"}
+    require_files({**settings, "spark.authenticate.secret": "x"}, "a.conf", submits=True)
+    if master.startswith("spark:"):
+        with pytest.raises(ConfigError, match=r"a\.conf has spark\.authenticate=true, but no"):
+            require_files(settings, "a.conf", submits=True)
+    else:
+        require_files(settings, "a.conf", submits=True)

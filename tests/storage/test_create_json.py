@@ -21,7 +21,7 @@ def test_it_writes_only_where_there_is_nothing(tmp_path: Path) -> None:
     path = tmp_path / "below/model.json"
     assert file_io.create_json(str(path), {"of": 1})
     assert not file_io.create_json(str(path), {"of": 2})
-    assert json.loads(path.read_text()) == {"of": 1}
+    assert file_io.read_json(str(path)) == {"of": 1}
     assert [file.name for file in path.parent.iterdir()] == ["model.json"]
     with pytest.raises(InfrastructureError, match="cannot write"):
         file_io.create_json(f"{path}/below.json", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import DataError, InfrastructureError
-from storage import file_io
+from storage import file_io, format_versions
 from storage import manifest as manifest_module
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset, split_files
 from storage.manifest import (
@@ -54,6 +55,23 @@ def test_a_manifest_comes_back_as_it_was_written(partition: Partition) -> None:
     assert read_manifest(partition) == MANIFEST
     stored = json.loads(Path(partition.file(MANIFEST_NAME)).read_text())
     assert (stored["rows"], stored["digest"]) == (10, MANIFEST.digest)
+
+
+def test_a_changed_digit_is_found_and_a_manifest_without_a_checksum_is_read(partition: Partition) -> None:
+    replace_manifest(partition, MANIFEST)
+    path = Path(partition.file(MANIFEST_NAME))
+    text = path.read_text()
+    path.write_text(json.dumps(json.loads(text)))  # formatted by another program
+    assert read_manifest(partition) == MANIFEST
+    path.write_text(re.sub(r'"rows_in": \d+', '"rows_in": 3', text))
+    with pytest.raises(DataError, match="its values do not have the checksum that it contains"):
+        read_manifest(partition)
+    values = json.loads(text)
+    del values[file_io.CHECKSUM]
+    path.write_text(
+        json.dumps({**values, format_versions.KEY: 3})
+    )  # as the release before version 4 wrote it
+    assert read_manifest(partition) == MANIFEST
 
 
 def test_files_are_named_by_the_manifest_in_order(partition: Partition) -> None:

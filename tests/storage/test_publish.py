@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +17,14 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from storage.hard_links import LOCK_NAME
-from storage.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
+from storage.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    current_manifest,
+    data_files,
+    read_manifest,
+    replace_manifest,
+)
 from storage.paths import LakePaths, Partition
 from storage.publish import (
     Rules,
@@ -254,13 +263,18 @@ def test_the_sweep_deletes_old_files_no_manifest_names(spark: SparkSession, part
 
 
 def test_publishing_sweeps_but_keeps_the_files_it_replaces(spark: SparkSession, partition: Partition) -> None:
+    """Files that no manifest has listed for a day are deleted, however long ago they were written."""
     oldest = publish_old(spark, partition)
-    for attempt in (1, 2):
+    for rows, hours, is_kept in ((21, 0, True), (22, 23, True), (23, 25, False)):
+        manifest = read_manifest(partition)
+        then = (datetime.now(UTC) - timedelta(hours=hours)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        replace_manifest(partition, replace(manifest, created_at=then))  # published so many hours ago
         for path in Path(partition.file(partition.data)).rglob("*.parquet"):
-            _age(path, 25)
-        newest = publish(
-            _rows(spark, 20 + attempt), partition, inputs={}, row_group_rows=100, expected_rows=20 + attempt
+            _age(path, 100)
+        newest = publish(_rows(spark, rows), partition, inputs={}, row_group_rows=100, expected_rows=rows)
+        # The first publication replaces the oldest manifest. Then its files are no longer listed.
+        assert [Path(path).exists() for path in data_files(partition, oldest)] == [is_kept] * len(
+            oldest.files
         )
-        # The manifest replaced just now may still be read; the one before it is past its grace.
-        assert all(Path(path).exists() for path in data_files(partition, oldest)) == (attempt == 1)
+        assert all(Path(path).exists() for path in data_files(partition, manifest))
     assert all(Path(path).exists() for path in data_files(partition, newest))

@@ -36,7 +36,7 @@ from training.data.negative_sampler import NegativeSampler
 from training.data.row_keys import hash_keys, mix, uniform
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
 from training.loop import forward
-from training.loop.losses import read_loss
+from training.loop.forward import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.native.library import AVX2, AVX512, BEST, EVERYWHERE

@@ -6,11 +6,14 @@ import json
 import pickle
 import socket
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from tests.processes import wait_for
 from training import progress
 from training.progress import Channel, Listener, Reporter
 
@@ -73,6 +76,55 @@ def test_a_stranger_is_not_heard() -> None:
             report({"step": 1})
         assert heard.wait() == [{"step": 1}]
     assert channel.token not in repr(channel)
+
+
+def test_strangers_hold_neither_threads_nor_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent ones and slow ones are closed, more than the limit at once, and entries then arrive."""
+    monkeypatch.setattr(progress, "_TIMEOUT_S", 0.5)
+    heard, before = Heard(1), threading.active_count()
+    with listen(heard) as channel, ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection((channel.host, channel.port), timeout=10))
+            for _ in range(100)
+        ]
+        wait_for("the threads", lambda: threading.active_count() > before + 1, 10)
+        assert threading.active_count() <= before + 1 + progress._MAX_CONNECTIONS
+        deadline = time.monotonic() + 10
+        while still_open := [one for one in strangers if not is_closed(one, send=b"0")]:
+            strangers = still_open  # each sends a byte again and again, which gives it no more time
+            assert time.monotonic() < deadline
+        wait_for("the end of the threads", lambda: threading.active_count() == before + 1, 10)
+        with Reporter(channel) as report:
+            report({"step": 1})
+        assert heard.wait() == [{"step": 1}]
+
+
+def is_closed(connection: socket.socket, send: bytes) -> bool:
+    connection.settimeout(0.01)
+    try:
+        connection.sendall(send)
+        return not connection.recv(1)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_sender_without_entries_keeps_its_connection_and_a_lost_one_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "_HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(progress, "_SILENCE_S", 0.5)
+    heard = Heard(2)
+    with listen(heard) as channel:
+        with Reporter(channel) as report:
+            report({"step": 1})
+            time.sleep(1.2)
+            report({"step": 2})
+            assert heard.wait() == [{"step": 1}, {"step": 2}]
+        with socket.create_connection((channel.host, channel.port), timeout=10) as lost:
+            lost.sendall(f"{channel.token}\n".encode())
+            assert lost.recv(1) == b""
 
 
 def test_what_cannot_be_shown_ends_the_showing_alone(caplog: pytest.LogCaptureFixture) -> None:

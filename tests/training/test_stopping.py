@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from conf.types import StopAt, Train
 from storage.paths import LakePaths
 from tests.training.feature_rows import segment_rows
 from tests.training.feature_tables import make_config, publish_all
+from tests.training.ranks_in_threads import on_ranks
 from training.loop.best_step import stop_reason
-from training.loop.run import train_in_process
+from training.loop.run import run_plan, train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
+from training.registry.search import PruningRule, read_pruned
 
 
 def history(*values: float | None, metric: str = "auc") -> list[dict[str, Any]]:
@@ -101,3 +107,37 @@ def test_a_profile_past_the_end_is_none(tmp_path: Path) -> None:
     plan = plan_of(LakePaths(str(tmp_path)), profile={"first_step": 4_000})
     train_in_process(plan)
     assert not Path(f"{plan.checkpoint_path}.profile").exists()
+
+
+def test_a_pruned_training_ends_at_the_same_step_on_all_ranks_and_leaves_only_a_record(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of(LakePaths(str(tmp_path)), evaluate_every_steps=5, epochs=2, num_shards=4)
+    steps = plan.steps_per_epoch
+    # Position 2 of the limits is no evaluation; at the third evaluation, no AUC is good enough.
+    rule = PruningRule("auc", {2: 1.1, round(1000 * 15 / steps): 1.1})
+    descriptions = on_ranks(
+        2, lambda collectives: run_plan(replace(plan, pruning=rule), collectives, torch.device("cpu"))
+    )
+    for description in descriptions:
+        assert description["steps"] == 15 == description["history"][-1]["step"]
+        assert "metrics" not in description
+        assert description["stopped"].startswith("pruned, because its best auc up to step 15 is worse than")
+    assert read_pruned(plan.model_path) == json.loads(json.dumps(descriptions[0]))
+    assert os.listdir(plan.model_path) == ["pruned.json"]
+    assert not list(Path(plan.checkpoint_path).glob("step-*"))
+    # The same training without the rule is complete, and has the same history up to this step.
+    complete = train_in_process(plan)
+    assert complete["steps"] == 2 * steps
+    for entry, other in zip(descriptions[0]["history"], complete["history"], strict=False):
+        assert entry["step"] == other["step"]
+        assert entry["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_a_training_that_stops_by_itself_is_not_pruned(tmp_path: Path) -> None:
+    plan = plan_of(LakePaths(str(tmp_path)), evaluate_every_steps=5, stop_at={"value": 0.1}, epochs=2)
+    rule = PruningRule("auc", {round(1000 * 5 / plan.steps_per_epoch): 1.1})
+    description = train_in_process(replace(plan, pruning=rule))
+    assert description["steps"] == 5
+    assert description["stopped"].startswith("auc 0.")
+    assert "metrics" in description

@@ -20,6 +20,7 @@ from tests.training.test_registry import decide, description
 from training.registry import mlflow_mirror
 from training.registry.comparison import Comparison, ExperimentOutcome, TrainingOutcome
 from training.registry.mlflow_comparison import track_comparison
+from training.registry.search import write_pruned
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.processes]
 
@@ -198,6 +199,12 @@ def test_a_comparison_is_one_run_with_a_run_below_it_for_each_training(
             params[version] = {"train": {"seed": seed}}
         outcomes.append(ExperimentOutcome(name, {}, trainings))
     outcomes.append(ExperimentOutcome("failed", {}, [TrainingOutcome(0, "none", "loss is nan")]))
+    record = {**of("compared", "bad0"), "stopped": "pruned"}
+    del record["metrics"], record["baselines"]
+    write_pruned(f"{lake.models('compared')}/bad0", record)
+    pruned = TrainingOutcome.of_pruned(0, record, 20, 10)
+    outcomes.append(ExperimentOutcome("bad", {}, [pruned], 4))
+    params["bad0"] = {"train": {"seed": 0}}
     comparison = Comparison("trial", "log_loss", outcomes)
     for _ in range(2):  # the second adds nothing
         track_comparison(lake, "compared", "2026-01-05", comparison, params)
@@ -207,12 +214,14 @@ def test_a_comparison_is_one_run_with_a_run_below_it_for_each_training(
     children = [run for run in runs(client, "compared") if run.info.run_id != parent.info.run_id]
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
     assert sorted(run.info.run_name for run in children) == [
+        "bad, seed 0",
         "base, seed 0",
         "base, seed 1",
         "better, seed 0",
         "better, seed 1",
     ]
     assert {run.data.tags[VERSION]: run.data.params["train.seed"] for run in children} == {
+        "bad0": "0",
         "base0": "0",
         "base1": "1",
         "better0": "0",
@@ -226,4 +235,8 @@ def test_a_comparison_is_one_run_with_a_run_below_it_for_each_training(
     track_comparison(lake, "compared", "2026-01-05", again, params)
     parents = {run.info.run_id for run in runs(client, "compared") if "nightrank.comparison" in run.data.tags}
     of_parents = Counter(run.data.tags.get("mlflow.parentRunId") for run in runs(client, "compared"))
-    assert of_parents == {None: 2, **dict.fromkeys(parents, 4)}
+    assert of_parents == {None: 2, **dict.fromkeys(parents, 5)}
+    (bad,) = [run for run in children if run.data.tags[VERSION] == "bad0"]
+    assert bad.data.tags["nightrank.pruned"] == "0.5"
+    assert not [name for name in bad.data.metrics if name.startswith(("test.", "validation."))]
+    assert not [run for run in children if run is not bad and "nightrank.pruned" in run.data.tags]

@@ -20,7 +20,7 @@ from tests.training.feature_tables import make_config
 from tests.training.ranks_in_threads import on_ranks
 from training.collectives import ALONE, Collectives
 from training.data.batch import Batch, BatchItems, CatalogueItems, Vectors
-from training.loop.losses import read_loss
+from training.loop.forward import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.models.factorization import VectorModel

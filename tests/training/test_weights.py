@@ -31,7 +31,7 @@ from training.data.item_comparison import ItemComparison
 from training.data.loader import Loader
 from training.data.negative_sampler import NegativeSampler
 from training.data.sharding import DataFile, plan_shards, row_groups, shards_of_rank
-from training.loop.losses import mean_penalty, read_loss
+from training.loop.forward import mean_penalty, read_loss
 from training.loop.run import train_in_process
 from training.loop.train_step import Trainer
 from training.loop.training_plan import make_table_plan

@@ -40,6 +40,7 @@ def lake(tmp_path: Path) -> LakePaths:
 def test_every_format_of_that_release_has_a_file_in_the_old_lake() -> None:
     newer = (
         format_versions.BLEND,
+        format_versions.PRUNED_TRAINING,
         format_versions.EXPERIMENT_STOP,
         format_versions.ERASED_USERS,
         format_versions.ERASURE,

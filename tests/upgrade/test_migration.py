@@ -71,7 +71,7 @@ def manifests(lake: LakePaths) -> dict[str, Manifest]:
     root = Path(lake.root)
     manifests = {}
     for path in sorted(root.rglob("_MANIFEST.json")):
-        values = json.loads(path.read_text())
+        values = file_io.read_json(str(path))
         values.pop(format_versions.KEY, None)
         manifests[str(path.parent.relative_to(root))] = Manifest.from_json(values)
     return manifests

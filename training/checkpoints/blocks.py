@@ -46,9 +46,10 @@ class StoredBlock:
         Raises:
             KeyError, TypeError, ValueError: `values` did not come from `to_json`.
         """
-        feature, first, step, rows, place = (
-            int(values[key]) for key in ("feature", "first", "step", "rows", "place")
-        )
+        numbers = [values[key] for key in ("feature", "first", "step", "rows", "place")]
+        if not all(type(number) is int and number >= 0 for number in numbers) or not values["step"]:
+            raise ValueError(f"a block of rows has the numbers {numbers!r:.100}")
+        feature, first, step, rows, place = numbers
         return cls(str(values["file"]), RowBlock(feature, first, step, rows, place))
 
 

@@ -273,8 +273,8 @@ class Checkpoints:
         Such a checkpoint is not damaged, so it must not be deleted.
         """
         try:
-            values = json.loads(text)
-        except (ValueError, RecursionError):  # damaged; `_examine` reports it
+            values = file_io.parse_json(text, self._folder.index_path(step))
+        except DataError:  # damaged; `_examine` reports it
             return None
         if not isinstance(values, dict):
             return None
@@ -290,13 +290,15 @@ class Checkpoints:
         Each rank reads only some of the checkpoint's files.
         """
         try:
-            index = json.loads(text)
+            index = file_io.parse_json(text, self._folder.index_path(step))
             entries = [ModelFile(**entry) for entry in index["files"]]
             Position(**index["position"])
             self._stored_state(index)
             if any(file_io.leaves(entry.name) for entry in entries):
                 raise ValueError("it names a file outside its folder")
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except DataError as error:
+            return error.problem
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             return f"{self._folder.index_path(step)} is not a valid checkpoint index: {error}"
         for entry in entries[self._collectives.rank :: self._collectives.size]:
             problem = damage(self._folder.path, entry)
@@ -308,7 +310,11 @@ class Checkpoints:
         rows = {
             name: [StoredBlock.from_json(block) for block in blocks] for name, blocks in index["rows"].items()
         }
-        return StoredState(self._folder.path, {entry["name"]: "" for entry in index["files"]}, rows)
+        names = {entry["name"]: "" for entry in index["files"]}
+        for stored in (block for blocks in rows.values() for block in blocks):
+            if stored.file not in names:
+                raise ValueError(f"it has rows in {stored.file!r}, which is no file of the checkpoint")
+        return StoredState(self._folder.path, names, rows)
 
     def _load(self, step: int, text: str, trainer: Stateful) -> Position | None:
         """Loads a checkpoint into the trainer; returns None if another attempt deleted it in the meantime."""
@@ -497,10 +503,10 @@ class CheckpointWriter:
         rows = {name: contents.tensors[name] for name in contents.owned.rows}
         files, blocks = [], {}
         if equal:
-            files.append(asdict(write_tensors(self._folder, f"{self._stem}.dense.safetensors", equal)))
+            files.append(write_tensors(self._folder, f"{self._stem}.dense.safetensors", equal).to_json())
         if rows:
             file = f"{self._stem}.rows-{self._rank:05d}.safetensors"
-            files.append(asdict(write_tensors(self._folder, file, rows)))
+            files.append(write_tensors(self._folder, file, rows).to_json())
             blocks = {
                 name: [StoredBlock(file, block).to_json() for block in contents.owned.blocks[name]]
                 for name in rows
@@ -589,7 +595,7 @@ class CheckpointFolder:
             return file_io.read_text(self.index_path(step))
         except FileNotFoundError:
             return None
-        except UnicodeDecodeError:
+        except DataError:  # its bytes are not UTF-8; `_examine` reports it
             return "not UTF-8"
 
     def delete_all_but(self, keep: int, best_step: int | None = None) -> None:

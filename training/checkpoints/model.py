@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
 import torch
@@ -24,7 +24,13 @@ from training.embeddings.scoring_tables import RowsOnDemand, to_int8
 from training.embeddings.table import set_kernels, tables_of
 from training.kernels.choice import use_kernels
 from training.models import build_model
-from training.registry.model_json import MODEL_JSON, damage, entries_of, is_complete, read_description
+from training.registry.model_json import (
+    MODEL_JSON,
+    damage_once,
+    entries_of,
+    is_complete,
+    read_description,
+)
 
 
 @dataclass(frozen=True)
@@ -68,11 +74,12 @@ def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, opt
     prefixes = dict.fromkeys(description["weights"], WEIGHTS)
     if optimizer:
         prefixes |= dict.fromkeys(description["optimizer"], "")
-    rows = {
-        name: [StoredBlock.from_json(block) for block in blocks]
-        for name, blocks in description.get("rows", {}).items()
-        if optimizer or name.startswith(WEIGHTS)
-    }
+    with format_versions.MODEL.parsing(f"{path}/{MODEL_JSON}"):
+        rows = {
+            name: [StoredBlock.from_json(block) for block in blocks]
+            for name, blocks in description.get("rows", {}).items()
+            if optimizer or name.startswith(WEIGHTS)
+        }
     return StoredState(path, prefixes, rows, spec.cardinalities)
 
 
@@ -81,11 +88,12 @@ def _checksum_error(
 ) -> DataError | None:
     """Returns an error that describes the first damaged file; None if no file is damaged.
 
-    Each rank compares the lengths and checksums of only some of the files `names`.
+    A process reads each file once for this, even if it loads the model several times. Each rank compares the
+    lengths and checksums of only some of the files `names`.
     """
     entries = [entry for entry in entries_of(description) if entry.name in names]
     for entry in entries[rank::ranks]:
-        problem = damage(path, entry)
+        problem = damage_once(path, entry)
         if problem is not None:
             return DataError(problem, _train_again(description))
     return None
@@ -93,10 +101,8 @@ def _checksum_error(
 
 def _train_again(description: Mapping[str, Any]) -> str:
     run_date = description.get("run_date", "its run date")
-    return (
-        f"run train_model for {run_date} again, which replaces the damaged model; "
-        "or roll back to another model"
-    )
+    job = "refit_model" if description.get("refit_of") else "train_model"
+    return f"run {job} for {run_date} again, which replaces the damaged model; or roll back to another model"
 
 
 def open_trained(path: str, collectives: Collectives | None = None) -> tuple[StoredState, FeatureSpec]:
@@ -116,7 +122,8 @@ def open_trained(path: str, collectives: Collectives | None = None) -> tuple[Sto
             f"{path}/{MODEL_JSON} lists no optimizer state, because an early release wrote it",
             "train once from fresh weights with --set train.retrain.start=fresh",
         )
-    spec = FeatureSpec.from_json(description["feature_spec"])
+    with format_versions.MODEL.parsing(f"{path}/{MODEL_JSON}"):
+        spec = FeatureSpec.from_json(description["feature_spec"])
     stored = _stored(path, description, spec, optimizer=True)
     ranks = collectives or LocalCollectives()
     names = {*description["weights"], *description["optimizer"]}
@@ -138,8 +145,8 @@ def load_model(
         device: the device to load the model to.
         embeddings: `stored` keeps the dtype in which the table rows were saved. `int8` quantizes the rows in
             host memory, so that the device stores one byte per number. `on_demand` leaves the rows in the
-            files until a lookup needs them; it does not compare the checksums of the files, because this
-            would read all files.
+            files until a lookup needs them. The files are read once to compare their checksums, as for other
+            values: they do not change, so a process does this once for each file.
         kernels: the value of the setting `score.kernels`: `auto`, `triton` or `torch`.
         rows_mib: with `on_demand`, memory for rows that were read, in MiB.
 
@@ -150,15 +157,16 @@ def load_model(
     """
     with_kernels = use_kernels(kernels, device, "score.kernels")
     description = read_description(path)
-    spec = FeatureSpec.from_json(description["feature_spec"])
-    config = ModelConfig(**description["model"])
+    with format_versions.MODEL.parsing(f"{path}/{MODEL_JSON}"):
+        spec = FeatureSpec.from_json(description["feature_spec"])
+        config = ModelConfig(**description["model"])
     on_demand = embeddings == "on_demand"
     model = build_model(config, spec, on_demand=on_demand)
     if embeddings != "int8":
         model = model.to(device)
     weights = WeightsOnly(model)
     stored = _stored(path, description, spec, optimizer=False)
-    damaged = None if on_demand else _checksum_error(path, description, description["weights"])
+    damaged = _checksum_error(path, description, description["weights"])
     if damaged is not None:
         raise damaged
     try:
@@ -290,14 +298,14 @@ def _others(tensors: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
 def _write(
     path: str, owned: OwnedState, kind: str, name: str, tensors: Mapping[str, list[Tensor]]
 ) -> dict[str, Any]:
-    entry = write_tensors(path, name, tensors)
+    entry = write_tensors(path, name, tensors, with_sha256=True)
     prefix = WEIGHTS if kind == "weights" else ""
     rows = {
         tensor: [StoredBlock(name, block).to_json() for block in owned.blocks[prefix + tensor]]
         for tensor in tensors
         if prefix + tensor in owned.blocks
     }
-    return {**asdict(entry), "kind": kind, "rows": rows}
+    return {**entry.to_json(), "kind": kind, "rows": rows}
 
 
 def _file_list(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -313,5 +321,5 @@ def _file_list(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     kinds = {
         kind: [file["name"] for file in files if file["kind"] == kind] for kind in ("weights", "optimizer")
     }
-    entries = [{key: file[key] for key in ("name", "bytes", "crc32")} for file in files]
+    entries = [{key: file[key] for key in ("name", "bytes", "crc32", "sha256")} for file in files]
     return {**kinds, "files": entries, "rows": rows}

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +47,9 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> ModelFile:
+def write_tensors(
+    folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]], *, with_sha256: bool = False
+) -> ModelFile:
     """Writes a safetensors file.
 
     After the function has returned, a file on a local disk survives a power failure.
@@ -56,6 +59,7 @@ def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]
         name: the file name.
         tensors: maps the name of each tensor to its pieces, which are concatenated along dimension 0 in the
             file.
+        with_sha256: whether to compute the SHA-256 of the file, in addition to the CRC-32.
 
     Raises:
         InfrastructureError: the file could not be written. On a local disk, no partial file remains.
@@ -77,17 +81,19 @@ def write_tensors(folder: str, name: str, tensors: Mapping[str, Sequence[Tensor]
     path = f"{folder}/{name}"
     start_of_file = [len(text).to_bytes(8, "little"), text]
     parts: Iterable[bytes | memoryview] = chain(start_of_file, _bytes_of(tensors, order))
-    written, crc = 0, 0
+    written, crc, sha = 0, 0, sha256()
     try:
         with _create(path) as stream:
             for part in parts:
                 stream.write(part)
                 written, crc = written + len(part), zlib.crc32(part, crc)
+                if with_sha256:
+                    sha.update(part)
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error}", "check disk space and permissions, then rerun"
         ) from error
-    return ModelFile(name, written, crc)
+    return ModelFile(name, written, crc, sha.hexdigest() if with_sha256 else None)
 
 
 def _shape(pieces: Sequence[Tensor]) -> list[int]:
@@ -175,6 +181,8 @@ class TensorFile:
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 _require_entry(name, entry, size - 8 - length)
+            _require_apart(header)
+            for entry in header.values():
                 entry["data_offsets"] = [8 + length + offset for offset in entry["data_offsets"]]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataError(
@@ -195,8 +203,13 @@ class TensorFile:
         return values
 
     def read_rows(self, name: str, first: int, step: int, into: Tensor) -> None:
-        """Fills `into` (N, …), on any device, with the rows first, first + step, … of a stored tensor."""
+        """Fills `into` (N, …), on any device, with the rows first, first + step, … of a stored tensor.
+
+        Raises:
+            DataError: the tensor has fewer rows, or the file ends too early.
+        """
         entry = self.header[name]
+        self._require_rows(name, first + (len(into) - 1) * step if len(into) else -1)
         dtype, width = _DTYPES[entry["dtype"]], math.prod(entry["shape"][1:])
         row_bytes = width * dtype.itemsize
         if step == 1 and into.device.type == "cpu" and into.is_contiguous() and into.dtype == dtype:
@@ -225,11 +238,12 @@ class TensorFile:
             places: (N,) indices of the rows in the stored tensor, in ascending order.
 
         Raises:
-            DataError: the file ends too early.
+            DataError: the tensor has fewer rows, or the file ends too early.
         """
         dtype, width = self.row_type(name)
         row_bytes = width * dtype.itemsize
         first, last = int(places[0]), int(places[-1])
+        self._require_rows(name, last)
         size = (last - first + 1) * row_bytes
         data = self._stream.read_at(size, self.header[name]["data_offsets"][0] + first * row_bytes)
         if len(data) != size:
@@ -237,6 +251,15 @@ class TensorFile:
                 f"{self.path} ends too early", "delete the folder of this file and run train_model again"
             )
         return np.frombuffer(data, dtype=np.uint8).reshape(-1, row_bytes)[places - first]
+
+    def _require_rows(self, name: str, last: int) -> None:
+        """Raises DataError if a stored tensor has no row `last`."""
+        rows = self.shape(name)[0] if self.shape(name) else 0
+        if last >= rows:
+            raise DataError(
+                f"{self.path}: the tensor {name} has {rows} rows, but row {last} is to be read from it",
+                "delete the folder of this file and run train_model again",
+            )
 
     def _fill(self, values: Tensor, offset: int) -> None:
         """Fills a contiguous tensor with the bytes of the file that begin at position `offset`."""
@@ -270,6 +293,16 @@ def _require_entry(name: str, entry: Mapping[str, Any], data_bytes: int) -> None
             f"the tensor {name!r} ({entry['dtype']}, shape {shape}) cannot have the offsets "
             f"{[first, end]} in {data_bytes} bytes"
         )
+
+
+def _require_apart(header: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises ValueError if two tensors of a header have bytes in common, which the format does not allow."""
+    ends, before = 0, ""
+    for name, entry in sorted(header.items(), key=lambda one: one[1]["data_offsets"]):
+        first, end = entry["data_offsets"]
+        if first < ends and first < end:
+            raise ValueError(f"the tensors {before!r} and {name!r} have bytes in common")
+        ends, before = max(ends, end), name
 
 
 # Checks that all numbers are finite (not NaN or infinite) before a model or checkpoint is saved.

@@ -192,9 +192,9 @@ def device_of_rank(train: Train) -> torch.device:
     if device.type == "cuda":
         if gpu_of_task is None and train.elastic:
             raise ConfigError(
-                f"train.device={train.device}, train.elastic: Spark gave this rank's task no GPU; in an "
-                "elastic training, the ranks of a host cannot choose GPUs themselves, because ranks come and "
-                "go",
+                f"train.device={train.device}, train.elastic: Spark assigned no GPU to this rank's task. "
+                "In an elastic training, GPUs cannot be chosen by local rank, because the local rank of a "
+                "process can change",
                 "set spark.task.resource.gpu.amount, as conf/spark/train-gpu.conf does, or "
                 "--set train.device=cpu",
             )

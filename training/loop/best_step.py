@@ -18,6 +18,7 @@ from conf.types import StopAt, Train
 from training.checkpoints import Checkpoints
 from training.checkpoints.blocks import Stateful
 from training.loop.training_loop import Callback, TrainingState
+from training.registry.search import PruningRule
 
 log = logging.getLogger("nightrank.training")
 Metric = Literal["auc", "log_loss", "normalized_entropy"]
@@ -138,6 +139,35 @@ class EarlyStopping(Callback):
     def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
         """Checks again with the new entry."""
         state.stopped = stop_reason(state.history, self._rule)
+
+
+class Prune(Callback):
+    """Ends a training that is a bad trial of a search. If the rule is None, the training is never pruned.
+
+    Use it after `EarlyStopping`: a training that `train.stop_at` has ended is complete.
+    """
+
+    def __init__(self, rule: PruningRule | None) -> None:
+        self._rule = rule
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Checks a restored history, because the training may have been pruned before it was killed."""
+        self._check(state)
+
+    def on_entry(self, state: TrainingState, entry: Mapping[str, Any]) -> None:
+        """Checks again with the new entry."""
+        self._check(state)
+
+    def _check(self, state: TrainingState) -> None:
+        if self._rule is None or state.stopped:
+            return
+        step = self._rule.step(state.history, state.steps_per_epoch, state.total_steps)
+        if step is not None:
+            state.pruned = True
+            state.stopped = (
+                f"pruned, because its best {self._rule.measure} up to step {step} is worse than the median "
+                "of the complete trials"
+            )
 
 
 class StopAtStep(Callback):

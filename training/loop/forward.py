@@ -1,4 +1,4 @@
-"""Forward and backward pass of a step. The dense part may be compiled, or recorded as a CUDA graph.
+"""Forward and backward pass of a step, with the loss. Its dense part may be compiled, or be a CUDA graph.
 
 The dense part of a model comes after the lookups. It is a function of tensors of fixed shapes:
 
@@ -23,17 +23,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from conf.errors import ConfigError
+from conf.loss_types import loss_name, loss_settings
+from conf.plugins import LOSS
 from conf.types import Train
 from training.collectives import ALONE, Collectives
 from training.data.batch import Batch, CatalogueItems, DrawnItems, Vectors
 from training.device import mixed_precision
 from training.embeddings.table import tables_of
-from training.loop.losses import mean_penalty, read_loss
 from training.models.click_model import ClickModel
 from training.models.factorization import VectorModel
 from training.models.objective import BagModel, PenalizedModel
 from training.native.library import BEST, address, library, required_library
 from training.settings.check_settings import vectors_missing
+
+MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 
 # With up to this many different items for each item of a group, products with all of them take less time.
 _ITEMS_PER_DRAW = 16
@@ -344,3 +347,44 @@ def _run_compiled(users: Tensor, items: Tensor, index: Tensor, instructions: int
     backward = "gradient" in others
     if required_library().nightrank_sampled_products(ctypes.byref(drawn), backward, threads, instructions):
         raise MemoryError
+
+
+def read_loss(loss: str | dict[str, dict[str, Any]]) -> MeanLoss:
+    """Returns the function that computes this rank's share of the mean loss of a global batch, a scalar.
+
+    Its arguments are the logits (L,) float32 or the vectors of the L rows of this rank, and the batch.
+
+    Args:
+        loss: the value of `train.loss`.
+
+    Raises:
+        ConfigError: the module of a package does not obey the contract of training/losses. The returned
+            function raises this error too, if the loss does not return a scalar tensor.
+    """
+    plugin, settings = LOSS.get(loss_name(loss)), loss_settings(loss)
+    mean_loss = plugin.member("mean_loss")
+
+    def checked(compared: Tensor | Vectors, batch: Batch) -> Tensor:
+        result = mean_loss(settings, compared, batch)
+        if not isinstance(result, Tensor) or result.ndim:
+            shown = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            raise ConfigError(
+                f"{plugin} returned {shown}, not a scalar tensor",
+                "let its function mean_loss return the sum over rows, divided by the weight of the batch",
+            )
+        return result
+
+    return checked
+
+
+def mean_penalty(penalties: Tensor, batch: Batch) -> Tensor:
+    """Returns this rank's share of the mean penalty of a global batch, a scalar.
+
+    The rows of a group have the same user, so only the penalty of its first row counts.
+
+    Args:
+        penalties: (L,) float32, the penalty of each of the L rows of this rank.
+        batch: the rows.
+    """
+    of_groups, weights = penalties.view(-1, batch.group)[:, 0], batch.weights.view(-1, batch.group)[:, 0]
+    return (of_groups * weights).sum() / batch.global_weight

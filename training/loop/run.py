@@ -14,7 +14,7 @@ from typing import Any, assert_never, cast
 import torch
 from torch import nn
 
-from conf.errors import ConfigError, DataError
+from conf.errors import ConfigError, DataError, NightrankError
 from conf.process import keep_freed_memory
 from conf.types import ModelConfig, Split, Train
 from storage import file_io
@@ -36,7 +36,7 @@ from training.embeddings.placement import Tiers, choose_tiers, describe_tiers
 from training.embeddings.rows import RowBlock
 from training.embeddings.table import set_kernels
 from training.kernels.choice import use_kernels
-from training.loop.best_step import EarlyStopping, StopAtStep, keep_best, metric_of
+from training.loop.best_step import EarlyStopping, Prune, StopAtStep, keep_best, metric_of
 from training.loop.evaluate import Validation, chosen_metrics, evaluate
 from training.loop.loss_check import LossCheck
 from training.loop.progress_output import LogLines, Meter, ReportProgress, StepProfiler
@@ -52,6 +52,7 @@ from training.models.objective import PenalizedModel
 from training.models.sequence_model import SequenceModel
 from training.progress import Report
 from training.registry.model_json import OF_PROBABILITIES
+from training.registry.search import write_pruned
 from training.settings import with_item
 
 log = logging.getLogger("nightrank.training")
@@ -78,7 +79,7 @@ def run_plan(
 
     Returns:
         The content of model.json. If another attempt has already published the same version, this is the
-        model.json of that attempt.
+        model.json of that attempt. If the training is pruned, there is no model, and this is its record.
 
     Raises:
         ConfigError, DataError: the model's configuration, the data or the parent model is not valid.
@@ -96,6 +97,8 @@ def run_plan(
     with Checkpoints(plan.checkpoint_path, collectives, plan.train.keep_checkpoints) as checkpoints:
         result = rank.train(trainer, held_out.get("validation"), checkpoints, at_checkpoint)
         checkpoints.wait()
+        if result.pruned:
+            return _publish_pruned(plan, result, collectives, checkpoints)
         kept, metrics = rank.keep_best(trainer, result.history, held_out, checkpoints)
     baselines = {name: rank.measure(rank.train_baseline(name), held_out) for name in plan.train.baselines}
     description = {
@@ -112,6 +115,34 @@ def run_plan(
     published = save_trained(plan.model_path, trainer, description, collectives)
     checkpoints.delete()
     return published
+
+
+def _publish_pruned(
+    plan: TrainPlan, result: TrainingResult, collectives: Collectives, checkpoints: Checkpoints
+) -> dict[str, Any]:
+    """Writes and returns the record of a pruned training, and deletes its checkpoints.
+
+    Raises:
+        InfrastructureError: the record cannot be written.
+    """
+    record = {
+        **plan.description,
+        **_meaningful(plan, {"history": result.history}),
+        "steps": result.steps,
+        "seconds": result.seconds,
+        "stopped": result.stopped,
+        "num_ranks": collectives.size,
+        "created_at": file_io.utc_now(),
+    }
+    failure = None
+    try:
+        if collectives.rank == 0:
+            write_pruned(plan.model_path, record)
+    except NightrankError as error:
+        failure = error
+    raise_on_all_ranks(collectives, failure)
+    checkpoints.delete()
+    return record
 
 
 def _meaningful(plan: TrainPlan, values: dict[str, Any]) -> dict[str, Any]:
@@ -234,6 +265,7 @@ class _Rank:
             evaluations = [
                 Validation(measure, train.evaluate_every_steps, at_epoch_ends=self._keeps_best),
                 EarlyStopping(train.stop_at),
+                Prune(plan.pruning),
             ]
         callbacks = [
             SaveCheckpoints(

@@ -32,12 +32,14 @@ class TrainingResult:
         steps: number of steps done.
         seconds: time spent in these steps, in all attempts at this training.
         stopped: the reason why the training ended early; None if it did not.
+        pruned: whether it ended early because it is a bad trial of a search. Then there will be no model.
     """
 
     history: list[dict[str, Any]]
     steps: int
     seconds: float
     stopped: str | None
+    pruned: bool = False
 
 
 class TrainingLoop:
@@ -82,7 +84,7 @@ class TrainingLoop:
             self._trainer.discard_requests()
         for callback in self._callbacks:
             callback.on_train_end(state)
-        return TrainingResult(state.history, state.step, round(state.seconds, 3), state.stopped)
+        return TrainingResult(state.history, state.step, round(state.seconds, 3), state.stopped, state.pruned)
 
     def _with_next(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch, Batch | None]]:
         """Yields each batch, the same batch on the device, and the next one on the device.
@@ -143,6 +145,7 @@ class TrainingState:
         step: number of steps done. In `on_step_start`, this number already includes the step that begins.
         history: all history entries so far (loss, speed and metrics at some steps), oldest first.
         stopped: the reason why the training ends before its last step; None while it continues.
+        pruned: whether it ends because it is a bad trial of a search.
         earlier_s: seconds that earlier attempts at this training spent in their steps.
         started_at: value of `time.perf_counter()` when this attempt began its steps.
         loader_wait_s: seconds that this attempt has waited for batches.
@@ -154,6 +157,7 @@ class TrainingState:
     step: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     stopped: str | None = None
+    pruned: bool = False
     earlier_s: float = 0.0
     started_at: float = field(default_factory=time.perf_counter)
     loader_wait_s: float = 0.0

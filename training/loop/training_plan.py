@@ -23,6 +23,7 @@ from training.registry import versions
 from training.registry.comparison import experiments_config
 from training.registry.model_json import read_description
 from training.registry.refits import refit_name
+from training.registry.search import PruningRule
 from training.registry.versions import model_path
 from training.registry.warm_or_fresh import day_name, find_parent, train_days
 from training.settings import (
@@ -58,6 +59,7 @@ class TrainPlan:
         id_counts: where the counts of the features' ids are. Empty if the training does not need them.
         saves_bad_rows: whether the rows of a step with a bad loss are saved in `checkpoint_path`.
         items: the features whose values are ids of the row's item, for baselines.
+        pruning: when the training is pruned as a bad trial of a search; None if it is not.
     """
 
     description: Mapping[str, Any]
@@ -73,6 +75,7 @@ class TrainPlan:
     id_counts: IdCounts = field(default_factory=IdCounts)
     saves_bad_rows: bool = True
     items: tuple[str, ...] = ()
+    pruning: PruningRule | None = None
 
     @property
     def rows(self) -> int:

@@ -18,10 +18,11 @@ from types import NoneType
 from typing import Any, Literal, assert_never, get_args
 
 from storage import file_io, format_versions
-from storage.format_versions import typed
+from storage.format_versions import require_names, typed
 from storage.paths import LakePaths
 
 PROMOTIONS, OVERRIDES = "promotions", "interventions"  # folder names
+WEIGHTS = "weights"  # key of a promotion: maps versions to the digests of their weights
 
 Action = Literal["rollback", "pin", "release"]
 
@@ -115,9 +116,29 @@ def read_decisions(lake: LakePaths, name: str, until: str) -> list[tuple[str, Ma
 
 
 def parse_decision(values: dict[str, Any]) -> dict[str, Any]:
-    """Checks the values of a promotion, and returns them. Raises KeyError or TypeError."""
+    """Checks the values of a promotion, and returns them. Raises KeyError, TypeError or ValueError."""
     typed(values, promoted=bool, champion_after=(str, NoneType))
+    require_names(values["champion_after"], values.get("challenger"))
+    if not isinstance(values.get(WEIGHTS, {}), dict):
+        raise TypeError(f"{WEIGHTS} is no object")
     return values
+
+
+def decided_weights(lake: LakePaths, name: str, until: str, version: str) -> tuple[str, str] | None:
+    """Returns the run date and the digest of a model's weights, from the newest decision that has a digest.
+
+    Returns None if there is none: earlier releases recorded no digests.
+
+    Args:
+        lake: the lake.
+        name: the name of the configuration.
+        until: decisions of later run dates are ignored.
+        version: the version of the model.
+    """
+    for date, decision in reversed(read_decisions(lake, name, until)):
+        if version in decision.get(WEIGHTS, {}):
+            return date, str(decision[WEIGHTS][version])
+    return None
 
 
 def read_overrides(lake: LakePaths, name: str, until: str) -> list[Override]:
@@ -135,6 +156,7 @@ def parse_overrides(stored: Mapping[str, Any]) -> list[Override]:
     for values in stored["interventions"]:
         if values["action"] not in get_args(Action):
             raise ValueError(f"action is {values['action']!r:.100}")
+        require_names(values["champion"])
     return [
         Override(**{**values, "withdrawn": tuple(values["withdrawn"])}) for values in stored["interventions"]
     ]

@@ -52,6 +52,8 @@ class TrainingOutcome:
             last step.
         seconds: seconds of the training's steps.
         stopped: the reason why the training ended early; None if it did not.
+        pruned: number of epochs after which a search ended the training, because others were better; None if
+            the training is complete. A pruned training has a curve, but no model and no final measures.
     """
 
     seed: int
@@ -62,6 +64,7 @@ class TrainingOutcome:
     curve: Sequence[ValidationMeasures] = ()
     seconds: float = 0.0
     stopped: str | None = None
+    pruned: float | None = None
 
     @classmethod
     def of(cls, seed: int, description: Mapping[str, Any], steps_per_epoch: int) -> TrainingOutcome:
@@ -86,6 +89,24 @@ class TrainingOutcome:
             description["stopped"],
         )
 
+    @classmethod
+    def of_pruned(
+        cls, seed: int, description: Mapping[str, Any], steps_per_epoch: int, step: int
+    ) -> TrainingOutcome:
+        """Returns the outcome of a training that is pruned after a step, from its history up to this step."""
+        curve = [
+            ValidationMeasures(entry["step"] / steps_per_epoch, _chosen(entry["validation"]))
+            for entry in description["history"]
+            if "validation" in entry and entry["step"] <= step
+        ]
+        return cls(
+            seed,
+            description["version"],
+            curve=curve,
+            seconds=description["seconds"],
+            pruned=step / steps_per_epoch,
+        )
+
     def best_epoch(self, measure: str) -> float | None:
         """Returns the epoch of the best evaluation, the earliest among equals; None if there is none."""
         known = [
@@ -93,7 +114,7 @@ class TrainingOutcome:
             for evaluation in self.curve
             if (value := evaluation.measures[measure]) is not None
         ]
-        return min(known, key=lambda pair: (_cost(measure, pair[0]), pair[1]))[1] if known else None
+        return min(known, key=lambda pair: (cost(measure, pair[0]), pair[1]))[1] if known else None
 
 
 @dataclass(frozen=True)
@@ -104,16 +125,28 @@ class ExperimentOutcome:
         name: name of the experiment.
         changes: maps dotted keys to the values by which the experiment differs from the configuration.
         trainings: the trainings, in the order of the seeds.
+        trial: the number of the trial of a search, from 1; None if there was no search.
     """
 
     name: str
     changes: Mapping[str, Any]
     trainings: Sequence[TrainingOutcome]
+    trial: int | None = None
 
     @property
     def failure(self) -> str | None:
         """The reason why a training of this experiment failed; None if all trainings have a model."""
         return next((training.failure for training in self.trainings if training.failure), None)
+
+    @property
+    def pruned(self) -> float | None:
+        """The number of epochs after which a training was pruned; None if all are complete or failed."""
+        return next((training.pruned for training in self.trainings if training.pruned is not None), None)
+
+    def last_evaluation(self, measure: str) -> float | None:
+        """Returns the value at the last evaluation of a pruned trial; None if it was undefined."""
+        values = [evaluation.measures[measure] for evaluation in self.trainings[0].curve]
+        return next((value for value in reversed(values) if value is not None), None)
 
     def values(self, split: HeldOut, measure: str) -> list[float]:
         """Returns the values of a measure of all trainings; empty if any of them has no value."""
@@ -157,18 +190,39 @@ class ExperimentOutcome:
 
 
 @dataclass(frozen=True)
+class SearchResult:
+    """How a search went. The trials themselves are the experiments of the comparison.
+
+    Attributes:
+        space: maps each searched key to its values, as in the experiments file: `low`, `high` and `log`, or
+            `choices`. Model files are absolute paths.
+        planned: number of trials that the file asks for.
+        done: number of trials that were done.
+        repeated: pairs of a trial and an earlier trial with the same settings. Such a trial is not an
+            experiment of the comparison.
+    """
+
+    space: Mapping[str, Mapping[str, Any]]
+    planned: int
+    done: int
+    repeated: Sequence[Sequence[int]] = ()
+
+
+@dataclass(frozen=True)
 class Comparison:
     """The result of a comparison.
 
     Attributes:
         name: name of the comparison.
         choose_by: the measure on the validation split that decides which experiment is the best.
-        experiments: the outcomes, in the order of the experiments file.
+        experiments: the outcomes, in the order of the experiments file, or of the trials.
+        search: how the search went; None if the file has no search.
     """
 
     name: str
     choose_by: str
     experiments: Sequence[ExperimentOutcome]
+    search: SearchResult | None = None
 
     @property
     def ranked(self) -> list[ExperimentOutcome]:
@@ -177,7 +231,7 @@ class Comparison:
         Among equals, the order is that of the experiments file. The test split is not used.
         """
         known = [
-            (_cost(self.choose_by, mean), place)
+            (cost(self.choose_by, mean), place)
             for place, experiment in enumerate(self.experiments)
             if (mean := experiment.mean("validation", self.choose_by)) is not None
         ]
@@ -205,7 +259,7 @@ class Comparison:
 
     @property
     def versions(self) -> list[str]:
-        """The versions of all trained models, sorted."""
+        """The versions of all trained models and pruned trainings, sorted."""
         trainings = [training for experiment in self.experiments for training in experiment.trainings]
         return sorted(training.version for training in trainings if not training.failure)
 
@@ -224,15 +278,20 @@ class Comparison:
                 )
                 for training in experiment["trainings"]
             ]
-            experiments.append(ExperimentOutcome(experiment["name"], experiment["changes"], trainings))
-        return cls(facts["name"], facts["choose_by"], experiments)
+            experiments.append(
+                ExperimentOutcome(
+                    experiment["name"], experiment["changes"], trainings, experiment.get("trial")
+                )
+            )
+        search = facts.get("search")  # earlier releases had none
+        return cls(facts["name"], facts["choose_by"], experiments, SearchResult(**search) if search else None)
 
 
 def _chosen(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     return {measure: metrics[measure] for measure in MEASURES}
 
 
-def _cost(measure: str, value: float) -> float:
+def cost(measure: str, value: float) -> float:
     """Returns a number that is smaller for a better value."""
     return -value if measure in _LARGER_IS_BETTER else value
 

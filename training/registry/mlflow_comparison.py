@@ -1,5 +1,7 @@
 """Copies a comparison to MLflow: one parent run, and one child run for each training.
 
+The run of a pruned trial has the measures up to the last evaluation, and the tag `nightrank.pruned`.
+
 The runs are in the MLflow experiment `<name>-experiments`. No model version is registered and no alias is
 set. If the same comparison is copied again, no runs are added. Errors are logged and do not end the job.
 """
@@ -11,7 +13,7 @@ from typing import Any
 
 from storage.manifest import digest_of
 from storage.paths import LakePaths
-from training.registry.comparison import MEASURES, Comparison
+from training.registry.comparison import MEASURES, Comparison, TrainingOutcome
 from training.registry.mlflow_mirror import (
     SOURCE_TAG,
     VERSION_TAG,
@@ -22,17 +24,19 @@ from training.registry.mlflow_mirror import (
     source_uri,
 )
 from training.registry.model_json import read_description
+from training.registry.search import read_pruned
 from training.registry.versions import model_path
 
 _PARENT_TAG = "mlflow.parentRunId"  # MLflow's UI shows a run with this tag below the run that the tag names
 COMPARISON_TAG, EXPERIMENT_TAG = "nightrank.comparison", "nightrank.experiment"
+PRUNED_TAG = "nightrank.pruned"  # the number of epochs after which the trial was pruned
 
 
 @never_fails
 def track_comparison(
     lake: LakePaths, name: str, run_date: str, comparison: Comparison, params: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Writes a comparison as a parent run with a child run for each training that has a model.
+    """Writes a comparison as a parent run with a child run for each training that is complete or pruned.
 
     Args:
         lake: the lake of the models.
@@ -52,11 +56,13 @@ def track_comparison(
     for experiment in comparison.experiments:
         for training in experiment.trainings:
             if training.failure is None:
-                description = read_description(model_path(lake, name, training.version))
+                description = _description(lake, name, training)
                 tags = {
                     SOURCE_TAG: source_uri(lake, name, training.version),
                     EXPERIMENT_TAG: experiment.name,
                 }
+                if training.pruned is not None:
+                    tags[PRUNED_TAG] = f"{training.pruned:.4g}"
                 child = find_or_create_run(
                     client,
                     name,
@@ -74,3 +80,10 @@ def track_comparison(
         if (mean := best.mean("validation", measure)) is not None:
             client.log_metric(parent_id, f"best.validation.{measure}", mean)
     client.set_terminated(parent_id)
+
+
+def _description(lake: LakePaths, name: str, training: TrainingOutcome) -> Mapping[str, Any]:
+    """Returns the model.json of a training, or the record of a pruned one, which has no final metrics."""
+    path = model_path(lake, name, training.version)
+    record = read_pruned(path) if training.pruned is not None else None
+    return read_description(path) if record is None else {"metrics": {}, "baselines": {}, **record}

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, cast
 
 from conf.errors import DataError
 from conf.train_types import ScoreKind
 from conf.types import Config
 from storage import file_io, format_versions
+from storage.format_versions import require_names
+from storage.manifest import digest_of
 
 log = logging.getLogger("nightrank.training")
 MODEL_JSON = "model.json"
@@ -104,37 +110,127 @@ def _checked(description: dict[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError, TypeError, ValueError: the description is damaged.
     """
-    for name in {*names_of(description), *(entry.name for entry in entries_of(description))}:
+    names = names_of(description)
+    for name in {*names, *(entry.name for entry in entries_of(description))}:
         if file_io.leaves(name):
             raise ValueError(f"it names {name!r}, which is not in the folder of the model")
+    for blocks in description.get("rows", {}).values():
+        for block in blocks:
+            if block["file"] not in names:
+                raise ValueError(f"it names {block['file']!r}, which is no file of the model")
+    require_names(*(description.get(key) for key in ("version", "workflow_version", "refit_of")))
     return description
 
 
 # Lengths and checksums of model and checkpoint files. This module does not import torch.
 
-_CHUNK_BYTES = 1 << 26
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file as it was written: its name in its folder, its length, and the CRC-32 of its bytes."""
+    """A file as it was written.
+
+    Attributes:
+        name: its name in its folder.
+        bytes: its length.
+        crc32: the CRC-32 of its bytes.
+        sha256: the SHA-256 of its bytes, as 64 hex digits; None for a file of a checkpoint, or of a model
+            that an earlier release wrote.
+    """
 
     name: str
     bytes: int
     crc32: int
+    sha256: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the entry as JSON values, without a SHA-256 that is None."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def damage(folder: str, entry: ModelFile) -> str | None:
     """Returns how a file differs from its entry; None if it does not differ. Reads the complete file."""
     path = f"{folder}/{entry.name}"
     files, inner = file_io.filesystem(path)
-    length, crc = 0, 0
+    length, crc, sha = 0, 0, sha256()
     try:
         with files.open_input_stream(inner, compression=None) as stream:
             while part := stream.read(_CHUNK_BYTES):
-                length, crc = length + len(part), zlib.crc32(part, crc)
+                length += len(part)
+                if entry.sha256 is None:
+                    crc = zlib.crc32(part, crc)
+                else:
+                    sha.update(part)
     except FileNotFoundError:
         return f"{path} is missing"
     if length != entry.bytes:
         return f"{path} has {length} bytes, {entry.bytes} were written"
-    return None if crc == entry.crc32 else f"{path} was changed after it was written (its CRC-32 differs)"
+    if entry.sha256 is None:
+        is_equal, kind = crc == entry.crc32, "CRC-32"
+    else:
+        is_equal, kind = sha.hexdigest() == entry.sha256, "SHA-256"
+    return None if is_equal else f"{path} was changed after it was written (its {kind} differs)"
+
+
+# Maps the path of each file that this process has compared to its entry, its size and the time of its last
+# change in ns. The time of a file of an object store is not known, and is 0.
+_compared: dict[str, tuple[ModelFile, int, int]] = {}
+
+
+def damage_once(folder: str, entry: ModelFile) -> str | None:
+    """Does the same as `damage`, but reads a file only if it was not compared before.
+
+    A process compares a file once. Of all Python workers of a Spark application on one machine, one reads the
+    file, and the others wait for the result.
+    """
+    path = f"{folder}/{entry.name}"
+    state = _state_of(path)
+    if state is not None and _compared.get(path) == (entry, *state):
+        return None
+    marker = None if state is None else _marker([path, entry.to_json(), *state])
+    if marker is None:
+        problem = damage(folder, entry)
+    else:
+        # The lock ends with the process that holds it, so a killed worker does not block the others.
+        with marker.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            problem = None if marker.exists() else damage(folder, entry)
+            if problem is None:
+                marker.touch()
+    if problem is None and state is not None:
+        _compared[path] = (entry, *state)
+    return problem
+
+
+def _marker(identity: list[Any]) -> Path | None:
+    """Returns the path of an empty file which says that a file was compared; None outside Spark's workers.
+
+    It is in Spark's local directory of this machine, which is deleted when the application ends.
+    """
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    if not folder or not os.access(folder, os.W_OK):
+        return None
+    return Path(folder) / f"nightrank-model-{digest_of(identity)}"
+
+
+def _state_of(path: str) -> tuple[int, int] | None:
+    """Returns the size of a file and the time of its last change in ns; None if it does not exist."""
+    files, inner = file_io.filesystem(path)
+    info = files.get_file_info(inner)
+    if not info.is_file:
+        return None
+    return info.size, info.mtime_ns if file_io.is_local(path) else 0
+
+
+def weights_digest(description: Mapping[str, Any]) -> str | None:
+    """Returns a digest of the bytes of all files with weights, as 64 hex digits.
+
+    It does not depend on the names of the files, which differ if a model is trained again. Returns None if
+    the files have no SHA-256, because an earlier release wrote the model.
+    """
+    names = set(description.get("weights", ()))
+    digests = [entry.sha256 for entry in entries_of(description) if entry.name in names]
+    if not digests or None in digests or len(digests) != len(names):
+        return None
+    return sha256(" ".join(sorted(map(str, digests))).encode()).hexdigest()

@@ -5,11 +5,12 @@ Each override is stored as a dated record. Repeating an override has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from conf.errors import ConfigError, DataError
 from storage import file_io
+from storage.leases import lease
 from storage.paths import LakePaths
 from training.registry import versions
 from training.registry.champion_history import (
@@ -23,6 +24,7 @@ from training.registry.champion_history import (
 from training.registry.model_json import is_complete, is_described, read_description
 
 _MIN_PREFIX_LENGTH = 4
+_WAIT_S = 60.0  # for other changes of the same date, which take a second
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ def roll_back(lake: LakePaths, name: str, request: OverrideRequest) -> Override 
     Raises:
         DataError: there is no earlier champion, or `request.version` has never been champion.
     """
+    return _alone(_roll_back, lake, name, request)
+
+
+def _roll_back(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
     state = champion_state_as_of(lake, name, request.run_date)
     current = state.champion
     if current is None:
@@ -92,6 +98,10 @@ def pin(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None
     Raises:
         DataError: the version does not exist.
     """
+    return _alone(_pin, lake, name, request)
+
+
+def _pin(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
     target = _full_version(request.version or "", _complete_versions(lake, name), "complete models")
     pinned = champion_state_as_of(lake, name, request.run_date).pinned
     if pinned is not None and pinned.champion == target:
@@ -104,8 +114,32 @@ def release(lake: LakePaths, name: str, request: OverrideRequest) -> Override | 
 
     The pinned version serves until a challenger is promoted.
     """
+    return _alone(_release, lake, name, request)
+
+
+def _release(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
     pinned = champion_state_as_of(lake, name, request.run_date).pinned
     return None if pinned is None else _record(lake, name, request, "release", pinned.champion)
+
+
+def _alone(
+    change: Callable[[LakePaths, str, OverrideRequest], Override | None],
+    lake: LakePaths,
+    name: str,
+    request: OverrideRequest,
+) -> Override | None:
+    """Makes a change while no other process changes the overrides of the date, which are one file.
+
+    Then updates the aliases of the tracking server.
+
+    Raises:
+        InfrastructureError: another process has changed them for a minute.
+    """
+    with lease(lake, request.run_date, "champion", name, _WAIT_S):
+        override = change(lake, name, request)
+    if override is not None:
+        versions.set_aliases(lake, name)
+    return override
 
 
 def _record(
@@ -116,7 +150,7 @@ def _record(
     champion: str,
     withdrawn: tuple[str, ...] = (),
 ) -> Override:
-    """Adds an override to its run date, and updates the aliases of the tracking server."""
+    """Adds an override to its run date."""
     if not request.why.strip():
         raise ConfigError(
             f"a {action} needs a reason", "give the reason with --why, for people who read the history"
@@ -126,7 +160,6 @@ def _record(
     )
     overrides = _overrides_of_date(lake, name, request.run_date)
     write_overrides(lake, name, request.run_date, [*overrides, override])
-    versions.set_aliases(lake, name)
     return override
 
 

@@ -11,14 +11,22 @@ record is written after the refit is complete, so a job that was killed leaves t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from conf.errors import DataError
 from conf.types import Config
 from storage import file_io, format_versions
-from storage.format_versions import typed
+from storage.format_versions import require_names, typed
 from storage.paths import LakePaths
-from training.registry.champion_history import champion_state_as_of, dated_path, dates_of
+from training.registry.champion_history import (
+    WEIGHTS,
+    champion_state_as_of,
+    dated_path,
+    dates_of,
+    decided_weights,
+)
+from training.registry.model_json import is_described, read_description, weights_digest
 
 REFITS = "refits"  # folder name
 
@@ -31,11 +39,13 @@ class Refit:
         run_date: the date on which the champion was promoted and refitted. The refit serves from then on.
         champion: the version of the model that was trained on the train split.
         version: the version of the refit.
+        weights: the digest of its weights; None if an earlier release recorded it.
     """
 
     run_date: str
     champion: str
     version: str
+    weights: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,14 @@ def promoted_on(lake: LakePaths, name: str, run_date: str) -> str | None:
 
 def record_refit(lake: LakePaths, name: str, refit: Refit) -> None:
     """Atomically records the refit of the champion that was promoted on a run date."""
-    values = {"run_date": refit.run_date, "refit_of": refit.champion, "version": refit.version}
+    values: dict[str, str | None] = {
+        "run_date": refit.run_date,
+        "refit_of": refit.champion,
+        "version": refit.version,
+    }
+    folder = f"{lake.models(refit_name(name))}/{refit.version}"
+    if is_described(folder):
+        values |= {WEIGHTS: weights_digest(read_description(folder))}
     path = dated_path(lake, name, REFITS, refit.run_date)
     file_io.replace_json(path, format_versions.TRAINED_VERSION.stamp(values))
 
@@ -94,9 +111,10 @@ def read_refits(lake: LakePaths, name: str, until: str) -> list[Refit]:
 
 
 def parse_refit(values: Mapping[str, Any]) -> Refit:
-    """Returns the refit in the values of a file. Raises KeyError or TypeError."""
+    """Returns the refit in the values of a file. Raises KeyError, TypeError or ValueError."""
     typed(values, run_date=str, refit_of=str, version=str)
-    return Refit(values["run_date"], values["refit_of"], values["version"])
+    require_names(values["refit_of"], values["version"])
+    return Refit(values["run_date"], values["refit_of"], values["version"], values.get(WEIGHTS))
 
 
 def serving_model(config: Config, lake: LakePaths, run_date: str) -> ServingModel | None:
@@ -124,3 +142,35 @@ def serving_model_of(lake: LakePaths, name: str, run_date: str, *, use_refit: bo
     refits = read_refits(lake, name, run_date) if use_refit else []
     of_champion = [refit.version for refit in refits if refit.champion == champion]
     return ServingModel(champion, of_champion[-1] if of_champion else None)
+
+
+def require_recorded_weights(
+    lake: LakePaths, name: str, until: str, path: str, description: Mapping[str, Any]
+) -> None:
+    """Checks that a champion or a refit has the weights that were recorded when it began to serve.
+
+    Models whose record was written by an earlier release are not checked.
+
+    Args:
+        lake: the lake.
+        name: the name of the configuration.
+        until: records of later run dates are ignored.
+        path: the folder of the model.
+        description: its model.json.
+
+    Raises:
+        DataError: the model has other weights.
+    """
+    version, job = str(description["version"]), "evaluate_model"
+    recorded = decided_weights(lake, name, until, version)
+    if description.get("refit_of"):
+        job = "refit_model"
+        refits = [refit for refit in read_refits(lake, name, until) if refit.version == version]
+        recorded = next(((one.run_date, one.weights) for one in reversed(refits) if one.weights), None)
+    if recorded is not None and weights_digest(description) != recorded[1]:
+        date = recorded[0]
+        raise DataError(
+            f"{path} does not have the weights that {job} recorded for model {version} on {date}",
+            f"run {job} for {date} again, if the model was trained again since then; or roll back to another "
+            "model",
+        )

@@ -21,16 +21,19 @@ from conf.errors import DataError
 from conf.extensions import combined_digest, source_digests
 from conf.types import Config, ModelConfig, Train
 from storage import file_io, format_versions
+from storage.format_versions import require_names
 from storage.manifest import digest_of
 from storage.paths import LakePaths
 from training.registry import mlflow_mirror
 from training.registry.champion_history import (
     OVERRIDES,
     PROMOTIONS,
+    WEIGHTS,
     champion_state_as_of,
     dated_path,
     dates_of,
 )
+from training.registry.model_json import is_described, read_description, weights_digest
 from training.registry.refits import read_refits, refit_name
 
 # Settings of `train` that do not change the trained model. `retrain` determines the parent, which is already
@@ -147,11 +150,18 @@ def challenger_of(lake: LakePaths, name: str, run_date: str) -> str:
     """
     path = dated_path(lake, name, RUNS, run_date)
     try:
-        return format_versions.TRAINED_VERSION.load(path, lambda values: str(values["version"]))
+        return format_versions.TRAINED_VERSION.load(path, _parsed_version)
     except FileNotFoundError as error:
         raise DataError(
             f"no model was trained for {run_date} ({path} does not exist)", "run train_model first"
         ) from error
+
+
+def _parsed_version(values: Mapping[str, Any]) -> str:
+    """Returns the version in the values of a file. Raises KeyError, TypeError or ValueError."""
+    version = values["version"]
+    require_names(version)
+    return str(version)
 
 
 def champion_as_of(lake: LakePaths, name: str, run_date: str, *, before: bool = False) -> str | None:
@@ -160,8 +170,16 @@ def champion_as_of(lake: LakePaths, name: str, run_date: str, *, before: bool = 
 
 
 def record_decision(lake: LakePaths, name: str, run_date: str, decision: ChampionDecision) -> None:
-    """Writes the gate's decision for a run date, and updates the aliases in MLflow."""
-    values = format_versions.PROMOTION.stamp({"run_date": run_date, **asdict(decision)})
+    """Writes the gate's decision for a run date, and updates the aliases in MLflow.
+
+    The record has the digests of the weights of the champion before and after the run, and of the challenger.
+    """
+    digests = {}
+    for version in (decision.challenger, decision.champion_before, decision.champion_after):
+        path = model_path(lake, name, version) if version else None
+        if path is not None and is_described(path) and (digest := weights_digest(read_description(path))):
+            digests[version] = digest
+    values = format_versions.PROMOTION.stamp({"run_date": run_date, **asdict(decision), WEIGHTS: digests})
     file_io.replace_json(dated_path(lake, name, PROMOTIONS, run_date), values)
     newest = dates_of(lake, name, PROMOTIONS)[-1]
     set_aliases(lake, name, decision.challenger if newest == run_date else None)

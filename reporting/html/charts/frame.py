@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from reporting.elements.markup import Html, tag
 
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 58, 428, 30, 236
+_LETTER = 7.5  # width of a letter
 
 
 def x_of(axis: Axis, value: float) -> float:
@@ -89,13 +90,14 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear axis from `low` to `high`, where low < high.
+    """An axis from `low` to `high`, where low < high.
 
     Attributes:
         label: text at the axis.
         low, high: the values at the ends of the axis.
         ticks: the values that have a tick.
         written: formats the value of a tick as text.
+        log: whether distances are those of logarithms. Then `low` is above 0.
     """
 
     label: str
@@ -103,6 +105,7 @@ class Axis:
     high: float
     ticks: tuple[float, ...]
     written: Format
+    log: bool = False
 
     def place(self, value: float, start: float, end: float) -> float:
         """Returns the chart coordinate of a value.
@@ -112,7 +115,10 @@ class Axis:
             start: the chart coordinate of `low`.
             end: the chart coordinate of `high`.
         """
-        return start + (value - self.low) / (self.high - self.low) * (end - start)
+        value, low, high = (
+            map(math.log10, (value, self.low, self.high)) if self.log else (value, self.low, self.high)
+        )
+        return start + (value - low) / (high - low) * (end - start)
 
 
 def axis(
@@ -121,12 +127,14 @@ def axis(
     *,
     from_zero: bool = False,
     exact: bool = False,
+    whole: bool = False,
     written: Format | None = None,
     most_ticks: int = 6,
 ) -> Axis:
     """Returns an axis that covers all finite values.
 
     The axis begins and ends at a tick. With `exact`, it begins at the smallest value and ends at the largest.
+    With `whole`, ticks are at whole numbers, unless no whole number is within the range of the values.
 
     Raises:
         ValueError: there is no finite value.
@@ -141,6 +149,8 @@ def axis(
         room = abs(low) * 0.1 or 1.0
         low, high = (0.0, room) if from_zero and low == 0 else (low - room, high + room)
     step = tick_step(high - low, most_ticks)
+    if whole and math.floor(high) >= math.ceil(low):
+        step = 5.0 if step == 2.5 else max(step, 1.0)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = [round(index * step, 12) for index in range(first, last + 1)]
     if exact:
@@ -148,6 +158,32 @@ def axis(
     else:
         low, high = ticks[0], ticks[-1]
     return Axis(label, low, high, tuple(ticks), written or plain(step))
+
+
+def log_axis(low: float, high: float, label: str) -> Axis:
+    """Returns a logarithmic axis from `low` to `high`, where 0 < low < high.
+
+    Ticks are at powers of ten; if there is at most one in the range, also at their double and fivefold; if
+    there is still none, at the ends.
+    """
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 2, 5)):
+        values = [float(f"{factor}e{exponent}") for exponent in exponents for factor in factors]
+        ticks = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        if len(ticks) > 1:
+            break
+    return Axis(label, low, high, tuple(ticks or (low, high)), lambda value: f"{value:g}", log=True)
+
+
+def column_axis(names: Sequence[str], label: str) -> Axis:
+    """Returns an axis with a column for each name. The middle of a column is at its index, from 0.
+
+    A name that is wider than its column is cut off.
+    """
+    letters = max(int((RIGHT - LEFT) / len(names) / _LETTER), 2)
+    shown = [name if len(name) <= letters else f"{name[: letters - 1]}…" for name in names]
+    ticks = tuple(float(index) for index in range(len(names)))
+    return Axis(label, -0.5, len(names) - 0.5, ticks, lambda index: shown[round(index)])
 
 
 def tick_step(span: float, most_ticks: int) -> float:

@@ -12,6 +12,7 @@ from reporting.html.charts.frame import (
     LEFT,
     RIGHT,
     TOP,
+    WIDTH,
     Axis,
     Format,
     axis,
@@ -71,20 +72,22 @@ def line_chart(
     y_label: str,
     references: Sequence[Reference] = (),
     from_zero: bool = False,
+    x_whole: bool = False,
     x_written: Format | None = None,
     y_written: Format | None = None,
 ) -> Html:
     """Returns a line chart. If there are few points, each point is also drawn as a dot.
 
-    If there is nothing to draw, returns a sentence that says so. The function has many parameters, because
-    each of the two axes needs a label and a format.
+    If there is nothing to draw, returns a sentence that says so. With `x_whole`, the ticks of the x axis are
+    at whole numbers. The function has many parameters, because each of the two axes needs a label and a
+    format.
     """
     drawn = [(line.name, line.drawable()) for line in series]
     points = [point for _, line_points in drawn for point in line_points]
     if not points:
         return nothing_to_draw(title)
     shown = [reference for reference in references if math.isfinite(reference.value)]
-    x = axis([px for px, _ in points], x_label, exact=True, written=x_written)
+    x = axis([px for px, _ in points], x_label, exact=True, whole=x_whole, written=x_written)
     y = axis(
         [*(py for _, py in points), *(reference.value for reference in shown)],
         y_label,
@@ -175,25 +178,77 @@ def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label
     return frame(x, y, marks, title, description)
 
 
-# Draws a difference with its confidence interval and the gate's limit.
+# Draws trials: dots over an axis of any kind, and a line.
+
+
+def dot_chart(
+    title: str,
+    complete: Series,
+    pruned: Series,
+    *,
+    x: Axis,
+    y_label: str,
+    line: Sequence[tuple[float, float]] = (),
+) -> Html:
+    """Returns a chart of filled dots, hollow dots and a line.
+
+    If there is nothing to draw, returns a sentence that says so.
+
+    Args:
+        title: title for screen readers.
+        complete: the points of filled dots.
+        pruned: the points of hollow dots; if there are any, the chart has a legend.
+        x: the horizontal axis, which covers all points.
+        y_label: label of the vertical axis.
+        line: the points of the line.
+    """
+    groups = [(complete.name, complete.drawable()), (pruned.name, pruned.drawable())]
+    points = [point for _, of_group in groups for point in of_group]
+    if not points:
+        return nothing_to_draw(title)
+    y = axis([py for _, py in points], y_label)
+    marks = []
+    if line:
+        path = " ".join(
+            f"{'L' if place else 'M'}{x_of(x, px)} {y_of(y, py)}" for place, (px, py) in enumerate(line)
+        )
+        marks.append(tag("path", d=path, class_="line series-0"))
+    for index, (name, of_group) in enumerate(groups):
+        kind = "hollow" if index else "dot"
+        for px, py in of_group:
+            tooltip = tag("title", f"{name}, {x.label} {x.written(px)}: {py:.6g}")
+            marks.append(
+                tag("circle", tooltip, cx=x_of(x, px), cy=y_of(y, py), r=4, class_=f"{kind} series-{index}")
+            )
+    description = f"{y_label} by {x.label}, {counted(len(points), 'point')}"
+    names = [name for name, of_group in groups if of_group or name == complete.name]
+    return join([legend(names), frame(x, y, marks, title, description)])
+
+
+# Draws values with their intervals: a difference with the gate's limit, or the values of several names.
 
 _TICK = 6
+_ROW, _ROWS_TOP, _ROWS_BOTTOM = 30, 8, 42
+_NAMES, _VALUES = 150, 60  # widths of the names on the left and of the values on the right
+_MOST_LETTERS = 18  # of a name
 
 
 @dataclass(frozen=True)
 class Span:
-    """A value and the confidence interval around it.
+    """A value and the interval around it.
 
     Attributes:
         name: name of the value.
         value: the value.
-        low, high: ends of the interval.
+        low, high: ends of the interval. If they are equal, no interval is drawn.
+        points: the values of which `value` is the mean, if they are drawn too.
     """
 
     name: str
     value: float
     low: float
     high: float
+    points: Sequence[float] = ()
 
 
 def interval_chart(title: str, span: Span, limit: float, *, x_label: str, limit_name: str) -> Html:
@@ -232,3 +287,65 @@ def _span(x: Axis, y: Axis, span: Span) -> list[Html]:
         *ends,
         tag("circle", dot, cx=x_of(x, span.value), cy=at, r=5, class_="dot series-0"),
     ]
+
+
+def span_rows(title: str, spans: Sequence[Span], *, x_label: str) -> Html:
+    """Returns a chart with one row for each Span: its name, its value as a dot, its interval and its points.
+
+    The value is also written on the right. Values that are not finite are not drawn. If there is nothing to
+    draw, returns a sentence that says so.
+    """
+    drawn = [span for span in spans if all(map(math.isfinite, (span.value, span.low, span.high)))]
+    if not drawn:
+        return nothing_to_draw(title)
+    left, right = _NAMES, WIDTH - _VALUES
+    bottom = _ROWS_TOP + len(drawn) * _ROW
+    ends = [end for span in drawn for end in (span.low, span.high, *span.points)]
+    x = axis(ends, x_label, most_ticks=4)
+    marks = [tag("title", title)]
+    for tick in x.ticks:
+        at = round(x.place(tick, left, right), 2)
+        marks.append(tag("line", x1=at, x2=at, y1=_ROWS_TOP, y2=bottom, class_="gridline"))
+        marks.append(tag("text", x.written(tick), x=at, y=bottom + 16, text_anchor="middle"))
+    middle = (left + right) / 2
+    marks.append(tag("text", x_label, x=middle, y=bottom + 34, text_anchor="middle", class_="axis-label"))
+    for row, span in enumerate(drawn):
+        marks.append(_span_row(x, span, _ROWS_TOP + row * _ROW + _ROW / 2))
+    description = ", ".join(f"{span.name} {span.value:.4f}" for span in drawn)
+    return tag(
+        "svg",
+        *marks,
+        viewBox=f"0 0 {WIDTH} {bottom + _ROWS_BOTTOM}",
+        role="img",
+        aria_label=f"{title}. {description}",
+        class_="chart",
+    )
+
+
+def _span_row(x: Axis, span: Span, at: float) -> Html:
+    """Returns the SVG elements of one row of `span_rows`.
+
+    Args:
+        x: the axis of the values.
+        span: the value.
+        at: the vertical coordinate of the row's middle.
+    """
+
+    def place(value: float) -> float:
+        return round(x.place(value, _NAMES, WIDTH - _VALUES), 2)
+
+    name = span.name
+    shown = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
+    marks = [tag("title", f"{name}: {span.value:.4f}")]
+    marks.append(tag("text", shown, x=_NAMES - 10, y=at + 4, text_anchor="end", class_="value"))
+    if span.low < span.high:
+        low, high = place(span.low), place(span.high)
+        marks.append(tag("line", x1=low, x2=high, y1=at, y2=at, class_="line series-0"))
+        marks += [
+            tag("line", x1=end, x2=end, y1=at - _TICK, y2=at + _TICK, class_="line series-0")
+            for end in (low, high)
+        ]
+    marks += [tag("circle", cx=place(value), cy=at, r=2.2, class_="point") for value in span.points]
+    marks.append(tag("circle", cx=place(span.value), cy=at, r=5, class_="dot series-0"))
+    marks.append(tag("text", f"{span.value:.4f}", x=WIDTH, y=at + 4, text_anchor="end", class_="value"))
+    return tag("g", *marks)

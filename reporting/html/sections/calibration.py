@@ -7,7 +7,7 @@ from typing import Any
 
 from conf.train_types import ScoreKind
 from reporting.elements import numbers
-from reporting.elements.markup import Html, figure, grid, lead, missing, section, table, tag
+from reporting.elements.markup import Html, Section, figure, grid, lead, missing, section, table, tag
 from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.bars import histogram
 from reporting.html.charts.frame import percent
@@ -22,7 +22,7 @@ _WITHOUT_CALIBRATION: Mapping[ScoreKind, str] = {
 }
 
 
-def render(run: RunFacts) -> Html:
+def render(run: RunFacts) -> Section:
     """Returns the section about the model that serves after the gate's decision.
 
     It shows histograms of the scores of test rows and of list entries. If the scores are click probabilities,

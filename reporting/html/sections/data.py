@@ -10,7 +10,19 @@ from conf.messages import counted
 from conf.types import SPLITS
 from etl.quality.checks import ColumnReport, DayComparison, Finding, PieceRows, share
 from reporting.elements import numbers
-from reporting.elements.markup import Child, Html, figure, grid, join, lead, missing, section, table, tag
+from reporting.elements.markup import (
+    Child,
+    Html,
+    Section,
+    figure,
+    grid,
+    join,
+    lead,
+    missing,
+    section,
+    table,
+    tag,
+)
 from reporting.facts.run_facts import DataQuality, Day, RunFacts
 from reporting.html.charts.bars import columns
 from reporting.html.charts.frame import legend
@@ -18,7 +30,7 @@ from reporting.html.charts.frame import legend
 _REASONS = 7
 
 
-def render(run: RunFacts) -> Html:
+def render(run: RunFacts) -> Section:
     """Returns the section: charts and tables of the days that the run used."""
     if not run.days:
         return section("data", "Data", missing("The days and splits", "build_features"))
@@ -142,11 +154,16 @@ _NOTE = (
 Levels = Mapping[tuple[str | None, str], str]
 
 
-def render_quality(report: DataQuality | None, of_choices: bool = False) -> Html:
-    """Returns the section. `of_choices` says whether the log has only what users chose.
+def render_quality(
+    report: DataQuality | None, of_choices: bool = False, *, with_charts: bool = True
+) -> Section:
+    """Returns the section: the figures above a limit, a table of all columns, their most frequent values.
 
-    It shows the figures above a limit, the rows by day, a table of all columns, and the most frequent values
-    of each column.
+    Args:
+        report: the data report of the run.
+        of_choices: whether the log has only what users chose.
+        with_charts: whether charts show the rows and clicks by day. If a run has published features, the
+            section `data` shows them.
     """
     if report is None:
         return section("quality", "Data quality", missing("The data report", "build_features"))
@@ -159,7 +176,7 @@ def render_quality(report: DataQuality | None, of_choices: bool = False) -> Html
         "Data quality",
         _quality_lead(report, of_choices),
         _findings(findings),
-        grid(*_charts(compared, of_choices)),
+        grid(*_charts(compared, of_choices)) if with_charts else None,
         tag("div", _columns(ordered, levels), class_="compact"),
         tag("p", _NOTE, class_="note"),
         _values(ordered),

@@ -7,7 +7,7 @@ from typing import Any
 
 from conf.messages import counted
 from reporting.elements import numbers
-from reporting.elements.markup import Child, Html, figure, grid, lead, missing, section, table, tag
+from reporting.elements.markup import Child, Html, Section, figure, grid, lead, missing, section, table, tag
 from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.line import Span, interval_chart
 
@@ -28,7 +28,7 @@ _NAMES = {
 _MARKS = {"hold": "stop", "warn": "warn"}
 
 
-def render(run: RunFacts) -> Html:
+def render(run: RunFacts) -> Section:
     """Returns the section about the gate's decision, from the facts of evaluate_model."""
     if run.evaluation is None:
         return section("gate", "Gate", missing("The gate's decision", "evaluate_model"))

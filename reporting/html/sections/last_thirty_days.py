@@ -13,7 +13,7 @@ from statistics import median
 
 from conf.types import Config
 from reporting.elements import numbers
-from reporting.elements.markup import Child, Html, figure, grid, lead, section, table, tag
+from reporting.elements.markup import Child, Html, Section, figure, grid, lead, section, table, tag
 from reporting.facts.recent_runs import DAYS, GROUPS, DayFacts, RunHistory
 from reporting.facts.run_facts import earlier_run_dates, logistic_regression, published_facts
 from reporting.html.charts.bars import columns, stacked
@@ -27,7 +27,7 @@ _PROBLEM_CHARACTERS = 220
 _TIMED = ("build_features", "train_model", "score_daily")
 
 
-def render(history: RunHistory, run_date: str, psi_warn: float | None) -> Html | None:
+def render(history: RunHistory, run_date: str, psi_warn: float | None) -> Section | None:
     """Returns the section: charts, a table by run date, and the failed attempts.
 
     Returns None if there is no run to show. Charts are drawn only if at least two run dates have facts.
@@ -77,7 +77,7 @@ def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | No
     """Returns one tuple (title, caption, chart) for each chart."""
     names = [day.dt[5:] for day in days]
     rows = columns(
-        "Rows",
+        "Rows of the day",
         names,
         [_number(day.rows) for day in days],
         groups=[0] * len(days),
@@ -93,7 +93,7 @@ def _charts(days: Sequence[DayFacts], currency: str | None, psi_warn: float | No
     )
     auc, drift, speed = _line_charts(days, psi_warn)
     charts = [
-        ("Rows", "of the run date's own log, before any rows were dropped.", rows),
+        ("Rows of the day", "of the run date's own log, before any rows were dropped.", rows),
         ("Drops", "share of these rows that were dropped, by reason.", _drops(days, names)),
         ("AUC", "of the models that the gate compared.", auc),
         ("Drift", "of the day from its train days, and of the lists from the last published lists.", drift),
@@ -268,7 +268,7 @@ def _by_day(days: Sequence[DayFacts], currency: str | None) -> Html:
 # The section about recent runs: one table with model, gate, AUC, hit rate and coverage.
 
 
-def render_runs(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Html | None:
+def render_runs(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> Section | None:
     """Returns a table with one row per run date, newest last; None if there are fewer than two run dates.
 
     Args:

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 from conf.messages import counted
 from conf.train_types import ScoreKind
+from etl.latest.item_titles import ItemTitle
 from reporting.elements import numbers
-from reporting.elements.markup import Child, Html, figure, grid, lead, missing, section, table, tag
-from reporting.facts.run_facts import ItemCounts, RunFacts, UserList
+from reporting.elements.markup import (
+    Child,
+    Html,
+    Section,
+    figure,
+    grid,
+    join,
+    lead,
+    missing,
+    section,
+    table,
+    tag,
+)
+from reporting.facts.run_facts import MOST_CLICKED, ItemCounts, RunFacts, UserList
 from reporting.html.charts.frame import percent
 from reporting.html.charts.line import Series, line_chart
+
+Titles: TypeAlias = Mapping[str, ItemTitle]
 
 _AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks of the test split"}
 
 
-def render_quality(run: RunFacts) -> Html:
+def render_quality(run: RunFacts) -> Section:
     """Returns the section about the lists of this date.
 
     If the clicks on these lists are not known yet, the section shows the lists of the day before.
@@ -160,7 +176,7 @@ def _measures(values: Mapping[str, Any]) -> list[Child]:
 # It also shows the limits that held the lists back, and the deliveries.
 
 
-def render_changes(run: RunFacts) -> Html:
+def render_changes(run: RunFacts) -> Section:
     """Returns the section, from the tables list_changes and deliveries.
 
     Lists that were held back have no delivery.
@@ -267,12 +283,22 @@ def _delivered(delivery: Mapping[str, Any] | None) -> Html | None:
 _TOP = 10
 
 
-def render_coverage(run: RunFacts, counts: ItemCounts | None) -> Html:
+def most_recommended(counts: ItemCounts | None) -> list[str]:
+    """Returns the items that the section about coverage shows."""
+    return [item for item, _ in _ordered(counts)[:_TOP]] if counts else []
+
+
+def _ordered(counts: ItemCounts) -> list[tuple[str, int]]:
+    """Returns pairs (item, number of lists), the most recommended item first."""
+    return sorted(counts.times.items(), key=lambda item: (-item[1], item[0]))
+
+
+def render_coverage(run: RunFacts, counts: ItemCounts | None, titles: Titles) -> Section:
     """Returns the section: the concentration of the lists, and the items that are recommended most."""
     if run.recommendations is None or counts is None or not counts.rows:
         return section("coverage", "Coverage", missing("How often items are recommended", "score_daily"))
     items = int(run.recommendations.facts["items"])
-    ordered = sorted(counts.times.items(), key=lambda item: (-item[1], item[0]))
+    ordered = _ordered(counts)
     curve = _concentration([times for _, times in ordered], items, counts.rows)
     drawn = line_chart(
         "Concentration",
@@ -288,7 +314,7 @@ def render_coverage(run: RunFacts, counts: ItemCounts | None) -> Html:
         "coverage",
         "Coverage",
         _coverage_lead(items, ordered, counts),
-        grid(chart, _top(ordered, counts.rows)),
+        grid(chart, _top(ordered, counts.rows, titles)),
     )
 
 
@@ -322,21 +348,44 @@ def _coverage_lead(items: int, ordered: list[tuple[str, int]], counts: ItemCount
     )
 
 
-def _top(ordered: list[tuple[str, int]], rows: int) -> Html:
+def _top(ordered: list[tuple[str, int]], rows: int, titles: Titles) -> Html:
     """Returns a table of the items that are recommended most."""
     most = [
-        [tag("code", item), numbers.count(times), numbers.percent(times / rows, 2)]
+        [_item(item, titles), numbers.count(times), numbers.percent(times / rows, 2)]
         for item, times in ordered[:_TOP]
     ]
     return table(["Item", "Lists", "Share of entries"], most, "Most recommended items")
 
 
+def _item(item: str, titles: Titles) -> Html:
+    """Returns an item: its id or, if its title is known, the title, the id, and a link to its picture.
+
+    A picture is not part of the page, because the page opens without a network and asks no server.
+    """
+    known, code = titles.get(item), tag("code", item)
+    if known is None:
+        return code
+    named = [] if known.title == item else [tag("span", known.title, class_="title"), " "]
+    if not _is_web_address(known.image):
+        return join([*named, code])
+    words = f"Picture of {known.title}"
+    link = tag("a", "picture", href=known.image, rel="noreferrer noopener", title=words, aria_label=words)
+    return join([*named, code, " ", link])
+
+
+def _is_web_address(address: str | None) -> bool:
+    """Returns whether an address is one of the web, so that following it runs nothing in the page."""
+    try:
+        parts = urlsplit(address or "")
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
+
+
 # The section with a sample: the lists of a few users, and the items that these users clicked.
 
-_CLICKED = 5
 
-
-def render_sample(lists: Sequence[UserList], scores: ScoreKind) -> Html:
+def render_sample(lists: Sequence[UserList], scores: ScoreKind, titles: Titles) -> Section:
     """Returns the section: one card per user. `scores` is the kind of the lists' scores."""
     if not lists:
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
@@ -346,11 +395,11 @@ def render_sample(lists: Sequence[UserList], scores: ScoreKind) -> Html:
         "or the business rule that put the item there."
     )
     return section(
-        "sample", "A few lists", sentence, grid(*(_card(user_list, scores) for user_list in lists))
+        "sample", "A few lists", sentence, grid(*(_card(user_list, scores, titles) for user_list in lists))
     )
 
 
-def _card(user_list: UserList, scores: ScoreKind) -> Html:
+def _card(user_list: UserList, scores: ScoreKind, titles: Titles) -> Html:
     """Returns a card with the list of one user and the clicks of this user."""
     history, are_rates = user_list.history, scores == "click_probability"
     rows: list[list[Child]] = []
@@ -358,20 +407,24 @@ def _card(user_list: UserList, scores: ScoreKind) -> Html:
         clicks, shown = history.items.get(item, (0, 0)) if history else (0, 0)
         before = f"{clicks} of {shown}" if shown else numbers.NONE
         written = numbers.percent(score) if are_rates else numbers.decimal(score)
-        rows.append([str(position), tag("code", item), written, reason, before])
+        rows.append([str(position), _item(item, titles), written, reason, before])
     headers = ["#", "Item", "Probability" if are_rates else "Score", "Why", "Before"]
     shown_list = table(headers, rows, f"Recommended to {user_list.user}", text=(1, 3))
     return tag(
-        "div", tag("h3", "User ", tag("code", user_list.user)), _clicked(user_list), shown_list, class_="card"
+        "div",
+        tag("h3", "User ", tag("code", user_list.user)),
+        _clicked(user_list, titles),
+        shown_list,
+        class_="card",
     )
 
 
-def _clicked(user_list: UserList) -> Html | None:
+def _clicked(user_list: UserList, titles: Titles) -> Html | None:
     """Returns the items that the user clicked most; None if the clicks are not known."""
     if user_list.history is None:
         return None
-    most = user_list.history.most_clicked(_CLICKED)
+    most = user_list.history.most_clicked(MOST_CLICKED)
     if not most:
         return tag("p", "No clicks so far.", class_="note")
-    items = [tag("li", tag("code", item), f" {clicks} of {shown}") for item, clicks, shown in most]
+    items = [tag("li", _item(item, titles), f" {clicks} of {shown}") for item, clicks, shown in most]
     return tag("div", tag("p", "Clicked most:", class_="note"), tag("ul", *items, class_="chips"))

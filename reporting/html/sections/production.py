@@ -7,7 +7,7 @@ from typing import Any
 
 from conf.messages import counted
 from reporting.elements import numbers
-from reporting.elements.markup import Child, Html, lead, section, table, tag
+from reporting.elements.markup import Child, Html, Section, lead, section, table, tag
 from reporting.facts.run_facts import RunFacts
 from scoring.evaluation.experiment_measures import MISMATCH_P
 
@@ -19,7 +19,7 @@ _MEASURES = {
 }
 
 
-def render_experiment(run: RunFacts) -> Html | None:
+def render_experiment(run: RunFacts) -> Section | None:
     """Returns the section; None if the lists of this date, and those last measured, have no experiment."""
     facts = (run.recommendations.facts.get("experiment") if run.recommendations else None) or {}
     measured = (run.measure.values.get("experiment") if run.measure else None) or {}
@@ -137,7 +137,7 @@ _REASONS = {
 }
 
 
-def render_impressions(run: RunFacts) -> Html | None:
+def render_impressions(run: RunFacts) -> Section | None:
     """Returns the section; None if the lists last measured have no log of impressions."""
     facts = (run.measure.values.get("impressions") if run.measure else None) or {}
     if run.measure is None or not facts:

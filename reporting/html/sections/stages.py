@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conf.messages import counted
 from reporting.elements import numbers
-from reporting.elements.markup import Html, figure, grid, lead, missing, section, table
+from reporting.elements.markup import Section, figure, grid, lead, missing, section, table
 from reporting.facts.recent_runs import last_successes
 from reporting.html.charts.bars import rows
 from reporting.monitoring.run_record import read_records
@@ -59,7 +59,7 @@ def _of_logs(lake: LakePaths, run_date: str) -> list[StageTime]:
     return stage_times
 
 
-def render(times: list[StageTime]) -> Html:
+def render(times: list[StageTime]) -> Section:
     """Returns the section: a bar chart and a table of the seconds that each stage took."""
     if not times:
         return section("stages", "Stages", missing("The seconds of the stages", "nightly"))

@@ -7,14 +7,14 @@ from typing import Any
 
 from conf.train_types import ScoreKind
 from reporting.elements import numbers
-from reporting.elements.markup import Html, facts_list, figure, grid, lead, missing, section, tag
+from reporting.elements.markup import Html, Section, facts_list, figure, grid, lead, missing, section, tag
 from reporting.facts.run_facts import RunFacts
 from reporting.html.charts.line import Reference, Series, line_chart
 
 _WITHOUT_LISTS = {"architecture", "multi_hot"}
 
 
-def render(run: RunFacts) -> Html:
+def render(run: RunFacts) -> Section:
     """Returns the section, from the model.json of the challenger.
 
     For a run without training, the section shows the model that made the lists.

@@ -26,11 +26,14 @@ from scoring.delivery.postgresql import (
     CANNOT_HOLD,
     DRIVER,
     STAMP,
+    URL_PARAMETERS,
     Connection,
     connect,
+    connection_properties,
     dates_of,
     delete_users,
     drop_abandoned,
+    refused_parameters,
 )
 from scoring.delivery.published_lists import COLUMNS, Delivered, Erased, EraseRequest, PublishedLists
 from scoring.delivery.secrets import Credentials, read_credentials
@@ -61,7 +64,10 @@ _TABLE = re.compile(r"([a-z_][a-z0-9_]{0,39}\.)?[a-z_][a-z0-9_]{0,29}")
 class Settings(SinkSettings):
     """A PostgreSQL table of lists. Each delivery replaces the rows of one date in one transaction."""
 
-    url: str = Field(description="jdbc:postgresql://host:port/database, without user and password.")
+    url: str = Field(
+        description="jdbc:postgresql://host:port/database, without user and password. Without a parameter "
+        "`sslmode`, the connection is encrypted, and the certificate of the server is checked (verify-full)."
+    )
     table: str = Field(
         description="Name of the table, as table or schema.table. If the table is missing, it is created; "
         "the schema must exist."
@@ -83,6 +89,8 @@ class Settings(SinkSettings):
     def _postgresql(cls, value: str) -> str:
         if not value.startswith("jdbc:postgresql:"):
             raise ValueError("it must begin with jdbc:postgresql:")
+        if refused := refused_parameters(value):
+            raise ValueError(f"it may not have {refused}, only the parameters {sorted(URL_PARAMETERS)}")
         return value
 
     @field_validator("table")
@@ -220,8 +228,7 @@ def _stage(sink: Settings, credentials: Credentials, rows: DataFrame, staging: s
         "url": sink.url,
         "dbtable": staging,
         "driver": DRIVER,
-        "user": credentials.user,
-        "password": credentials.password,
+        **connection_properties(credentials),
         "numPartitions": sink.connections,
         "batchsize": _BATCH_ROWS,
         "reWriteBatchedInserts": "true",  # the driver sends many rows in one INSERT

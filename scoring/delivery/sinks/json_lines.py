@@ -6,15 +6,12 @@ import gzip
 import json
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pydantic import Field, field_validator
 
 from conf.lazy_pyspark import F
-from conf.names import LakeRoot
-from conf.types import PositiveInt, SinkSettings
-from scoring.delivery.file_sink import Files, erase_lines, publish_files
+from scoring.delivery.file_sink import Files, FileSinkSettings, ListRecord, erase_records, publish_files
 from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, PublishedLists
 from scoring.requests import VARIANT
 from storage import file_io
@@ -29,31 +26,12 @@ _ENTRY = ("item_id", "position", "score", "reason")
 _ROWS_AT_ONCE = 10_000
 
 
-class Settings(SinkSettings):
+class Settings(FileSinkSettings):
     """Files with one JSON object per user. A manifest lists the published files, as in tables of the lake.
 
     The manifest of a date is in the folder `path`/dt=…. The files themselves are in a folder `_data` next to
     the last folder of `path`.
     """
-
-    path: LakeRoot = Field(description="Folder of the lists: a local path or a URI.")
-    compression: Literal["none", "gzip"] = Field(
-        default="gzip", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
-    )
-    users_per_file: PositiveInt = Field(default=1_000_000, description="Largest number of users in a file.")
-
-    @field_validator("path")
-    @classmethod
-    def _has_a_folder_above(cls, path: str) -> str:
-        scheme, _, inner = path.rpartition("://")
-        parts = inner.rstrip("/").split("/")
-        bucket = scheme not in ("", "file")
-        if parts[-1] in ("", ".", "..") or ".." in parts or (bucket and len(parts) < 2):
-            raise ValueError(
-                f"{path!r} must end with the name of a folder, without `..`, and be below a bucket: "
-                "data files are stored next to that folder, in _data"
-            )
-        return path
 
 
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
@@ -85,7 +63,13 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
 def erase(sink: Settings, request: EraseRequest) -> Erased:
     """Removes the lines of users from the files of all dates, and deletes all other files at once."""
-    return Erased(sink.path, erase_lines(sink.name, sink.path, request))
+    return Erased(sink.path, erase_records(sink.name, sink.path, request, parse_lines))
+
+
+def parse_lines(content: bytes) -> tuple[bytes, list[ListRecord]]:
+    """Returns the lines of a file as records, which no other bytes precede."""
+    objects = [(line, json.loads(line)) for line in content.splitlines(keepends=True)]
+    return b"", [ListRecord(of_user["user_id"], len(of_user["items"]), line) for line, of_user in objects]
 
 
 def lines(lists: PublishedLists) -> DataFrame:

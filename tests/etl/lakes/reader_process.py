@@ -84,6 +84,8 @@ READERS: dict[str, Callable[[str], Iterable[Any]]] = {
     "duckdb, delta": lambda where: _sql(where, "delta_scan"),
     "duckdb, json": lambda where: _sql(where, "read_json"),
     "polars, json": lambda where: polars.scan_ndjson(where).collect()["generation"].to_list(),
+    "duckdb, csv": lambda where: _sql(where, "read_csv"),
+    "polars, csv": lambda where: polars.scan_csv(where).collect()["generation"].to_list(),
     "deltalake": lambda where: (
         deltalake.DeltaTable(where, storage_options=OPTIONS).to_pyarrow_table()["generation"].to_pylist()
     ),

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -35,7 +36,10 @@ class Readers:
     def _by_spark(self, name: str, where: str) -> Seen:
         reader = self._spark.read.option("recursiveFileLookup", name == "spark, recursive")
         try:
-            rows = reader.json(where) if name == "spark, json" else reader.parquet(where)
+            rows = {
+                "spark, json": reader.json,
+                "spark, csv": partial(reader.csv, header=True),
+            }.get(name, reader.parquet)(where)
             return dict(Counter(str(row["generation"]) for row in rows.select("generation").collect()))
         except PySparkException as error:
             return str(error)

@@ -1,7 +1,8 @@
-"""JSON lines by user on s3a://: every user once, and a rerun changes nothing."""
+"""Files of lists on s3a://: every user once, and a rerun changes nothing."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from scoring.delivery.published_lists import PublishedLists
+from scoring.delivery.sinks import csv as sink_csv
 from scoring.delivery.sinks import json_lines
 from storage import file_io
 from storage.manifest import FileEntry, Manifest, data_files, read_manifest
@@ -33,25 +35,33 @@ def plain_committer(spark: SparkSession) -> Iterator[None]:
     conf.unset(key)
 
 
+ROWS = [
+    (f"user {user:02d}", position, f"item/{user * position}", 1 / (user + position), "ranked")
+    for user in range(1, 21)
+    for position in range(1, 1 + user % 4)
+]
+
+
+def lists_of(spark: SparkSession) -> PublishedLists:
+    """Published lists with the entries ROWS; three more users have none."""
+    users = {row[0] for row in ROWS}
+    frame = spark.createDataFrame(
+        ROWS, "user_id string, position int, item_id string, score float, reason string"
+    )
+    entry = FileEntry("a", len(ROWS), 1, (len(ROWS),))
+    facts = {"users": len(users) + 3, "users_without": 3, "k": 3}
+    return PublishedLists(
+        frame, Manifest("recommendations", RUN_DATE, (entry,), (), {"model": "m"}, facts=facts)
+    )
+
+
 def test_lines_on_an_object_store_equal_the_lists(
     spark: SparkSession, object_store: ObjectStore, plain_committer: None
 ) -> None:
-    rows = [
-        (f"user {user:02d}", position, f"item/{user * position}", 1 / (user + position), "ranked")
-        for user in range(1, 21)
-        for position in range(1, 1 + user % 4)
-    ]
-    users = {row[0] for row in rows}
-    frame = spark.createDataFrame(
-        rows, "user_id string, position int, item_id string, score float, reason string"
-    )
-    entry = FileEntry("a", len(rows), 1, (len(rows),))
-    facts = {"users": len(users) + 3, "users_without": 3}
-    manifest = Manifest("recommendations", RUN_DATE, (entry,), (), {"model": "m"}, facts=facts)
     sink = json_lines.Settings.model_validate(
         {"kind": "json_lines", "name": "out", "path": f"{object_store.root}/lists", "users_per_file": 6}
     )
-    lists = PublishedLists(frame, manifest)
+    lists = lists_of(spark)
     done = json_lines.deliver(sink, lists)
     partition = Partition("out", RUN_DATE, f"{object_store.root}/lists/dt={RUN_DATE}")
     assert done.target == partition.path
@@ -62,13 +72,40 @@ def test_lines_on_an_object_store_equal_the_lists(
         source, inner = file_io.filesystem(path)
         with source.open_input_file(inner) as file:
             lines += [json.loads(line) for line in gzip.decompress(file.read()).decode().splitlines()]
-    assert [line["user_id"] for line in lines] == sorted(users)
+    assert [line["user_id"] for line in lines] == sorted({row[0] for row in ROWS})
     entries = [
         (line["user_id"], entry["position"], entry["item_id"], entry["reason"])
         for line in lines
         for entry in line["items"]
     ]
-    assert entries == sorted((user, position, item, reason) for user, position, item, _, reason in rows)
+    assert entries == sorted((user, position, item, reason) for user, position, item, _, reason in ROWS)
     assert {line["date"] for line in lines} == {RUN_DATE}
     json_lines.deliver(sink, lists)
+    assert read_manifest(partition) == published
+
+
+def test_csv_on_an_object_store_equals_the_lists(spark: SparkSession, object_store: ObjectStore) -> None:
+    sink = sink_csv.Settings.model_validate(
+        {
+            "kind": "csv",
+            "name": "table",
+            "path": f"{object_store.root}/table",
+            "users_per_file": 6,
+            "compression": "gzip",
+        }
+    )
+    lists = lists_of(spark)
+    sink_csv.deliver(sink, lists)
+    partition = Partition("table", RUN_DATE, f"{object_store.root}/table/dt={RUN_DATE}")
+    published = read_manifest(partition)
+    assert len(published.files) > 1
+    entries = []
+    for path in data_files(partition, published):
+        source, inner = file_io.filesystem(path)
+        with source.open_input_file(inner) as file:
+            text = gzip.decompress(file.read()).decode()
+        entries += list(csv.reader(text.splitlines()))[1:]
+    expected = sorted((user, str(position), item, reason) for user, position, item, _, reason in ROWS)
+    assert [(*row[:3], row[4]) for row in entries] == expected
+    sink_csv.deliver(sink, lists)
     assert read_manifest(partition) == published

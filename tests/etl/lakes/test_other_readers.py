@@ -127,30 +127,33 @@ def test_who_lists_a_local_folder_sees_the_published_files_or_fails(
         see_whole(generation)
 
 
-@pytest.mark.parametrize("ending", [".json", ".json.gz"])
-def test_lists_as_json_lines_show_the_same(
+@pytest.mark.parametrize("ending", [".json", ".json.gz", ".csv", ".csv.gz"])
+def test_lists_in_files_of_text_show_the_same(
     readers: Readers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """JSON lines as a sink writes them. An exception between two links leaves the same files as a kill."""
+    """Files as sinks write them. An exception between two links leaves the same files as a kill."""
     shown = ending.replace(".json", ".jsonl") if ending == ".json" else ending
+    kind = ending.split(".")[1]
     partition = Partition("lists", "2026-01-01", f"{tmp_path}/lists/dt=2026-01-01")
     requests = [
-        *((name, f"{tmp_path}/lists/*/*{shown}") for name in ("duckdb, json", "polars, json")),
-        ("duckdb, json", f"{tmp_path}/lists/**/*{shown}"),
-        ("spark, json", f"{tmp_path}/lists"),
-        ("spark, json", f"{tmp_path}/lists/dt=2026-01-01"),
+        *((name, f"{tmp_path}/lists/*/*{shown}") for name in (f"duckdb, {kind}", f"polars, {kind}")),
+        (f"duckdb, {kind}", f"{tmp_path}/lists/**/*{shown}"),
+        (f"spark, {kind}", f"{tmp_path}/lists"),
+        (f"spark, {kind}", f"{tmp_path}/lists/dt=2026-01-01"),
     ]
 
     def publish(generation: int) -> None:
         entries = []
         for index in range(2):
             name = f"{partition.data}/a{generation}/part-{index}{ending}"
-            text = (json.dumps({"generation": generation}) + "\n").encode() * 15
+            as_json = (json.dumps({"generation": generation}) + "\n") * 15
+            as_csv = "generation,place\n" + f"{generation},1\n" * 15
+            text = (as_json if kind == "json" else as_csv).encode()
             path = Path(partition.file(name))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(gzip.compress(text) if ending.endswith(".gz") else text)
             entries.append(FileEntry(name, 15, path.stat().st_size, (15,)))
-        schema = (("line", "json"),)
+        schema = (("line", kind),)
         inputs = {"generation": str(generation)}
         replace_manifest(partition, Manifest("lists", "2026-01-01", tuple(entries), schema, inputs))
 

@@ -202,3 +202,36 @@ def test_what_is_no_formula_is_refused(formula: str, message: str) -> None:
         Expression(output="out", formula=formula).bind(TYPES)
     assert message in str(refused.value)
     assert formula in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "formula, message",
+    [
+        ("not " * 3000 + "(a > 0)", "nested more than 150 levels deep"),
+        ("not " * 500 + "(a > 0)", "nested more than 150 levels deep"),
+        ("-" * 9000 + "a", "nested more than 150 levels deep"),
+        ("(" * 900 + "a" + ")" * 900, "does not parse: too many nested parentheses"),
+        (" + ".join(["a"] * 1000), "nested more than 150 levels deep"),
+        ("a if b > 0 else " * 400 + "a", "nested more than 150 levels deep"),
+        (" + ".join(["a"] * 10_000), "has more than 20,000 characters"),
+        ("a + 1" + "0" * 5000, "does not parse: Exceeds the limit"),
+        ("a\0", "does not parse"),
+        ("n" * 15_000, "there is no column nnn"),
+        ("s == '" + "x" * 15_000, "does not parse"),
+        ("[" + "a, " * 4000 + "a]", "is an unsupported expression"),
+    ],
+)
+def test_formulas_beyond_the_limits_are_refused(formula: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        parse(formula, kinds_of(TYPES))
+    assert len(str(raised.value)) < 1000
+
+
+def test_the_deepest_and_the_longest_formulas_are_computed() -> None:
+    columns = {"a": pa.array([1, None], pa.int64())}
+    deepest = parse(" + ".join(["a"] * 149), kinds_of(TYPES))
+    assert deepest.to_array(columns, 2).to_pylist() == [149.0, None]
+    choice = parse(f"a in [{', '.join(map(str, range(2000, 0, -1)))}]", kinds_of(TYPES))
+    assert choice.to_array(columns, 2).to_pylist() == [True, None]
+    longest = parse(" or ".join(["a > 0"] * 2000), kinds_of(TYPES))
+    assert longest.to_array(columns, 2).to_pylist() == [True, None]

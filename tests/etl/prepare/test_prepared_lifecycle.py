@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +28,7 @@ from etl.readers import text
 from etl.workflow.feature_plan import plan_of
 from jobs.stages import check_quality, erase_user, prune
 from spark.local_workers import LocalWorkers
+from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, is_published, read_manifest
 from storage.paths import LakePaths, Partition
 from storage.run_context import RunContext
@@ -246,15 +246,15 @@ def test_features_are_computed_again_if_negatives_are_drawn_otherwise(tmp_path: 
     assert all(mine > others for mine, others in rows.values())
     again = build(apply, FIRST, first.workflow.version)
     for manifest in again.features.values():
-        path = Path(
+        path = (
             LakePaths(config.lake)
             .features(first.workflow.version)
             .partition(manifest.partition)
             .file(MANIFEST_NAME)
         )
-        values = json.loads(path.read_text())
+        values = file_io.read_json(path)
         del values["inputs"]["drawn"]
-        path.write_text(json.dumps(values))
+        file_io.replace_json(path, values)
     older = build(apply, FIRST, first.workflow.version)
     assert {dt: one.created_at for dt, one in older.features.items()} == {
         dt: one.created_at for dt, one in again.features.items()

@@ -31,6 +31,7 @@ from etl.synthetic.generate import generate_days, generate_settings
 from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from spark.spark_workers import SparkWorkers
+from storage import file_io
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle
@@ -421,8 +422,9 @@ def test_defaults_are_silent_on_the_generated_log_and_name_what_was_spoiled(
     partition = LakePaths(config.lake).raw.partition(NEXT)
     (path,) = data_files(partition, read_manifest(partition))
     Path(path).write_text("".join(_spoiled(line) for line in Path(path).read_text().splitlines()))
-    manifest = Path(partition.file("_MANIFEST.json"))
-    manifest.write_text(re.sub(r'"content": "\w+"', '"content": "spoiled"', manifest.read_text()))
+    manifest = partition.file("_MANIFEST.json")
+    text = json.dumps(file_io.read_json(manifest))
+    file_io.replace_json(manifest, json.loads(re.sub(r'"content": "\w+"', '"content": "spoiled"', text)))
     data_report = report(spark, config, NEXT)
     assert {(finding.check, finding.column) for finding in data_report.findings} == {
         ("psi", "I5"),  # ages in months

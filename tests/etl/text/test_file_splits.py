@@ -98,6 +98,95 @@ def test_a_file_with_a_very_long_line_is_refused(tmp_path: Path, monkeypatch: py
         list(read_blocks(split_files([str(path)])[0], 50))
 
 
+def _lines_of(data: bytes) -> list[bytes]:
+    """The lines of a file by the rule: a line ends with LF, CR LF or CR."""
+    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+@MANY
+@given(
+    data=st.lists(st.sampled_from([b"a", b"bcd", b"\n", b"\r", b"\r\n"]), max_size=40).map(b"".join),
+    split_bytes=st.integers(1, 60),
+    block_bytes=st.one_of(st.none(), st.integers(1, 40)),
+)
+def test_any_line_ends_and_limits_give_the_same_lines(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, split_bytes: int, block_bytes: int | None
+) -> None:
+    path = tmp_path_factory.mktemp("splits") / "a.tsv"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("_READ_AHEAD_BYTES", 3), ("_MOST_LINES", 5), ("_PIECE_BYTES", 4)):
+            patch.setattr(file_splits, name, value)
+        for suffix, content in (("", data), (".gz", gzip.compress(data))):
+            file = Path(f"{path}{suffix}")
+            file.write_bytes(content)
+            blocks = [
+                bytes(block)
+                for file_split in split_files([str(file)], split_bytes)
+                for block in read_blocks(file_split, block_bytes)
+            ]
+            assert [line for block in blocks for line in _lines_of(block)] == _lines_of(data)
+            assert all(blocks)
+
+
+def test_a_block_of_short_lines_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_splits, "_MOST_LINES", 100_000)
+    monkeypatch.setattr(file_splits, "_PIECE_BYTES", 10_000)
+    path = tmp_path / "a.tsv"
+    for data in (b"\n" * 1_000_000, b"\r" * 1_000_000, b"\r\n" * 500_000):
+        path.write_bytes(data)
+        blocks = [bytes(block) for block in read_blocks(split_files([str(path)])[0])]
+        assert max(block.count(b"\n") for block in blocks) <= 100_000
+        assert sum(block.count(b"\n") for block in blocks) == len(_lines_of(data))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("start", [b"", b"\r", b"a\rb\n"])
+def test_a_carriage_return_does_not_lift_the_limit_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, start: bytes
+) -> None:
+    monkeypatch.setattr(file_splits, "_LONGEST_LINE_BYTES", 100_000)
+    path = tmp_path / f"a.tsv{suffix}"
+    data = start + b"x" * 1_000_000
+    path.write_bytes(gzip.compress(data) if suffix else data)
+    for file_split in split_files([str(path)], 200_000):
+        with pytest.raises(DataError, match="a line of more than"):
+            list(read_blocks(file_split, 5_000))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_long_line_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    """The bytes that are searched for line ends are at most a few times those of the file."""
+    searched = []
+    complete = file_splits._complete
+
+    def counted(data: bytes, known: int = 0) -> int:
+        searched.append(len(data))
+        return complete(data, known)
+
+    monkeypatch.setattr(file_splits, "_complete", counted)
+    path = tmp_path / f"a.tsv{suffix}"
+    data = b"a\r" + b"x" * 8_000_000 + b"\nb\n"
+    path.write_bytes(gzip.compress(data) if suffix else data)
+    (file_split,) = split_files([str(path)])
+    assert b"".join(map(bytes, read_blocks(file_split, 4096))) == data.replace(b"\r", b"\n")
+    assert sum(searched) < 5 * len(data)
+
+
+def test_a_compressed_file_that_becomes_too_large_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_splits, "_ALWAYS_ALLOWED_BYTES", 1_000)
+    path = tmp_path / "a.tsv.gz"
+    path.write_bytes(gzip.compress(b"\n" * 5_000_000))
+    refused = rf"a\.tsv\.gz has {path.stat().st_size:,} bytes, but becomes more than"
+    with pytest.raises(DataError, match=refused) as raised:
+        list(read_blocks(split_files([str(path)])[0], 4096))
+    assert "increase `max_expansion`" in raised.value.remedy
+    (file_split,) = split_files([str(path)], max_expansion=2000)
+    assert sum(len(block) for block in read_blocks(file_split)) == 5_000_000
+
+
 def test_an_empty_file_has_no_file_split(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").touch()
     assert split_files([str(tmp_path / "a.tsv")]) == []

@@ -69,7 +69,7 @@ def _rows(config: Config, block: bytes) -> tuple[list[dict[str, Any]], list[tupl
         {"line_number": int(line) + 1, **{name: values[row] for name, values in columns.items()}}
         for row, line in enumerate(parsed.row_lines)
     ]
-    return good, [(line + 1, reason) for line, reason in parsed.rejected]
+    return good, [(line + 1, reason) for line, reason in parsed.rejected.pairs()]
 
 
 @MANY
@@ -149,7 +149,7 @@ def test_null_values_are_null_in_every_column_and_are_counted(config: Config) ->
         assert pc.sum(pc.if_else(pc.is_null(distinct), counts, 0)).as_py() == 4, name
         assert counts.sum() == len(lines), name
     refused = parse_text(lines[0].encode(), _layout(config), names, header=False)
-    assert refused.rejected == ((0, "integer:I1"),)
+    assert refused.rejected == {0: "integer:I1"}
 
 
 def test_invalid_utf8_rejects_only_its_line(config: Config) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from etl.native.scan import rejections_of
 from etl.text import parse_block
 from etl.text.parse_block import ParsedBlock, SavedBlock
 
@@ -34,7 +35,7 @@ def _block() -> ParsedBlock:
         "I1": pa.array([3, 3, None, 2**62]).dictionary_encode(),
         "label": pa.array([1.0, 0.0, 0.0, 1.0], pa.float32()),
     }
-    return ParsedBlock(77, 5, np.array([0, 1, 3, 4]), columns, {}, ((2, "field_count", "x"),))
+    return ParsedBlock(77, 5, np.array([0, 1, 3, 4]), columns, {}, rejections_of([(2, "field_count")]))
 
 
 def test_a_saved_block_is_loaded_once(folder: Path) -> None:

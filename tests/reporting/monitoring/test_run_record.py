@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import InfrastructureError
 from reporting.monitoring.run_record import RunRecord, dates_up_to, read_records, write_record
+from storage import file_io
 from storage.paths import LakePaths
 
 RUN_DATE = "2026-01-08"
@@ -80,14 +81,16 @@ def test_what_is_no_row_is_left_out_with_a_warning(tmp_path: Path, caplog: pytes
     lake = LakePaths(str(tmp_path))
     path = Path(write_record(lake, record()))
     (path.parent / "half.json").write_text(path.read_text()[:40])
+    (path.parent / "changed.json").write_text(path.read_text().replace("300.0", "301.0", 1))
     (path.parent / "other.json").write_text('{"job": "x"}')
     (path.parent / f".{path.name}.0123.tmp").write_text("{")  # a job that was killed while it wrote
     (path.parent / "notes.txt").write_text("mine")
-    later = {**json.loads(path.read_text()), "column_of_a_later_release": 1}
+    later = {**file_io.read_json(str(path)), "column_of_a_later_release": 1}
     (path.parent / "later.json").write_text(json.dumps(later))
     with caplog.at_level(logging.WARNING, "nightrank.watch"):
         assert len(read_records(lake, [RUN_DATE])) == 2
     assert sorted(message.split("/")[-1].split()[0] for message in caplog.messages) == [
+        "changed.json",
         "half.json",
         "other.json",
     ]

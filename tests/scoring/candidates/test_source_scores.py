@@ -19,9 +19,9 @@ from scoring.candidates.clicks import clicked_items
 from scoring.candidates.exclusions import exclude
 from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
-from scoring.candidates.source_scores import aligned_scores
 from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.sources.als import Settings as Als
+from scoring.candidates.unite_sources import aligned_scores
 
 ITEMS = [f"i{index:02d}" for index in range(14)]  # nobody clicks the last one
 USERS = [f"u{index:02d}" for index in range(20)]  # the last user has no click

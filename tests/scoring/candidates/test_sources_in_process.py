@@ -28,12 +28,12 @@ from scoring.candidates.exclusions import Exclusions, exclude
 from scoring.candidates.item_pairs import ClickMatrix, neighbour_table, pair_batches
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.mllib_random import first_vectors
-from scoring.candidates.places import places_by_source
 from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.sources.als import Settings as Als
 from scoring.candidates.sources.covisitation import Settings as Covisitation
 from scoring.candidates.sources.ease import Settings as Ease
 from scoring.candidates.sources.item_knn import Settings as ItemKnn
+from scoring.candidates.unite_sources import places_by_source
 from scoring.evaluation.blend_fit import measured_pairs
 from scoring.model import context_features
 from scoring.model.champion import champion_and_dataset

@@ -15,7 +15,7 @@ import pytest
 from conf.errors import DataError
 from scoring.model.predictor import load_predictor
 from scoring.ranking import recommender as module
-from scoring.ranking.recommender import CandidateLogits, Recommender
+from scoring.ranking.recommender import CandidateLogits, ListRanker
 from scoring.requests import BlendRequest
 from scoring.rules.request import rules_request
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
@@ -54,7 +54,7 @@ def blended(reference: ReferenceScores, user: int, item: int, scores: np.ndarray
     return 1 / (1 + math.exp(-total))
 
 
-def recommender_of(reference: ReferenceScores, **changes: Any) -> Recommender:
+def recommender_of(reference: ReferenceScores, **changes: Any) -> ListRanker:
     """A recommender with the blend."""
     return make_recommender(replace(reference.request, k=K, blend=BLEND, **changes))
 

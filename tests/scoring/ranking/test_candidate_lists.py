@@ -21,7 +21,7 @@ from scoring.model.launch_ahead import launch_ahead
 from scoring.ranking import recommender as module
 from scoring.ranking.pair_scorer import PairScorer
 from scoring.ranking.pairs import CandidateLists
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.recommender import ListRanker
 from tests.checked_device import checked_device
 from tests.scoring.ranking.test_history_lists import ITEMS, USERS, recommender_of, sides
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
@@ -117,7 +117,7 @@ def test_the_first_wrong_list_is_refused(
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Recommender, Any]]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ListRanker, Any]]:
     """A recommender on the device, and the checks of the device."""
     monkeypatch.setattr(module, "_MIN_PLACES", 60)
     with checked_device() as (device, checks):
@@ -126,7 +126,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rec
 
 
 def test_the_host_waits_once_for_each_block_of_users(
-    there: tuple[Recommender, Any], monkeypatch: pytest.MonkeyPatch
+    there: tuple[ListRanker, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recommender, checks = there
     draw = np.random.default_rng(4)
@@ -156,7 +156,7 @@ def test_the_host_waits_once_for_each_block_of_users(
         (lambda listed: listed[-1].append(listed[-1][0]), "hold an item twice"),
     ],
 )
-def test_lists_before_a_wrong_one_are_made(there: tuple[Recommender, Any], change: Any, text: str) -> None:
+def test_lists_before_a_wrong_one_are_made(there: tuple[ListRanker, Any], change: Any, text: str) -> None:
     recommender, _ = there
     listed: Given = [[user % ITEMS] for user in range(USERS)]
     change(listed)
@@ -168,7 +168,7 @@ def test_lists_before_a_wrong_one_are_made(there: tuple[Recommender, Any], chang
     assert len(lists_of(recommender, batch_of(sides()[0], listed))) == USERS
 
 
-def test_a_nan_is_named_although_it_is_found_late(there: tuple[Recommender, Any]) -> None:
+def test_a_nan_is_named_although_it_is_found_late(there: tuple[ListRanker, Any]) -> None:
     recommender, _ = there
     users = sides()[0]
     name = next(column for column in users.columns if users[column].dtype == np.float32)

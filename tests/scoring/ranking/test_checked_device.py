@@ -14,7 +14,7 @@ import torch
 from scoring.model import predictor as predictor_module
 from scoring.model.predictor import load_predictor
 from scoring.ranking.pair_scorer import PairScorer
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.recommender import ListRanker
 from scoring.requests import ModelRequest
 from scoring.rules.request import rules_request
 from tests.checked_device import checked_device
@@ -35,7 +35,7 @@ def device() -> Iterator[torch.device]:
         yield device
 
 
-def on(device: torch.device, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recommender:
+def on(device: torch.device, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ListRanker:
     """A recommender whose model was loaded on the device."""
     folder.mkdir()
     with monkeypatch.context() as patch:

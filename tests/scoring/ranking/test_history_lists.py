@@ -15,7 +15,7 @@ import torch
 
 from scoring.model.predictor import row_bytes
 from scoring.ranking.pair_scorer import PairScorer
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.recommender import ListRanker
 from scoring.requests import ListRequest, ModelRequest
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
 from tests.scoring.ranking.test_user_major import K, assert_close_lists
@@ -52,7 +52,7 @@ def sides() -> tuple[pd.DataFrame, pd.DataFrame]:
     return users, items
 
 
-def recommender_of(name: str, folder: Path) -> Recommender:
+def recommender_of(name: str, folder: Path) -> ListRanker:
     config = variant(name, multi_hot={"max_length": LENGTH})
     model = build_model(config, SPEC)
     generator = torch.Generator().manual_seed(5)

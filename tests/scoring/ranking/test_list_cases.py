@@ -13,7 +13,7 @@ import torch
 
 from conf.errors import DataError
 from scoring.ranking.pairs import Items
-from scoring.ranking.recommender import Pieces, Recommender, piece_width
+from scoring.ranking.recommender import ListRanker, Pieces, piece_width
 from scoring.requests import ModelRequest
 from tests.scoring.ranking.test_recommender import assert_same_lists, batch_of, lists_of
 from tests.scoring.ranking.test_user_major import save
@@ -94,7 +94,7 @@ def test_users_without_candidates_among_no_items_have_no_rows(reference: Referen
         recommender,
         items=Items(pa.array([], pa.string()), recommender.items.side.part(slice(0, 0))),
     )
-    nothing = Recommender.of(empty.predictor, empty.items, 5)
+    nothing = ListRanker.of(empty.predictor, empty.items, 5)
     assert lists_of(nothing, batch_of(reference.users)).empty
 
 

@@ -15,7 +15,7 @@ from conf.errors import ConfigError, DataError
 from scoring.model.predictor import MicroBatch
 from scoring.ranking import recommender as module
 from scoring.ranking.pairs import blocks, read_items
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.recommender import ListRanker
 from scoring.requests import ModelRequest
 from tests.scoring.reference_scores import CONTEXT, SPEC, ReferenceScores, make_recommender, write_model
 
@@ -36,7 +36,7 @@ def batch_of(
     )
 
 
-def lists_of(recommender: Recommender, *batches: pa.RecordBatch) -> pd.DataFrame:
+def lists_of(recommender: ListRanker, *batches: pa.RecordBatch) -> pd.DataFrame:
     """The lists of some batches, with the columns of ReferenceScores.expected."""
     actual = [lists.to_pandas() for batch in batches for lists in recommender.recommend(batch)]
     frame = (
@@ -55,12 +55,12 @@ def assert_same_lists(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
 
 
 @pytest.fixture
-def recommender(reference: ReferenceScores) -> Recommender:
+def recommender(reference: ReferenceScores) -> ListRanker:
     """A recommender of the 5 best items."""
     return make_recommender(reference.request)
 
 
-def test_every_item_scored_equals_numpy(reference: ReferenceScores, recommender: Recommender) -> None:
+def test_every_item_scored_equals_numpy(reference: ReferenceScores, recommender: ListRanker) -> None:
     assert_same_lists(lists_of(recommender, batch_of(reference.users)), reference.expected(5))
 
 
@@ -73,7 +73,7 @@ def test_ties_go_to_the_lower_item_key(reference: ReferenceScores) -> None:
         assert keys[first : first + 3] == ["i004", "i005", "i011"]
 
 
-def test_candidate_lists_of_none_one_and_many(reference: ReferenceScores, recommender: Recommender) -> None:
+def test_candidate_lists_of_none_one_and_many(reference: ReferenceScores, recommender: ListRanker) -> None:
     draw = np.random.default_rng(8)
     sizes = [0, 1, 3, 5, 6, 23] * 6 + [0]
     chosen = [sorted(draw.choice(23, size, replace=False).tolist()) for size in sizes]
@@ -86,7 +86,7 @@ def test_candidate_lists_of_none_one_and_many(reference: ReferenceScores, recomm
         assert positions.get(key, []) == list(range(1, min(5, len(user_rows)) + 1))
 
 
-def test_excluded_items_are_left_out(reference: ReferenceScores, recommender: Recommender) -> None:
+def test_excluded_items_are_left_out(reference: ReferenceScores, recommender: ListRanker) -> None:
     excluded: list[list[int] | None] = [
         None,
         [],
@@ -104,14 +104,14 @@ def test_excluded_items_are_left_out(reference: ReferenceScores, recommender: Re
 @pytest.mark.parametrize("step_rows, places", [(1, 1), (7, 1), (7, 60), (100, 30), (10_000, 10_000)])
 def test_steps_blocks_and_batches_do_not_change_the_lists(
     reference: ReferenceScores,
-    recommender: Recommender,
+    recommender: ListRanker,
     monkeypatch: pytest.MonkeyPatch,
     step_rows: int,
     places: int,
 ) -> None:
     monkeypatch.setattr(module, "_MIN_PLACES", places)
     predictor = replace(recommender.predictor, micro_batch=MicroBatch(step_rows))
-    stepped = Recommender.of(predictor, recommender.items, recommender.k)
+    stepped = ListRanker.of(predictor, recommender.items, recommender.k)
     candidates: list[list[int] | None] = [None, [3], [], [7, 2, 9, 0], None] * 7 + [None, [1]]
     whole = batch_of(reference.users, candidates=candidates)
     pieces = [whole.slice(start, 5) for start in range(0, 37, 5)]
@@ -133,7 +133,7 @@ def test_blocks_hold_every_user_once_within_their_bound() -> None:
 
 
 def test_unknown_users_are_scored_by_their_other_features(
-    reference: ReferenceScores, recommender: Recommender
+    reference: ReferenceScores, recommender: ListRanker
 ) -> None:
     stranger = reference.users[reference.users.who == 2]
     assert len(stranger) > 1
@@ -143,34 +143,34 @@ def test_unknown_users_are_scored_by_their_other_features(
     )
 
 
-def test_nan_names_user_and_item(reference: ReferenceScores, recommender: Recommender) -> None:
+def test_nan_names_user_and_item(reference: ReferenceScores, recommender: ListRanker) -> None:
     users = reference.users.copy()
     users.loc[20, "age"] = np.nan
     with pytest.raises(DataError, match=r"user u020 with item i000 as NaN"):
         lists_of(recommender, batch_of(users))
 
 
-def test_repeated_candidates_are_refused(reference: ReferenceScores, recommender: Recommender) -> None:
+def test_repeated_candidates_are_refused(reference: ReferenceScores, recommender: ListRanker) -> None:
     with pytest.raises(DataError, match="candidates of user u001 hold an item twice"):
         lists_of(recommender, batch_of(reference.users[:2], candidates=[[1, 2], [3, 3]]))
 
 
 @pytest.mark.parametrize("listed", [[23], [-1]])
 def test_candidates_out_of_range_are_refused(
-    reference: ReferenceScores, recommender: Recommender, listed: list[int]
+    reference: ReferenceScores, recommender: ListRanker, listed: list[int]
 ) -> None:
     with pytest.raises(DataError, match="candidate indices of user u001"):
         lists_of(recommender, batch_of(reference.users[:2], candidates=[[1], listed]))
 
 
-def test_items_must_be_counted_from_zero(reference: ReferenceScores, recommender: Recommender) -> None:
+def test_items_must_be_counted_from_zero(reference: ReferenceScores, recommender: ListRanker) -> None:
     with pytest.raises(DataError, match="item_index does not count from 0"):
         read_items(reference.request.item_files[::-1], recommender.predictor, CONTEXT)
 
 
 @pytest.mark.parametrize("context, named", [({"hour": 0.25}, "device"), ({**CONTEXT, "kind": 3}, "kind")])
 def test_context_must_give_exactly_the_context_features(
-    reference: ReferenceScores, recommender: Recommender, context: dict[str, float], named: str
+    reference: ReferenceScores, recommender: ListRanker, context: dict[str, float], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         read_items(reference.request.item_files, recommender.predictor, context)

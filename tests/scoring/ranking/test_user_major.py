@@ -17,7 +17,7 @@ from torch import nn
 from conf.types import ModelConfig
 from scoring.ranking import recommender as module
 from scoring.ranking.pair_scorer import JoinedRows, PairScorer, factorization_of
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.recommender import ListRanker
 from scoring.ranking.top_k import NO_CANDIDATE
 from scoring.requests import ListRequest, ModelRequest
 from tests.scoring.ranking.test_recommender import batch_of, lists_of
@@ -67,7 +67,7 @@ def save(folder: Path, config: ModelConfig) -> str:
 
 
 @torch.inference_mode()
-def joined_probabilities(recommender: Recommender, users: pd.DataFrame, items: pd.DataFrame) -> np.ndarray:
+def joined_probabilities(recommender: ListRanker, users: pd.DataFrame, items: pd.DataFrame) -> np.ndarray:
     """(U, N) by the model's own pass over rows that pandas joined."""
     pairs = users.merge(items, how="cross").assign(**CONTEXT)
     dense = torch.tensor(pairs[[feature.name for feature in SPEC.dense]].to_numpy(np.float32))
@@ -216,7 +216,7 @@ def test_a_model_without_a_factorization_is_scored_on_joined_rows(
     expected = lists_of(split, users)
     predictor = replace(split.predictor, model=Whole(split.predictor.model))
     assert isinstance(factorization_of(predictor), JoinedRows)
-    whole = Recommender.of(predictor, split.items, K)
+    whole = ListRanker.of(predictor, split.items, K)
     actual = lists_of(whole, users)
     assert actual[["user_key", "position"]].equals(expected[["user_key", "position"]])
     np.testing.assert_allclose(actual.score, expected.score, atol=1e-5)
@@ -262,7 +262,7 @@ def test_the_ranked_keys_that_a_list_is_chosen_from_hold_the_best_of_each_user(
     users = batch_of(reference.users, [[], [3], None, *([[1, 2]] * 34)])
     seen: list[torch.Tensor] = []
 
-    class Watched(Recommender):
+    class Watched(ListRanker):
         def _best(self, keys: torch.Tensor, users: pa.Array) -> pa.RecordBatch:
             seen.append(keys)
             return super()._best(keys, users)

@@ -23,7 +23,7 @@ from conf.errors import ConfigError, DataError
 from conf.rule_types import Attribute
 from conf.types import ListRules
 from scoring.ranking import recommender as module
-from scoring.ranking.recommender import Recommender
+from scoring.ranking.recommender import ListRanker
 from scoring.rules.attributes import align, digest_of_table, read_attribute
 from scoring.rules.plugins.exploration import draw_keys, positions_to_explore, text_hashes
 from scoring.rules.request import AttributeTable, attribute_table, rules_request
@@ -58,13 +58,13 @@ def rules_of(folder: Path, **rules: Any) -> ListRules:
     return ListRules.model_validate({"attributes": {"shelf": table} if used else {}, **rules})
 
 
-def recommender_with(reference: ReferenceScores, rules: ListRules, k: int = K) -> Recommender:
+def recommender_with(reference: ReferenceScores, rules: ListRules, k: int = K) -> ListRanker:
     """A recommender with rules."""
     request = rules_request(rules, k, RUN_DATE, {})
     return make_recommender(replace(reference.request, k=k, rules=request))
 
 
-def lists_of(recommender: Recommender, batch: pa.RecordBatch) -> pd.DataFrame:
+def lists_of(recommender: ListRanker, batch: pa.RecordBatch) -> pd.DataFrame:
     """The lists of a batch."""
     return pd.concat([lists.to_pandas() for lists in recommender.recommend(batch)], ignore_index=True)
 

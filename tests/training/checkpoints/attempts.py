@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from storage import file_io
@@ -101,9 +102,14 @@ def _run(
 
     os.environ.update(variables)  # the server that forks was started before a test set them
 
+    # The thread that writes checkpoints takes steps beside the training: one step at a time, because two
+    # threads that read one channel would each get a part of the answer.
+    one_step = Lock()
+
     def stop(step: str) -> None:
-        channel.send((step, None))
-        channel.recv()
+        with one_step:
+            channel.send((step, None))
+            channel.recv()
 
     def stopping(module: Any, function: str, verb: str, name_of: Callable[..., str]) -> None:
         original = getattr(module, function, None)

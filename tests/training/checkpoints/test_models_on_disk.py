@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 
 from conf.errors import DataError
 from conf.types import ModelConfig, Train
+from storage import file_io
 from storage.feature_spec import FeatureSpec
 from tests.training.checkpoints.layouts import LAYOUTS, FakeTrainer
 from tests.training.feature_rows import make_spec
@@ -21,7 +23,8 @@ from training.collectives import Collectives, LocalCollectives
 from training.loop.run import warm_start
 from training.loop.train_step import Trainer
 from training.models import build_model
-from training.registry.model_json import is_complete
+from training.registry import model_json
+from training.registry.model_json import ModelFile, is_complete, weights_digest
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig.model_validate(
@@ -132,7 +135,7 @@ def test_models_of_earlier_versions_are_read(tmp_path: Path) -> None:
     child = make_trainer(seed=3)
     warm_start(child, SPEC, *open_trained(str(tmp_path)))
     assert all(torch.equal(child.state()[name], value) for name, value in whole.state().items())
-    description = json.loads((tmp_path / "model.json").read_text())
+    description = file_io.read_json(f"{tmp_path}/model.json")
     del description["optimizer"]
     (tmp_path / "model.json").write_text(json.dumps(description))
     assert same_weights(tmp_path, whole)
@@ -200,6 +203,83 @@ def test_a_changed_byte_is_found_when_the_file_is_read(tmp_path: Path, kind: str
         assert same_weights(tmp_path, make_trainer())
     assert is_complete(str(tmp_path))
     assert not is_complete(str(tmp_path), checksums=True)
+
+
+@pytest.mark.parametrize("embeddings", ["stored", "on_demand"])
+def test_a_process_compares_a_file_once_and_again_if_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embeddings: Literal["stored", "on_demand"]
+) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    save_spread(tmp_path, make_trainer(), "row-wise", 2)
+    compared = counted_reads(monkeypatch)
+    for _ in range(2):
+        load_model(str(tmp_path), CPU, embeddings)
+    weights = sorted(file_io.read_json(f"{tmp_path}/model.json")["weights"])
+    assert sorted(compared) == weights
+    path = next(tmp_path.glob("embeddings-00001-*"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(DataError, match=rf"{path.name} was changed after it was written \(its SHA-256"):
+        load_model(str(tmp_path), CPU, embeddings)
+
+
+def test_workers_of_a_machine_compare_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "local").mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))
+    save_spread(tmp_path, make_trainer(), "row-wise", 2)
+    compared = counted_reads(monkeypatch)
+    for _ in range(3):
+        monkeypatch.setattr(model_json, "_compared", {})  # as in another worker
+        load_model(str(tmp_path), CPU)
+    assert len(compared) == len(set(compared)) == 3
+    path = next(tmp_path.glob("embeddings-00001-*"))
+    path.write_bytes(path.read_bytes()[:-1] + b"\x99")
+    os.utime(path, ns=(1, 1))
+    monkeypatch.setattr(model_json, "_compared", {})
+    with pytest.raises(DataError, match="its SHA-256 differs"):
+        load_model(str(tmp_path), CPU)
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are read completely from now on."""
+    compared: list[str] = []
+    read = model_json.damage
+
+    def counted(folder: str, entry: ModelFile) -> str | None:
+        compared.append(entry.name)
+        return read(folder, entry)
+
+    monkeypatch.setattr(model_json, "damage", counted)
+    return compared
+
+
+def test_models_with_a_crc_only_are_read(tmp_path: Path) -> None:
+    whole = make_trainer()
+    save_spread(tmp_path, whole, "row-wise", 2)
+    description = file_io.read_json(f"{tmp_path}/model.json")
+    assert weights_digest(description) is not None
+    for entry in description["files"]:
+        del entry["sha256"]
+    file_io.replace_json(f"{tmp_path}/model.json", {**description, "format_version": 1})
+    assert weights_digest(file_io.read_json(f"{tmp_path}/model.json")) is None
+    assert same_weights(tmp_path, whole)
+    path = next(tmp_path.glob("embeddings-00001-*"))
+    path.write_bytes(path.read_bytes()[:-1] + b"\x99")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(DataError, match="its CRC-32 differs"):
+        load_model(str(tmp_path), CPU)
+
+
+def test_the_digest_of_weights_does_not_depend_on_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_spread(tmp_path / name, make_trainer(), "row-wise", 2)
+    save_spread(tmp_path / "c", make_trainer(seed=3), "row-wise", 2)
+    one, other, different = (
+        weights_digest(file_io.read_json(f"{tmp_path}/{name}/model.json")) for name in ("a", "b", "c")
+    )
+    assert one == other != different
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"weights": 3}', '{"files": [{"name": "x"}]}'])

@@ -21,10 +21,10 @@ from nightrank.workflow import ColumnType, Group, Workflow, read_groups
 _LABEL = "_label"
 
 
-class ClickModel(Estimator):
+class ClickClassifier(Estimator):
     """A model that predicts the probability of a click, trained on a frame.
 
-        model = nightrank.ClickModel("dlrm", embedding_dim=8).fit(rows, clicks)
+        model = nightrank.ClickClassifier("dlrm", embedding_dim=8).fit(rows, clicks)
         model.predict_proba(rows)[:, 1]
 
     It has the conventions of scikit-learn, whose functions `clone`, `cross_val_score` and `GridSearchCV` work
@@ -80,7 +80,7 @@ class ClickModel(Estimator):
         labels: ArrayLike,
         *,
         validation: tuple[AnyFrame | pa.RecordBatch, ArrayLike] | None = None,
-    ) -> ClickModel:
+    ) -> ClickClassifier:
         """Fits the workflow on rows, trains a new model, and returns this estimator.
 
         Args:

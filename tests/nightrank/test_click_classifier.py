@@ -1,4 +1,4 @@
-"""nightrank.ClickModel predicts what nightrank.train predicts, and works with scikit-learn."""
+"""nightrank.ClickClassifier predicts what nightrank.train predicts, and works with scikit-learn."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ OTHERS, OTHER_CLICKS = make_rows(400, 1)
 
 
 @pytest.fixture(scope="module")
-def fitted() -> nightrank.ClickModel:
-    return nightrank.ClickModel(**LEARNED).fit(ROWS, CLICKS)
+def fitted() -> nightrank.ClickClassifier:
+    return nightrank.ClickClassifier(**LEARNED).fit(ROWS, CLICKS)
 
 
 def test_it_predicts_what_train_predicts() -> None:
@@ -75,12 +75,12 @@ def test_it_predicts_what_train_predicts() -> None:
             "device": "cpu",
         },
     )
-    model = nightrank.ClickModel("dlrm", features=groups, **SMALL).fit(ROWS, CLICKS)
+    model = nightrank.ClickClassifier("dlrm", features=groups, **SMALL).fit(ROWS, CLICKS)
     expected = np.asarray(trained.score(OTHERS), np.float64)
     np.testing.assert_array_equal(model.predict_proba(OTHERS), np.stack([1 - expected, expected], axis=1))
 
 
-def test_it_learns_and_has_the_methods_of_a_classifier(fitted: nightrank.ClickModel) -> None:
+def test_it_learns_and_has_the_methods_of_a_classifier(fitted: nightrank.ClickClassifier) -> None:
     probabilities = fitted.predict_proba(OTHERS)
     assert probabilities.shape == (400, 2)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1)
@@ -98,27 +98,27 @@ def test_it_learns_and_has_the_methods_of_a_classifier(fitted: nightrank.ClickMo
     assert len(fitted.model_.metrics) == 0
 
 
-def test_all_kinds_of_frames_and_labels_give_the_same_model(fitted: nightrank.ClickModel) -> None:
+def test_all_kinds_of_frames_and_labels_give_the_same_model(fitted: nightrank.ClickClassifier) -> None:
     expected = fitted.predict_proba(OTHERS)
     frames = [pl.from_pandas(ROWS), pa.Table.from_pandas(ROWS, preserve_index=False)]
     labels: list[Any] = [pl.Series(CLICKS == 1), pa.array(np.where(CLICKS == 1, "yes", "no").tolist())]
     others = [pl.from_pandas(OTHERS), pa.Table.from_pandas(OTHERS, preserve_index=False)]
     for rows, answers, later in zip(frames, labels, others, strict=True):
-        model = nightrank.ClickModel(**LEARNED).fit(rows, answers)
+        model = nightrank.ClickClassifier(**LEARNED).fit(rows, answers)
         np.testing.assert_array_equal(model.predict_proba(later), expected)
     assert model.classes_.tolist() == ["no", "yes"]
     assert set(model.predict(later)) == {"no", "yes"}
 
 
 def test_validation_rows_choose_the_epoch() -> None:
-    model = nightrank.ClickModel(**SMALL).fit(ROWS, CLICKS, validation=(OTHERS, OTHER_CLICKS))
+    model = nightrank.ClickClassifier(**SMALL).fit(ROWS, CLICKS, validation=(OTHERS, OTHER_CLICKS))
     assert [entry["epoch"] for entry in model.model_.metrics] == [1, 2]
     best = max(entry["auc"] for entry in model.model_.metrics)
     assert model.score(OTHERS, OTHER_CLICKS) == pytest.approx(best, abs=1e-6)
 
 
-def test_scikit_learn_copies_validates_and_searches(fitted: nightrank.ClickModel) -> None:
-    model = nightrank.ClickModel("logistic_regression", epochs=2, batch_size=128, device="cpu")
+def test_scikit_learn_copies_validates_and_searches(fitted: nightrank.ClickClassifier) -> None:
+    model = nightrank.ClickClassifier("logistic_regression", epochs=2, batch_size=128, device="cpu")
     assert is_classifier(model)
     assert clone(model).get_params() == model.get_params()
     assert clone(fitted).get_params()["embedding_dim"] == 4
@@ -131,7 +131,7 @@ def test_scikit_learn_copies_validates_and_searches(fitted: nightrank.ClickModel
     predicted = cross_val_predict(model, ROWS, CLICKS, cv=2, method="predict_proba")
     assert predicted.shape == (1200, 2)
     grid = {"embedding_learning_rate": [0.0001, 0.15], "embedding_dim": np.array([2])}
-    search = GridSearchCV(nightrank.ClickModel(**SMALL), grid, cv=2, **SERIAL).fit(ROWS, CLICKS)
+    search = GridSearchCV(nightrank.ClickClassifier(**SMALL), grid, cv=2, **SERIAL).fit(ROWS, CLICKS)
     first, second = search.cv_results_["mean_test_score"]
     assert first != second
     assert search.best_score_ == max(first, second)
@@ -140,9 +140,9 @@ def test_scikit_learn_copies_validates_and_searches(fitted: nightrank.ClickModel
     assert search.score(OTHERS, OTHER_CLICKS) == pytest.approx(auc)
 
 
-def test_parameters_and_copies(fitted: nightrank.ClickModel, tmp_path: Path) -> None:
-    assert repr(nightrank.ClickModel()) == "ClickModel()"
-    assert repr(fitted) == "ClickModel(batch_size=128, device='cpu', embedding_dim=4)"
+def test_parameters_and_copies(fitted: nightrank.ClickClassifier, tmp_path: Path) -> None:
+    assert repr(nightrank.ClickClassifier()) == "ClickClassifier()"
+    assert repr(fitted) == "ClickClassifier(batch_size=128, device='cpu', embedding_dim=4)"
     changed = clone(fitted).set_params(model="deepfm", seed=3, dropout=0.1)
     assert changed.get_params()["dropout"] == 0.1
     assert fitted.get_params()["model"] == "dlrm"
@@ -157,13 +157,18 @@ def test_parameters_and_copies(fitted: nightrank.ClickModel, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: nightrank.ClickModel(**SMALL).fit(ROWS, CLICKS * 0), r"1 distinct values: \[0\]"),
-        (lambda: nightrank.ClickModel(**SMALL).fit(ROWS, np.arange(1200)), "1200 distinct values"),
-        (lambda: nightrank.ClickModel(**SMALL).fit(ROWS, CLICKS[:5]), "one label per row"),
-        (lambda: nightrank.ClickModel(**SMALL).fit(ROWS, np.where(CLICKS, np.nan, 0)), "labels are missing"),
-        (lambda: nightrank.ClickModel(**SMALL).fit(ROWS[:0], []), "0 distinct values"),
+        (lambda: nightrank.ClickClassifier(**SMALL).fit(ROWS, CLICKS * 0), r"1 distinct values: \[0\]"),
+        (lambda: nightrank.ClickClassifier(**SMALL).fit(ROWS, np.arange(1200)), "1200 distinct values"),
+        (lambda: nightrank.ClickClassifier(**SMALL).fit(ROWS, CLICKS[:5]), "one label per row"),
         (
-            lambda: nightrank.ClickModel(**SMALL).fit(ROWS, CLICKS, validation=(OTHERS, OTHER_CLICKS + 1)),
+            lambda: nightrank.ClickClassifier(**SMALL).fit(ROWS, np.where(CLICKS, np.nan, 0)),
+            "labels are missing",
+        ),
+        (lambda: nightrank.ClickClassifier(**SMALL).fit(ROWS[:0], []), "0 distinct values"),
+        (
+            lambda: nightrank.ClickClassifier(**SMALL).fit(
+                ROWS, CLICKS, validation=(OTHERS, OTHER_CLICKS + 1)
+            ),
             r"the labels of `fit` are \[0, 1\]",
         ),
     ],
@@ -173,7 +178,7 @@ def test_unfit_data_is_refused(call: Callable[[], object], message: str) -> None
         call()
 
 
-def test_unfit_rows_of_a_fitted_model_are_refused(fitted: nightrank.ClickModel) -> None:
+def test_unfit_rows_of_a_fitted_model_are_refused(fitted: nightrank.ClickClassifier) -> None:
     with pytest.raises(nightrank.DataError, match="user"):
         fitted.predict(OTHERS.drop(columns="user"))
     with pytest.raises(nightrank.DataError, match="needs both classes"):
@@ -183,12 +188,12 @@ def test_unfit_rows_of_a_fitted_model_are_refused(fitted: nightrank.ClickModel) 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: nightrank.ClickModel().predict(ROWS), "the click model is not fitted"),
-        (lambda: nightrank.ClickModel("dlrmm").fit(ROWS, CLICKS), "model='dlrmm' is no architecture"),
-        (lambda: nightrank.ClickModel("sasrec").fit(ROWS, CLICKS), "predicts no probability"),
-        (lambda: nightrank.ClickModel(depth=3).fit(ROWS, CLICKS), "depth"),
-        (lambda: nightrank.ClickModel().fit(ROWS.to_numpy(), CLICKS), "is no frame with columns"),
-        (lambda: nightrank.ClickModel(types={"age": "int"}).fit(ROWS, CLICKS), "types names"),
+        (lambda: nightrank.ClickClassifier().predict(ROWS), "the click model is not fitted"),
+        (lambda: nightrank.ClickClassifier("dlrmm").fit(ROWS, CLICKS), "model='dlrmm' is no architecture"),
+        (lambda: nightrank.ClickClassifier("sasrec").fit(ROWS, CLICKS), "predicts no probability"),
+        (lambda: nightrank.ClickClassifier(depth=3).fit(ROWS, CLICKS), "depth"),
+        (lambda: nightrank.ClickClassifier().fit(ROWS.to_numpy(), CLICKS), "is no frame with columns"),
+        (lambda: nightrank.ClickClassifier(types={"age": "int"}).fit(ROWS, CLICKS), "types names"),
     ],
 )
 def test_wrong_arguments_are_refused(call: Callable[[], object], message: str) -> None:
@@ -208,7 +213,7 @@ import nightrank
 assert "torch" not in sys.modules
 rows = pl.DataFrame({"a": ["x", "y", "x", "z"] * 50, "n": [1.5, 0.5, 2.0, 1.0] * 50})
 clicks = [1, 0, 1, 0] * 50
-model = nightrank.ClickModel("deepfm", epochs=3, batch_size=32, device="cpu", learning_rate=0.1)
+model = nightrank.ClickClassifier("deepfm", epochs=3, batch_size=32, device="cpu", learning_rate=0.1)
 print(model.fit(rows, clicks).score(rows, clicks))
 """
 

@@ -1,0 +1,282 @@
+"""The CSV sink: writes lists for spreadsheets and e-mail tools, and publishes the files with a manifest."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, groupby, islice
+from typing import IO, Literal, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from etl.latest.item_titles import IMAGE, TITLE
+from scoring.delivery.file_sink import Files, FileSinkSettings, ListRecord, erase_records, publish_files
+from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, LakeTable, PublishedLists
+from scoring.requests import VARIANT
+from spark.rows import Batches, Rows, arrow_schema, map_rows, query, records
+from storage import file_io
+from storage.file_digests import new_file
+from storage.publish import map_files, own_path
+
+IN_PROCESS = True
+
+_ENDINGS = {"none": ".csv", "gzip": ".csv.gz"}
+_MARK = "\ufeff"
+_ORDER = ("user_id", "position")
+_NAMES = pa.schema([("name", pa.string())])
+_ROWS_AT_ONCE = 10_000
+_LINES_AT_ONCE = 10_000
+
+
+class Settings(FileSinkSettings):
+    """CSV files (RFC 4180) in UTF-8, for spreadsheets, e-mail tools and other tools that read tables.
+
+    A manifest lists the published files, as in tables of the lake. The manifest of a date is in the folder
+    `path`/dt=…. The files themselves are in a folder `_data` next to the last folder of `path`.
+    """
+
+    layout: Literal["places", "users"] = Field(
+        default="places",
+        description="What a line has. `places`: one place of a list, that is a user, a position, an item, "
+        "its title (`items.title`), its score and its reason. `users`: the whole list of a user, with the "
+        "items and titles in the columns item_1, title_1, item_2, title_2, …; fields behind the end of a "
+        "short list are empty.",
+    )
+    compression: Literal["none", "gzip"] = Field(
+        default="none", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
+    )
+    byte_order_mark: bool = Field(
+        default=False,
+        description="Whether each file begins with a byte order mark. Excel needs it to recognise UTF-8 "
+        "in a file that is opened by a double click; many other tools do not expect it.",
+    )
+
+
+def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
+    """Publishes the lists of a date in the folder `<path>/dt=<date>`, as `publish_files` does.
+
+    Each file begins with a line of column names. The other lines are sorted by user and position. This order
+    continues across files, in the order in which the manifest names the files.
+
+    Args:
+        sink: the settings of the sink.
+        lists: the published lists of the date.
+
+    Raises:
+        DataError: the configuration names titles of items, but the run has none.
+        InfrastructureError: the files do not have exactly one line per place or per user.
+    """
+    names: list[str] = []
+    titles = lists.open_titles() if lists.open_titles else None
+    files = Files(
+        write=lambda folder: names.extend(_write(sink, lists, titles, folder)),
+        count=partial(_count, lists, names),
+        ending=_ENDINGS[sink.compression],
+        records=lists.users if sink.layout == "users" else lists.manifest.rows,
+        layout=f"{sink.layout}, {sink.compression}, {sink.users_per_file} users a file, "
+        f"{'with' if sink.byte_order_mark else 'without'} a byte order mark"
+        + (f", titles {titles.manifest.digest}" if titles else ""),
+        schema=(("line", "csv"),),
+        facts={"users": lists.users, "entries": lists.manifest.rows, "layout": sink.layout},
+    )
+    partition = publish_files(sink.name, sink.path, lists, files)
+    return Delivered(partition.path, lists.manifest.rows)
+
+
+def erase(sink: Settings, request: EraseRequest) -> Erased:
+    """Removes the lines of users from the files of all dates, and deletes all other files at once."""
+    return Erased(sink.path, erase_records(sink.name, sink.path, request, parse_csv))
+
+
+def parse_csv(content: bytes) -> tuple[bytes, list[ListRecord]]:
+    """Returns the header of a file with its byte order mark, and the other lines as records."""
+    header, *rows = csv.reader(io.StringIO(content.decode(), newline=""))
+    items = [index for index, name in enumerate(header) if name.startswith("item_")]
+    lines = [
+        ListRecord(row[0], sum(row[index] != "" for index in items), _text([row]).encode()) for row in rows
+    ]
+    return _text([header]).encode(), lines
+
+
+@dataclass(frozen=True)
+class CsvWriter:
+    """Writes files of lists. Spark pickles it.
+
+    Attributes:
+        folder: the folder of the files.
+        ending: the ending of the names of the files.
+        layout: see Settings.
+        k: the largest number of items of a list.
+        variants: whether the rows have the column of an experiment.
+        shown: the columns behind the id of an item: `title`, `image`, both or none.
+        mark: whether files begin with a byte order mark.
+    """
+
+    folder: str
+    ending: str
+    layout: Literal["places", "users"]
+    k: int
+    variants: bool
+    shown: tuple[str, ...]
+    mark: bool
+
+    @property
+    def header(self) -> list[str]:
+        """Returns the names of the columns."""
+        variant = [VARIANT] if self.variants else []
+        if self.layout == "places":
+            return ["user_id", *variant, *self._fields]
+        places = range(1, self.k + 1)
+        return [
+            "user_id",
+            *variant,
+            *(f"{name}_{place}" for place in places for name in ("item", *self.shown)),
+        ]
+
+    @property
+    def _fields(self) -> list[str]:
+        """Returns the fields of an entry."""
+        return ["position", "item_id", *self.shown, "score", "reason"]
+
+    def lines(self, batches: Batches) -> Iterator[list[str]]:
+        """Yields the fields of each line.
+
+        Args:
+            batches: entries of lists, sorted by user and position.
+        """
+        if self.layout == "places":
+            for user, entry in self._entries(batches):
+                yield [*user, *entry]
+            return
+        width, of_item = len(self.header), slice(1, 2 + len(self.shown))
+        for user, group in groupby(self._entries(batches), key=lambda pair: pair[0]):
+            fields = [*user, *(field for _, entry in group for field in entry[of_item])]
+            yield fields + [""] * (width - len(fields))
+
+    def _entries(self, batches: Batches) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Yields (user and variant, fields of the entry) of each entry."""
+        of_user = ["user_id", VARIANT] if self.variants else ["user_id"]
+        for batch in batches:
+            users = zip(*(batch.column(name).to_pylist() for name in of_user), strict=True)
+            # The shortest text of a float32, not that of the same number as a float64.
+            texts = {"score": [str(score) for score in batch.column("score").to_numpy(zero_copy_only=False)]}
+            texts["position"] = [str(position) for position in batch.column("position").to_pylist()]
+            fields = (texts.get(name) or batch.column(name).to_pylist() for name in self._fields)
+            yield from zip(users, zip(*fields, strict=True), strict=True)
+
+    def write(self, name: str, batches: Batches) -> None:
+        """Writes a file with these entries."""
+        with _new_text(f"{self.folder}/{name}") as write:
+            write((_MARK if self.mark else "") + _text([self.header]))
+            lines = self.lines(batches)
+            while some := list(islice(lines, _LINES_AT_ONCE)):
+                write(_text(some))
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Runs a task of Spark: writes a file with the entries of a partition, and yields its name."""
+        from pyspark import TaskContext
+
+        context, filled = TaskContext.get(), (batch for batch in batches if len(batch))
+        first = next(filled, None)
+        if first is None or context is None:
+            return
+        name = f"{own_path(f'part-{context.partitionId():05d}.csv')}{self.ending.removeprefix('.csv')}"
+        self.write(name, chain([first], filled))
+        yield pa.RecordBatch.from_arrays([pa.array([name])], schema=_NAMES)
+
+
+def _text(rows: Iterable[Sequence[str]]) -> str:
+    """Returns lines of CSV. A field is in quotes if it has a comma, a quote or an end of line."""
+    buffer = io.StringIO(newline="")
+    # The ends of lines are CR LF (RFC 4180). With LF alone, csv would leave a CR in a field without quotes.
+    csv.writer(buffer, lineterminator="\r\n").writerows(rows)
+    return buffer.getvalue()
+
+
+@contextmanager
+def _new_text(path: str) -> Iterator[Callable[[str], object]]:
+    """Creates a file, and returns a function that writes text to it. Equal texts give equal bytes."""
+    with new_file(path) as file:
+        if not path.endswith(".gz"):
+            yield lambda text: file.sink.write(text.encode())
+            return
+        with gzip.GzipFile("", "wb", fileobj=cast(IO[bytes], file.sink), mtime=0) as compressed:
+            yield lambda text: compressed.write(text.encode())
+
+
+def with_titles(rows: Rows, titles: LakeTable) -> Rows:
+    """Adds the columns of a table of titles to entries of lists.
+
+    An item without a title has its id as the title. The address of a missing picture is an empty text.
+    """
+    fallbacks = {TITLE: "lists.item_id", IMAGE: "''"}
+    columns = ", ".join(f"coalesce(titles.{name}, {fallbacks[name]}) AS {name}" for name in _shown(titles))
+    return query(
+        f"SELECT lists.*, {columns} FROM {{lists}} AS lists "
+        f"LEFT JOIN {{titles}} AS titles ON lists.item_id = titles.{titles.key}",
+        lists=rows,
+        titles=titles.read(),
+    )
+
+
+def _shown(titles: LakeTable | None) -> tuple[str, ...]:
+    """Returns the columns behind the id of an item."""
+    return tuple(name for name, _ in titles.manifest.schema if name != titles.key) if titles else ()
+
+
+def _write(sink: Settings, lists: PublishedLists, titles: LakeTable | None, folder: str) -> list[str]:
+    """Writes the files, and returns their names. Without lists, one file has only the names of columns."""
+    writer = CsvWriter(
+        folder,
+        _ENDINGS[sink.compression],
+        sink.layout,
+        int(lists.manifest.facts["k"]),
+        VARIANT in dict(lists.manifest.schema),
+        _shown(titles),
+        sink.byte_order_mark,
+    )
+    number = max(1, -(-lists.users // sink.users_per_file))
+    rows = with_titles(lists.rows, titles) if titles else lists.rows
+    if isinstance(rows, pa.Table):
+        return _write_table(writer, rows, number)
+    placed = rows.repartitionByRange(number, "user_id") if number > 1 else rows.repartition(1)
+    names = [row["name"] for row in records(map_rows(placed.sortWithinPartitions(*_ORDER), writer, _NAMES))]
+    return names or _write_table(writer, arrow_schema(rows).empty_table(), 1)
+
+
+def _write_table(writer: CsvWriter, rows: pa.Table, number: int) -> list[str]:
+    """Writes `number` files with about equal numbers of users in this process, and returns their names."""
+    ordered = rows.sort_by([(name, "ascending") for name in _ORDER])
+    users = ordered["user_id"].combine_chunks()
+    is_first = np.ones(len(users), bool)
+    is_first[1:] = pc.not_equal(users[1:], users[:-1]).to_numpy(zero_copy_only=False)
+    starts = [*np.flatnonzero(is_first).tolist(), len(users)]  # the first entry of each user, and the end
+    of_lists = len(starts) - 1
+    names = [f"part-{index:05d}{writer.ending}" for index in range(number)]
+    for index, name in enumerate(names):
+        first, last = (starts[of_lists * end // number] for end in (index, index + 1))
+        writer.write(name, ordered.slice(first, last - first).to_batches(max_chunksize=_ROWS_AT_ONCE))
+    return names
+
+
+def _count(lists: PublishedLists, names: Sequence[str], folder: str) -> dict[str, int]:
+    """Returns the number of lines of each written file, without the names of columns."""
+    spark = None if isinstance(lists.rows, pa.Table) else lists.frame.sparkSession
+    counts = map_files(spark, _count_file, [f"{folder}/{name}" for name in names])
+    return {name: int(count) for name, count in zip(names, counts, strict=True)}
+
+
+def _count_file(path: str) -> str:
+    files, inner = file_io.filesystem(path)
+    compression = "gzip" if path.endswith(".gz") else None
+    with files.open_input_stream(inner, compression=compression) as stream:
+        rows = csv.reader(io.TextIOWrapper(stream, encoding="utf-8", newline=""))
+        return str(sum(1 for _ in rows) - 1)

@@ -1,0 +1,298 @@
+"""Leases: at most one process at a time runs a job for a date, or changes a small file, on any store.
+
+A process that asks for a lease creates a ticket, a file with a name of its own, and then lists the tickets of
+the lease. It holds the lease if there is no other ticket. Of two processes, the one that lists later sees the
+ticket of the other, because file systems and S3 list a file as soon as it was created. So at most one process
+holds the lease. This needs no conditional write, which pyarrow's clients for object stores do not have. If
+several processes ask, all but the one with the first name withdraw.
+
+The holder renews its ticket. A ticket that was not renewed for a while counts as absent. Ages are differences
+of times that the store has written, so clocks of machines do not matter. On the machine of the holder, the
+ticket of a process that has ended counts as absent at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from conf.errors import DataError, InfrastructureError
+from storage import file_io
+from storage.paths import LakePaths
+
+log = logging.getLogger("nightrank.lease")
+
+HEARTBEAT_S = 20.0
+EXPIRES_S = 120.0
+# How long processes that ask at the same time may take until one of them holds the lease.
+_SETTLE_S = 20.0
+_POLL_S = 1.0
+_TURN_S = 0.05
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that asks for a lease or holds it.
+
+    Attributes:
+        host: the name of its machine.
+        pid: its process id.
+        started: when it started, in clock ticks of its machine since the start of the machine.
+        machine: identifies the start of the machine, and the group of processes whose ids the process sees.
+        since: when it asked for the lease, by the clock of its machine, in UTC.
+        holds: False while it asks.
+    """
+
+    host: str
+    pid: int
+    started: int
+    machine: str
+    since: str
+    holds: bool = False
+
+    @property
+    def is_dead(self) -> bool:
+        """Returns whether the process has ended. Of processes of other machines, this is unknown: False."""
+        return self.machine == _machine() != "" and _start_of(self.pid) != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+@dataclass(frozen=True)
+class _Ticket:
+    """A ticket that another process has created.
+
+    Attributes:
+        name: the name of its file.
+        owner: who created it.
+        age_s: seconds since it was renewed.
+    """
+
+    name: str
+    owner: Owner
+    age_s: float
+
+
+@contextmanager
+def lease(lake: LakePaths, date: str, job: str, config: str, wait_s: float = 0.0) -> Iterator[None]:
+    """Holds the lease of a job, a configuration and a date of a lake for a block of code.
+
+    Args:
+        lake: the lake.
+        date: the ISO date.
+        job: the name of the job, without a dot.
+        config: the name of the configuration.
+        wait_s: seconds to wait while another process holds the lease.
+
+    Raises:
+        InfrastructureError: another process holds the lease. Or a ticket cannot be written.
+    """
+    held = _Lease(f"{lake.leases}/dt={date}", f"{job}.{config}", f"{job} of {config} for {date}")
+    held.acquire(wait_s)
+    try:
+        yield
+    finally:
+        held.release()
+
+
+class _Lease:
+    """A lease of this process.
+
+    Args:
+        folder: the folder of the tickets.
+        key: the beginning of the names of the lease's tickets.
+        what: what the owner does, for messages.
+    """
+
+    def __init__(self, folder: str, key: str, what: str) -> None:
+        self._folder = folder
+        self._key = key
+        self._what = what
+        self._name = f"{key}.{uuid.uuid4().hex}.json"
+        self._path = f"{folder}/{self._name}"
+        self._owner = Owner(socket.gethostname(), os.getpid(), _start_of(os.getpid()), _machine(), "")
+        self._ended = threading.Event()
+        self._renewing: threading.Thread | None = None
+
+    def acquire(self, wait_s: float) -> None:
+        """Waits until this process holds the lease.
+
+        Raises:
+            InfrastructureError: another process holds the lease, also after `wait_s` seconds.
+        """
+        start, announced, turn_s = time.monotonic(), False, _TURN_S
+        while (other := self._attempt()) is not None:
+            waited = time.monotonic() - start
+            if waited >= (wait_s if other.owner.holds else max(wait_s, _SETTLE_S)):
+                raise self._refusal(other)
+            if other.owner.holds and not announced:
+                log.info("%s is done by %s; waiting up to %g s", self._what, other.owner, wait_s)
+                announced = True
+            # Longer and longer pauses, so that the first of many processes that ask finds no other ticket.
+            time.sleep(min(turn_s, max(wait_s - waited, _TURN_S)) * random.uniform(0.5, 1.0))
+            turn_s = min(2 * turn_s, _POLL_S)
+        self._renewing = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._renewing.start()
+
+    def release(self) -> None:
+        """Ends the lease."""
+        self._ended.set()
+        if self._renewing is not None:
+            self._renewing.join()
+        try:
+            self._withdraw()
+        except OSError as error:
+            log.warning("%s cannot be deleted, and expires: %s", self._path, error)
+
+    def _attempt(self) -> _Ticket | None:
+        """Creates a ticket. Returns None if this process now holds the lease, otherwise a ticket of another.
+
+        The own ticket stays only if this process holds the lease.
+        """
+        self._write(holds=False)
+        try:
+            deadline = time.monotonic() + _SETTLE_S
+            while others := self._others():
+                first = next((one for one in others if one.owner.holds), others[0])
+                if first.owner.holds or first.name < self._name or time.monotonic() > deadline:
+                    self._withdraw()
+                    return first
+                time.sleep(_TURN_S)  # the others ask too, see this ticket, and withdraw
+            self._write(holds=True)
+        except BaseException:
+            with suppress(OSError):
+                self._withdraw()
+            raise
+        return None
+
+    def _write(self, *, holds: bool) -> None:
+        """Writes the own ticket."""
+        values = {**asdict(self._owner), "since": file_io.utc_now(), "holds": holds}
+        file_io.replace_json(self._path, values)
+
+    def _withdraw(self) -> None:
+        """Deletes the own ticket, and the folders if they are empty."""
+        file_io.delete_if_present(self._path)
+        if file_io.is_local(self._folder):
+            folder = Path(file_io.filesystem(self._folder)[1])
+            for empty in (folder, folder.parent):
+                with suppress(OSError):  # it has other tickets, or another process has deleted it
+                    empty.rmdir()
+
+    def _others(self) -> list[_Ticket]:
+        """Returns the tickets of others that count, by name, and deletes those that do not.
+
+        Raises:
+            InfrastructureError: the own ticket is gone: another process took this one for dead.
+        """
+        infos = [
+            info
+            for info in file_io.list_files(self._folder)
+            if info.is_file and info.base_name.rsplit(".", 2)[0] == self._key
+        ]
+        now = next((info.mtime for info in infos if info.base_name == self._name), None)
+        if now is None:
+            raise InfrastructureError(
+                f"the lease of {self._what} was lost: {self._path} is gone", "run the job again"
+            )
+        tickets = []
+        for info in infos:
+            if info.base_name == self._name or info.mtime is None:
+                continue
+            path = f"{self._folder}/{info.base_name}"
+            age_s = (now - info.mtime).total_seconds()
+            owner = _read(path)
+            if owner is None:
+                continue
+            if age_s > EXPIRES_S or owner.is_dead:
+                log.warning("the lease of %s by %s has ended: it is taken over", self._what, owner)
+                with suppress(OSError):
+                    file_io.delete_if_present(path)
+                continue
+            tickets.append(_Ticket(info.base_name, owner, age_s))
+        return tickets
+
+    def _refusal(self, other: _Ticket) -> InfrastructureError:
+        ends = EXPIRES_S - other.age_s
+        return InfrastructureError(
+            f"{self._what} is being done by {other.owner}, so it cannot be done a second time now",
+            "wait until that process has ended, then run the job again, or pass --wait SECONDS. If that "
+            f"process was killed on another machine, its lease ends in {max(ends, 0):.0f} s",
+        )
+
+    def _renew(self) -> None:
+        """Renews the ticket until the lease ends."""
+        while not self._ended.wait(HEARTBEAT_S):
+            try:
+                if not self._touch():
+                    log.error("the lease of %s was lost: this process was taken for dead", self._what)
+                    return
+            except (OSError, InfrastructureError) as error:
+                log.warning("%s cannot be renewed: %s", self._path, error)
+
+    def _touch(self) -> bool:
+        """Sets the time of the ticket. Returns False if the ticket is gone: then it is not made again."""
+        try:
+            if file_io.is_local(self._path):
+                os.utime(file_io.filesystem(self._path)[1])
+            else:
+                file_io.replace_text(self._path, file_io.read_text(self._path))
+        except OSError:
+            if file_io.exists(self._path):
+                raise
+            return False
+        return True
+
+
+def _read(path: str) -> Owner | None:
+    """Returns the owner in a ticket; None if the ticket is gone.
+
+    A damaged ticket may belong to a process that runs. It counts until it expires.
+    """
+    try:
+        values: Any = file_io.read_json(path)
+        owner = Owner(**values)
+        _ = (owner.pid + 0, owner.started + 0, bool(owner.holds))
+    except OSError:
+        if file_io.exists(path):
+            raise
+        return None  # pyarrow's client for S3 has other errors if a file is deleted while it is read
+    except (DataError, TypeError) as error:
+        log.warning("the ticket %s is damaged: %s", path, error)
+        return Owner("an unknown machine", 0, 0, "", "an unknown time", holds=True)
+    return owner
+
+
+@cache
+def _machine() -> str:
+    """Identifies the start of this machine and the process namespace; empty if that is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> int:
+    """Returns when a process started, in clock ticks since the start of the machine; 0 if it does not exist.
+
+    It is the 22nd value of proc(5)'s stat; the second value is a name, which may contain spaces.
+    """
+    try:
+        values = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    except OSError:
+        return 0
+    state, *rest = values.split()
+    return 0 if state in "ZX" else int(rest[18])

@@ -1,0 +1,242 @@
+"""A search of settings with Optuna: proposals, the rule by which trials are pruned, and pruned trainings.
+
+A search has no store of its own. A rerun asks for the same proposals in the same order. It reads the results
+of finished trials from the lake instead of training them again: from `model.json`, or from `pruned.json`.
+
+    models/<name>-experiments/<version>/pruned.json    the history of a training that was pruned
+
+The proposals depend only on the space, the seed and the results, so they are those of a search that was never
+interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conf.experiments import Measure, Search, SearchedValues
+from storage import file_io, format_versions
+from training.registry.comparison import TrainingOutcome, cost
+from training.registry.model_json import is_complete, read_description
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+
+PRUNED_JSON = "pruned.json"
+_RANDOM_TRIALS = 10
+_COMPLETE_TRIALS = 5
+_PARTS_OF_EPOCH = 1000
+_SEEDS = 2**32  # of Optuna's random numbers
+
+
+@dataclass(frozen=True)
+class PruningRule:
+    """When a training is pruned, that is, ended early because its evaluations are worse than those of others.
+
+    It is pruned after an evaluation if its best value so far is worse than the limit of this position. The
+    rule depends only on the history of a training. So all ranks and resumed trainings decide the same.
+
+    Attributes:
+        measure: the measure on the validation split.
+        limits: maps positions, in thousandths of an epoch, to values of the measure.
+    """
+
+    measure: Measure
+    limits: Mapping[int, float]
+
+    def step(self, history: Iterable[Mapping[str, Any]], steps_per_epoch: int, end: int) -> int | None:
+        """Returns the step after which a training with this history is pruned; None if it is not.
+
+        Args:
+            history: the entries, ascending by step. An entry with an evaluation has the measures by name
+                under the key `validation`. Evaluations in which the measure is undefined are ignored.
+            steps_per_epoch: number of global batches in an epoch.
+            end: the last step of the training. An evaluation there is that of a complete training.
+        """
+        best = None
+        for entry in history:
+            value = entry.get("validation", {}).get(self.measure)
+            if value is None or entry["step"] >= end:
+                continue
+            best = cost(self.measure, value) if best is None else min(best, cost(self.measure, value))
+            limit = self.limits.get(_position(entry["step"] / steps_per_epoch))
+            if limit is not None and best > cost(self.measure, limit):
+                return int(entry["step"])
+        return None
+
+
+def _position(epoch: float) -> int:
+    return round(_PARTS_OF_EPOCH * epoch)
+
+
+class Proposals:
+    """Optuna's TPE sampler for a space. Call `ask` and `tell` in turn, once for each trial.
+
+    Equal arguments and equal results give equal proposals.
+
+    Args:
+        search: the section `search`.
+        choose_by: the measure on the validation split that is searched for.
+        seed: the seed of the proposals.
+    """
+
+    def __init__(self, search: Search, choose_by: Measure, seed: int) -> None:
+        import optuna  # takes half a second, so only a search imports it
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(
+            seed=seed % _SEEDS, n_startup_trials=_RANDOM_TRIALS, multivariate=True, constant_liar=False
+        )
+        self._study: Study = optuna.create_study(
+            sampler=sampler, direction="maximize" if cost(choose_by, 1.0) < 0 else "minimize"
+        )
+        self._measure = choose_by
+        self._space = search.space
+        # Sorted, so that the order of keys in the file has no influence.
+        self._distributions = {key: _distribution(search.space[key]) for key in sorted(search.space)}
+        self._trial: Trial | None = None
+
+    def ask(self) -> dict[str, Any]:
+        """Returns the value of each key of the space for the next trial."""
+        self._trial = self._study.ask(self._distributions)
+        proposed = self._trial.params
+        return {key: _value(values, proposed[key]) for key, values in self._space.items()}
+
+    def tell(self, outcome: TrainingOutcome) -> None:
+        """Reports the outcome of the trial that `ask` began."""
+        from optuna.trial import TrialState
+
+        trial, self._trial = self._trial, None
+        if trial is None:
+            raise ValueError("internal error, please report: a trial has a result before it has settings")
+        for position, value in _measured(outcome, self._measure).items():
+            trial.report(value, position)
+        final = outcome.validation.get(self._measure)
+        if outcome.pruned is not None:
+            self._study.tell(trial, state=TrialState.PRUNED)  # its value is that of its last evaluation
+        elif final is None:
+            self._study.tell(trial, state=TrialState.FAIL)
+        else:
+            self._study.tell(trial, final)
+
+    def pruning_rule(self) -> PruningRule | None:
+        """Returns the rule for the next training; None while fewer than five trials are complete.
+
+        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class decides
+        while it has the trials; ranks have only these limits.
+        """
+        from optuna.trial import TrialState
+
+        complete = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if len(complete) < _COMPLETE_TRIALS:
+            return None
+        values: dict[int, list[float]] = {}
+        for trial in complete:
+            for position, value in trial.intermediate_values.items():
+                values.setdefault(position, []).append(value)
+        return PruningRule(
+            self._measure, {position: float(np.percentile(of, 50)) for position, of in values.items()}
+        )
+
+
+def _distribution(values: SearchedValues) -> BaseDistribution:
+    """Returns Optuna's type of a searched setting. Choices are searched by their index."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if values.choices is not None:
+        return CategoricalDistribution(list(range(len(values.choices))))
+    low, high = values.low or 0, values.high or 0
+    if values.is_whole:
+        return IntDistribution(int(low), int(high), log=values.log)
+    return FloatDistribution(low, high, log=values.log)
+
+
+def _value(values: SearchedValues, proposed: Any) -> Any:
+    return proposed if values.choices is None else values.choices[proposed]
+
+
+def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
+    """Maps the position of each evaluation to its value; of evaluations at one position, the first counts."""
+    measured: dict[int, float] = {}
+    for evaluation in outcome.curve:
+        value = evaluation.measures[measure]
+        if value is not None:
+            measured.setdefault(_position(evaluation.epoch), value)
+    return measured
+
+
+# Trainings of a search that are finished: models, and histories of pruned trainings.
+
+
+def write_pruned(path: str, record: Mapping[str, Any]) -> None:
+    """Writes the record of a pruned training: the entries of model.json that exist without a model.
+
+    Args:
+        path: the folder of the model.
+        record: has at least the keys `version`, `history`, `steps` and `seconds`.
+    """
+    file_io.replace_json(f"{path}/{PRUNED_JSON}", format_versions.PRUNED_TRAINING.stamp(record))
+
+
+def read_pruned(path: str) -> dict[str, Any] | None:
+    """Returns the record of a pruned training; None if there is none.
+
+    Raises:
+        DataError: the record is damaged, or a newer release wrote it.
+    """
+    try:
+        return format_versions.PRUNED_TRAINING.load(f"{path}/{PRUNED_JSON}", _checked)
+    except FileNotFoundError:
+        return None
+
+
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    format_versions.typed(record, version=str, history=list, steps=int, seconds=(int, float))
+    return record
+
+
+def finished_training(
+    path: str, seed: int, steps_per_epoch: int, rule: PruningRule | None
+) -> TrainingOutcome | None:
+    """Returns the outcome of a training that need not be repeated; None if there is none.
+
+    A search with another rule may have pruned the same training earlier than `rule` does. Then the record
+    says nothing about the rest of the training, and the result is None.
+
+    Args:
+        path: the folder of the model.
+        seed, steps_per_epoch, rule: see `outcome_of`.
+    """
+    if is_complete(path, checksums=True):
+        return outcome_of(read_description(path), seed, steps_per_epoch, rule)
+    record = read_pruned(path)
+    if record is None or rule is None:
+        return None
+    if rule.step(record["history"], steps_per_epoch, record["steps"] + 1) is None:
+        return None
+    return outcome_of(record, seed, steps_per_epoch, rule)
+
+
+def outcome_of(
+    description: Mapping[str, Any], seed: int, steps_per_epoch: int, rule: PruningRule | None
+) -> TrainingOutcome:
+    """Returns the outcome of a training from its model.json, or from the record of a pruned training.
+
+    A complete model whose training `rule` would have pruned is a pruned trial. So the result of a search does
+    not depend on what other comparisons trained.
+
+    Args:
+        description: the file's content. The record of a pruned training has no metrics.
+        seed: the seed of the training.
+        steps_per_epoch: number of global batches in an epoch of the training.
+        rule: the rule of the training; None if it is not pruned.
+    """
+    end = description["steps"]
+    step = rule.step(description["history"], steps_per_epoch, end) if rule else None
+    if step is None and "metrics" in description:
+        return TrainingOutcome.of(seed, description, steps_per_epoch)
+    return TrainingOutcome.of_pruned(seed, description, steps_per_epoch, end if step is None else step)
