@@ -52,9 +52,11 @@ _PROMQL = {"and", "on", "by", "sum", "max", "time", "avg_over_time", "max_over_t
 CAUGHT = {
     "DamagedPageError",
     "NoTextError",
+    "RefusedError",
     "StateMismatchError",
     "Unavailable",
     "WrongPageError",
+    "_DisconnectedError",
     "_InexactError",
 }
 
