@@ -8,6 +8,7 @@ the text of the link.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ DOCUMENTS = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "docs/**/*.md",
     "benchmarks/*.md",
 )
@@ -82,11 +84,11 @@ def build_site(build: Path = BUILD) -> Path:
     mkdocs = locked_environment("docs", LOCK, "import mkdocs, material, mkdocstrings") / "bin/mkdocs"
     stage(ROOT, build / "docs")
     shutil.copytree(ROOT / SCRIPTS, build / "docs" / SCRIPTS)
-    shutil.copy(CONFIG, build / "mkdocs.yml")
+    settings = CONFIG.read_text(encoding="utf-8").replace("[CHECKOUT]", f"[{json.dumps(str(ROOT))}]")
+    (build / "mkdocs.yml").write_text(settings, encoding="utf-8")
     quiet = {
         **os.environ,
         "NO_MKDOCS_2_WARNING": "1",
-        "NIGHTRANK_CHECKOUT": str(ROOT),  # where mkdocstrings finds the sources of the package
     }  # an announcement of the theme's authors, on every build
     command: list[str | Path] = [
         mkdocs,
