@@ -198,9 +198,9 @@ def _load_driver(spark: SparkSession, sink: Database) -> None:
 def _driver_advice() -> str:
     """Returns the remedy to show if the JDBC driver is missing."""
     return (
-        "set spark.jars.packages to org.postgresql:postgresql:42.7.8 in the Spark profile (or pass it as "
+        "set spark.jars.packages to org.postgresql:postgresql:42.7.14 in the Spark profile (or pass it as "
         "--packages), or run `make jars` and set driver_jar of the sink to "
-        "~/.cache/nightrank/jars/postgresql-42.7.8.jar"
+        "~/.cache/nightrank/jars/postgresql-42.7.14.jar"
     )
 
 

@@ -17,7 +17,7 @@ _SIZE = re.compile(r"(\d+)\s*([bkmgt]?)b?", re.IGNORECASE)
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 # etl-gpu.conf gives a task 0.001 of a GPU, which only keeps Spark from limiting the number of tasks.
 _TORCH_SHARE = 0.01
-# The defaults of Spark 3.5 (spark.apache.org/docs/3.5.8/configuration.html).
+# The defaults of Spark 3.5 (spark.apache.org/docs/3.5.9/configuration.html).
 _MEMORY, _OVERHEAD_SHARE, _LEAST_OVERHEAD = "1g", 0.1, 384 * 2**20
 
 
