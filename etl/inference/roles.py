@@ -74,6 +74,8 @@ _IMAGE_NAMES = (
     *("photo_url", "thumbnail", "thumbnail_url", "cover", "cover_url", "poster", "poster_url"),
 )
 _MOST_EVENTS = 30
+# A column whose name and texts are unknown may have events if it has so many texts, each of so many rows.
+_FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
 # Two columns fit equally well if their points differ by at most this.
 _DOUBT = 3
 # A key has at most this share of nulls, because rows without a key are quarantined.
@@ -170,6 +172,41 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
     if not has_names and columns and _is_binary(columns[0]):
         return LabelGuess(columns[0], has_shown=True, why="the first column has only 0 and 1")
     return LabelGuess(None)
+
+
+def events_of(column: SampledColumn) -> LabelGuess | None:
+    """Returns the label of a column that is known to have events; None if it cannot have events.
+
+    If no event is known by its name, all events are clicks of the same weight.
+    """
+    known = _events_in(column, has_names=True)
+    if known is not None or column.type != "string" or not 1 <= column.distinct <= _MOST_EVENTS:
+        return known
+    events = sorted(pc.unique(column.values.drop_null().combine_chunks()).to_pylist())
+    return LabelGuess(
+        column, None, dict.fromkeys(events, 1.0), why=f"{column.source} has the events {events}"
+    )
+
+
+def possible_events(
+    columns: Sequence[SampledColumn], others: Sequence[SampledColumn | None]
+) -> list[SampledColumn]:
+    """Returns the columns that may have the event of each row: a few texts that repeat, and no nulls.
+
+    Args:
+        columns: the columns of the log.
+        others: columns that have another role.
+    """
+    taken = {column.source for column in others if column is not None}
+    return [
+        column
+        for column in columns
+        if column.source not in taken
+        and column.type == "string"
+        and not column.nulls
+        and _FEWEST_EVENTS <= column.distinct <= _MOST_UNKNOWN_EVENTS
+        and len(column.values) >= _ROWS_OF_AN_EVENT * column.distinct
+    ]
 
 
 def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:

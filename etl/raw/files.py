@@ -160,7 +160,8 @@ def require_raw(
     if raw is None:
         raise DataError(
             f"no raw file at {pattern} (from {key})",
-            f"deliver the raw files of {dt}, or correct {key} in the configuration or with --set",
+            f"deliver the raw files of {dt}, or correct {key} in the configuration or with --set; {{date}} "
+            "stands for YYYY-MM-DD",
         )
     if raw.bytes == 0:
         raise DataError(

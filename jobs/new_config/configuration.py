@@ -17,7 +17,15 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError
 from etl.inference.column_types import SampledColumn, micros_of
-from etl.inference.roles import LabelGuess, image_of, label_of, roles_of, title_of
+from etl.inference.roles import (
+    LabelGuess,
+    events_of,
+    image_of,
+    label_of,
+    possible_events,
+    roles_of,
+    title_of,
+)
 from jobs.new_config.questions import Questions
 from jobs.new_config.tables import (
     NamedColumn,
@@ -188,9 +196,10 @@ def _log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> _Log:
     time = chosen(wishes.time, roles.time[:1], "Which column has the time?")
     label = roles.label
     if wishes.label is not None:
-        label = label_of([table.column(wishes.label).sampled], has_names=True)
-        if label.column is None:
-            label = LabelGuess(table.column(wishes.label).sampled, has_shown=True, why="--label")
+        label = _wished_label(table.column(wishes.label).sampled, questions)
+    elif label.column is None and sample.has_names:
+        taken = [None if one is None else one.sampled for one in (user, item, time)]
+        label = _asked_events(possible_events([one.sampled for one in table.columns], taken), questions)
     how = "by its name" if sample.has_names else "by the order and the values of the columns"
     for role, column, wish in (
         ("user", user, wishes.user),
@@ -213,6 +222,44 @@ def _log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> _Log:
         return None if column is None else by_source[column.sampled.source]
 
     return _Log(renamed, again(user), again(item), again(time), again(group), label, again(label_column))
+
+
+def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
+    """Returns the label in the column that `--label` names.
+
+    Raises:
+        ConfigError: the column has neither numbers nor a few texts.
+    """
+    if column.type != "string":
+        label = label_of([column], has_names=True)
+        return label if label.column is not None else LabelGuess(column, has_shown=True, why="--label")
+    label_of_events = events_of(column)
+    if label_of_events is None:
+        raise ConfigError(
+            f"--label {column.source}: the column has {column.distinct:,} different texts, such as "
+            f"{column.examples[0]!r}; a label is 0 or 1, a number, or one of a few events",
+            "name the column that says what a user did, or leave --label out if every row is a click",
+        )
+    if len(set(label_of_events.weights.values())) == 1 and len(label_of_events.weights) > 1:
+        questions.open.append(
+            f"Which events of {column.source} are clicks? {list(label_of_events.weights)} were all taken, "
+            "with equal weights; correct log.label"
+        )
+    return label_of_events
+
+
+def _asked_events(columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
+    """Returns the label of a log in which no column is known to have events or labels."""
+    every_row = "no column: every row is a click"
+    if not columns:
+        return LabelGuess(None)
+    chosen = questions.choose(
+        "Which column says what the user did (viewed, bought)?",
+        [every_row, *(column.source for column in columns)],
+    )
+    if chosen == every_row:
+        return LabelGuess(None)
+    return _wished_label(next(column for column in columns if column.source == chosen), questions)
 
 
 def _clicks_of(label: LabelGuess) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow.compute as pc
 
 from conf.errors import DataError
 from etl.checked_days import raw_days
@@ -40,6 +41,7 @@ class _Head:
         misdated: the valid rows whose time is on another day, of a log that is stored by day.
         left_out: number of rows that the configuration leaves out, such as rows of other events.
         examples: the first rejected row of each reason.
+        events: the events of the valid rows, if the label is one of events.
     """
 
     raw: RawFiles
@@ -49,6 +51,7 @@ class _Head:
     misdated: Misdated = NO_ROWS
     left_out: int = 0
     examples: dict[str, RejectedLine] = field(default_factory=dict)
+    events: set[str] = field(default_factory=set)
 
     @property
     def rejected(self) -> int:
@@ -84,7 +87,13 @@ def run(context: RunContext) -> tuple[str, JobSummary]:
         _require_day(plan, head)
     rejected = sum(head.rejected for head in heads)
     rows = sum(head.rows for head in heads)
-    facts = {"days": len(heads), "files": sum(len(head.raw.paths) for head in heads), "rejected": rejected}
+    facts = {
+        "days": len(heads),
+        "files": sum(len(head.raw.paths) for head in heads),
+        "rejected": rejected,
+        "left_out": sum(head.left_out for head in heads),
+        "unknown_events": _unknown_events(plan, heads),
+    }
     return _text(plan, heads), JobSummary(output="", rows_in=rows, rows_out=rows - rejected, facts=facts)
 
 
@@ -103,6 +112,10 @@ def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles) -> _Head:
             continue
         head.rows += len(block.row_lines) + len(block.rejected)
         head.clicks += int(np.count_nonzero(np.asarray(block.columns[LABEL])))
+        if plan.config.log.label.positive:
+            head.events |= set(
+                pc.unique(block.columns[plan.config.log.label.column].cast("string")).to_pylist()
+            )
         bounds = bounds_of_day(plan.config, raw.dt)
         if bounds is not None:
             head.misdated += count_misdated(np.asarray(block.columns[EVENT_TIME], np.int64), bounds)
@@ -127,7 +140,8 @@ def _require_valid(plan: FeaturePlan, head: _Head) -> None:
         f"{head.rejected:,} of the first {head.rows:,} rows of {head.raw.dt} would be quarantined "
         f"({head.rejected / head.rows:.1%}; quality.max_bad_share={limit:.1%}), by reason: "
         f"{dict(head.reasons)}; {example.file}: {description(log, example)}",
-        f"for the reason {reason}: {remedy(log, 'log', example)}",
+        f"for the reason {reason}: {remedy(log, 'log', example)}. If so many such rows are usual, raise "
+        "quality.max_bad_share",
     )
 
 
@@ -142,6 +156,13 @@ def _require_day(plan: FeaturePlan, head: _Head) -> None:
         f"{describe(log.event_time, outside.earliest, log)}",
         "correct log.event_time, log.time_zone or the days in the names of the files",
     )
+
+
+def _unknown_events(plan: FeaturePlan, heads: Sequence[_Head]) -> list[str]:
+    """Returns the events of `log.label.positive` and `weights` that no row has, sorted."""
+    label = plan.config.log.label
+    seen = {event for head in heads for event in head.events}
+    return sorted({*(label.positive or ()), *(label.weights or {})} - seen)
 
 
 def _text(plan: FeaturePlan, heads: Sequence[_Head]) -> str:
@@ -165,6 +186,12 @@ def _text(plan: FeaturePlan, heads: Sequence[_Head]) -> str:
         parts.append(
             f"  {reason}: {example.file}: {description(plan.config.log, example)}\n"
             f"    what to do: {remedy(plan.config.log, 'log', example)}"
+        )
+    if unknown := _unknown_events(plan, heads):
+        parts.append(
+            f"  none of these rows has the events {unknown} of log.label\n"
+            f"    what to do: correct the events if they are misspelt; rows of other events are left out "
+            f"({sum(head.left_out for head in heads):,} of these rows)"
         )
     parts.append("  the configuration and the first rows of all tables are valid")
     return "\n".join(parts)

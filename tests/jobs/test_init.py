@@ -134,6 +134,50 @@ def test_questions_are_asked_or_written(tmp_path: Path) -> None:
     assert silent.open == ["Which? a was taken; possible are also: b"]
 
 
+def _german(shop: Path) -> None:
+    """Gives the events of the shop names that `init` does not know."""
+    for day in DAYS:
+        rows = pd.read_csv(shop / f"events_{day}.csv").rename(columns={"event": "ereignis"})
+        rows["ereignis"] = rows["ereignis"].map({"view": "ansicht", "cart": "korb", "purchase": "kauf"})
+        rows.to_csv(shop / f"events_{day}.csv", index=False)
+
+
+def test_a_column_of_unknown_events_is_asked_for(shop: Path) -> None:
+    _german(shop)
+    silent = Questions(ask=False)
+    assert "label" not in new_config(Wishes("events_*.csv"), silent).sections["log"]
+    assert silent.open == [
+        "Which column says what the user did (viewed, bought)? no column: every row is a click was taken; "
+        "possible are also: ereignis"
+    ]
+    asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
+    label = new_config(Wishes("events_*.csv"), asked).sections["log"]["label"]
+    assert label["column"] == "ereignis"
+    assert label["weights"] == {"ansicht": 1.0, "kauf": 1.0, "korb": 1.0}
+
+
+def test_a_text_as_label_has_events(shop: Path) -> None:
+    _german(shop)
+    silent = Questions(ask=False)
+    sections = new_config(Wishes("events_*.csv", label="ereignis"), silent).sections
+    assert sections["log"]["label"]["positive"] == ["ansicht", "kauf", "korb"]
+    assert "history" in sections
+    assert silent.open[0].startswith("Which events of ereignis are clicks?")
+    with pytest.raises(ConfigError, match="--label user: the column has 60 different texts"):
+        new_config(Wishes("events_*.csv", label="user"), Questions(ask=False))
+
+
+def test_check_names_events_that_no_row_has(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _init() == 0
+    written = (shop / "shop.yaml").read_text()
+    (shop / "shop.yaml").write_text(written.replace("purchase", "purchased"))
+    capsys.readouterr()
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+    shown = capsys.readouterr()
+    assert "none of these rows has the events ['purchased'] of log.label" in shown.err + shown.out
+    assert json.loads(shown.out.splitlines()[-1])["unknown_events"] == ["purchased"]
+
+
 def test_without_a_header_the_names_are_roles(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     shop_log(tmp_path / "in", header=False)

@@ -77,8 +77,9 @@ def _data_lead(run: RunFacts, days: list[Day]) -> Html:
         )
     return lead(
         f"{counted(sum(day.rows for day in days), 'row')} of {counted(len(once), 'day')}; "
-        f"{numbers.count(dropped)} of {counted(rows_in, 'raw row')} ({share}) did not parse "
-        f"and {'is' if dropped == 1 else 'are'} in quarantine. The workflow was {workflow}.{drawn}"
+        f"{numbers.count(dropped)} of {counted(rows_in, 'raw row')} ({share}) "
+        f"{'was' if dropped == 1 else 'were'} dropped: rejected and in quarantine, or left out. "
+        f"The workflow was {workflow}.{drawn}"
     )
 
 
