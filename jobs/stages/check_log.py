@@ -112,10 +112,9 @@ def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles) -> _Head:
             continue
         head.rows += len(block.row_lines) + len(block.rejected)
         head.clicks += int(np.count_nonzero(np.asarray(block.columns[LABEL])))
-        if plan.config.log.label.positive:
-            head.events |= set(
-                pc.unique(block.columns[plan.config.log.label.column].cast("string")).to_pylist()
-            )
+        label = plan.config.log.label
+        if label.positive and label.column is not None:
+            head.events |= set(pc.unique(block.columns[label.column].cast("string")).to_pylist())
         bounds = bounds_of_day(plan.config, raw.dt)
         if bounds is not None:
             head.misdated += count_misdated(np.asarray(block.columns[EVENT_TIME], np.int64), bounds)
