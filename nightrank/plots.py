@@ -68,7 +68,7 @@ def draw_history(
     best = (description.get("kept") or {}).get("best_step")
     if best is not None:
         lines.append(axes.axvline(best / steps, linestyle=":", color="gray", label="best step"))
-    axes.legend(handles=lines)
+    _legend(axes, lines)
     return axes
 
 
@@ -112,7 +112,7 @@ def draw_calibration(labels: ArrayLike, probabilities: ArrayLike, ax: Axes | Non
     end = max(*means, *rates)
     axes.plot([0, end], [0, end], **_REFERENCE)
     axes.set(xlabel="mean probability", ylabel="share of clicks")
-    axes.legend()
+    _legend(axes)
     return axes
 
 
@@ -128,7 +128,7 @@ def draw_roc(labels: ArrayLike, scores: ArrayLike, ax: Axes | None) -> Axes:
     axes.plot(curve.x, curve.y, label=f"AUC {area:.4f}")
     axes.plot([0, 1], [0, 1], **_REFERENCE)
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    axes.legend()
+    _legend(axes)
     return axes
 
 
@@ -145,7 +145,7 @@ def draw_precision_recall(labels: ArrayLike, scores: ArrayLike, ax: Axes | None)
     rate = float(np.mean(np.asarray(labels, dtype=np.float64)))
     axes.plot([0, 1], [rate, rate], **_REFERENCE)
     axes.set(xlabel="recall", ylabel="precision")
-    axes.legend()
+    _legend(axes)
     return axes
 
 
@@ -294,3 +294,13 @@ def _axes(ax: Axes | None, height: float | None = None) -> Axes:
 
     width, usual = plt.rcParams["figure.figsize"]
     return plt.subplots(figsize=(width, height or usual), layout="constrained")[1]
+
+
+def _legend(axes: Axes, lines: Sequence[Any] | None = None) -> None:
+    """Adds a legend above the plot, where it hides no line.
+
+    Args:
+        axes: the Axes.
+        lines: the lines in the legend; None for all lines of the Axes with a label.
+    """
+    axes.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
