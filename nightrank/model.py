@@ -7,17 +7,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from os import PathLike, fspath
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import ArrayLike
 
 from conf.errors import ConfigError, DataError
 from conf.messages import counted
 from conf.types import Config, Score
 from etl.workflow.local_workflow import load_local
-from nightrank.frames import Column, Frame, column_like, listed, require_onnx, require_torch
+from nightrank import plots
+from nightrank.frames import (
+    Column,
+    Frame,
+    arrow_table,
+    as_kind,
+    column_like,
+    kind_of,
+    listed,
+    require_onnx,
+    require_torch,
+)
 from nightrank.saved_models import (
     copy_model,
     delete_folder,
@@ -44,6 +56,9 @@ from storage.parquet_files import read_rows_of_keys
 from storage.paths import LakePaths
 from storage.run_context import RunContext
 from training.registry.model_json import is_described
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Model:
@@ -324,6 +339,168 @@ class Model:
                 "use the champion of a lake (`Lake.champion`), or score the rows of candidates",
             )
         return UserLists(self._lake, self._info, self.date, self._config).make(keys, k, context, unknown)
+
+    def plot_history(self, ax: Axes | None = None) -> Axes:
+        """Plots the loss and the measures of the validation rows by epoch, from model.json.
+
+        The x axis is the number of epochs since the start of the training. Each point of the loss is the mean
+        loss of the steps since the point before. The AUC has its own axis on the right, `ax.figure.axes[-1]`.
+        A dotted line is at the best step, if the weights were chosen by a measure (`kept`).
+
+        model.json does not contain the number of steps of an epoch. The plot uses the smallest number that
+        fits the history. This is the true one if an entry of the history is at the end of an epoch.
+
+        Args:
+            ax: the Axes of matplotlib that are drawn on; None for those of a new figure.
+
+        Returns:
+            The Axes. The figure is not shown: call `matplotlib.pyplot.show()` outside notebooks, or
+            `ax.figure.savefig`.
+
+        Raises:
+            ConfigError: matplotlib is not installed, or `ax` are no Axes.
+            DataError: the model has no history.
+        """
+        plots.require_axes(ax)
+        return plots.draw_history(self.description, self.metrics, ax)
+
+    def plot_calibration(
+        self, rows: Frame | pa.RecordBatch, labels: ArrayLike, ax: Axes | None = None
+    ) -> Axes:
+        """Plots the reliability diagram: the share of clicks by mean probability, in ten groups of rows.
+
+        The groups are tenths of the rows by probability. The points of a calibrated model are on the gray
+        diagonal. The legend has the log loss and the expected calibration error, the mean distance from the
+        diagonal in the direction of y, weighted by rows (Naeini et al. 2015, section 2).
+
+        If the model was trained with drawn negatives (`description["scores"]` is `probability`), its
+        probabilities are those of clicks among clicks and drawn negatives, and `rows` must contain them.
+
+        Args:
+            rows: N raw rows, as for `score`.
+            labels: (N,) 0 or 1, in the order of the rows. An index of pandas is not used.
+            ax: the Axes of matplotlib that are drawn on; None for those of a new figure.
+
+        Returns:
+            The Axes; see `plot_history`.
+
+        Raises:
+            ConfigError: the scores of the model are no probabilities; or matplotlib is not installed, `ax`
+                are no Axes, or see `score`.
+            DataError: there are no rows, a label is not 0 or 1, or lengths differ; or see `score`.
+        """
+        if self.description.get("scores") == "ranking":
+            raise ConfigError(
+                f"the scores of model {self.version} order rows, and are no probabilities",
+                "use plot_roc or plot_precision_recall, or train a model with the loss bce",
+            )
+        plots.require_axes(ax)
+        return plots.draw_calibration(labels, self._scores(rows), ax)
+
+    def plot_roc(self, rows: Frame | pa.RecordBatch, labels: ArrayLike, ax: Axes | None = None) -> Axes:
+        """Plots the ROC curve: the true positive rate by the false positive rate, for each threshold.
+
+        The points are those of sklearn.metrics.roc_curve. The legend has the AUC. Arguments, result and
+        errors are those of `plot_calibration`, but scores need not be probabilities.
+
+        Raises:
+            DataError: all labels are equal.
+        """
+        plots.require_axes(ax)
+        return plots.draw_roc(labels, self._scores(rows), ax)
+
+    def plot_precision_recall(
+        self, rows: Frame | pa.RecordBatch, labels: ArrayLike, ax: Axes | None = None
+    ) -> Axes:
+        """Plots the precision by the recall, for each threshold.
+
+        The points are those of sklearn.metrics.precision_recall_curve. The legend has the average precision,
+        and the gray line is the share of clicks. Arguments, result and errors are those of
+        `plot_calibration`, but scores need not be probabilities.
+
+        Raises:
+            DataError: no label is 1.
+        """
+        plots.require_axes(ax)
+        return plots.draw_precision_recall(labels, self._scores(rows), ax)
+
+    def importance(
+        self,
+        rows: Frame | pa.RecordBatch,
+        labels: ArrayLike,
+        columns: Iterable[str] | None = None,
+        *,
+        repeats: int = 5,
+        seed: int = 0,
+    ) -> Frame:
+        """Returns by how much the AUC drops if the values of a raw column are permuted.
+
+        A column that the model does not use has a drop of 0. If two columns say the same, the drop of each
+        may be small (L. Breiman, Machine Learning 45, 2001, section 10; sklearn.inspection.
+        permutation_importance has the same mean and standard deviation). The rows are scored once, and
+        `repeats` times for each column, so pass a sample of a large day. Use rows on which the model was not
+        trained. The same arguments give the same result.
+
+        Args:
+            rows: N raw rows, as for `score`.
+            labels: (N,) 0 or 1, in the order of the rows. An index of pandas is not used.
+            columns: the raw columns to permute; None for all columns in `workflow.raw_columns`.
+            repeats: number of permutations of each column.
+            seed: seed of the permutations.
+
+        Returns:
+            A frame of the library of `rows`, with one row per raw column, the largest drop first: `feature`
+            (its name), `auc_drop` (the mean over the permutations) and `standard_deviation` (of the drop).
+
+        Raises:
+            ConfigError: a name in `columns` is no raw column, `repeats` or `seed` is no integer in its range,
+                or see `score`.
+            DataError: all labels are equal, a label is not 0 or 1, or lengths differ; or see `score`.
+        """
+        return as_kind(kind_of(rows), self._importance(rows, labels, columns, repeats, seed))
+
+    def plot_importance(
+        self,
+        rows: Frame | pa.RecordBatch,
+        labels: ArrayLike,
+        columns: Iterable[str] | None = None,
+        *,
+        repeats: int = 5,
+        seed: int = 0,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Plots the result of `importance`: a bar for each raw column, with its standard deviation.
+
+        Arguments and errors are those of `importance`.
+
+        Args:
+            ax: the Axes of matplotlib that are drawn on; None for those of a new figure.
+
+        Returns:
+            The Axes; see `plot_history`.
+        """
+        plots.require_axes(ax)
+        return plots.draw_importance(self._importance(rows, labels, columns, repeats, seed), ax)
+
+    def _importance(
+        self,
+        rows: Frame | pa.RecordBatch,
+        labels: ArrayLike,
+        columns: Iterable[str] | None,
+        repeats: int,
+        seed: int,
+    ) -> pa.Table:
+        known = list(self.workflow.raw_columns)
+        chosen = known if columns is None else list(dict.fromkeys(listed("columns", columns)))
+        unknown = [name for name in chosen if name not in known]
+        if unknown:
+            raise ConfigError(f"{unknown} are no raw columns of the model", f"choose from {known}")
+        table = arrow_table(rows, known)
+        return plots.permutation_importance(table, labels, self._scores, chosen, repeats, seed)
+
+    def _scores(self, rows: Frame | pa.RecordBatch) -> np.ndarray:
+        """Returns the scores of rows as an array: (N,) float32."""
+        return np.asarray(self.score(rows))
 
     def __repr__(self) -> str:
         parts = [repr(self.version), str(self.description["architecture"])]

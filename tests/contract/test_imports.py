@@ -150,6 +150,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "openlineage": ("reporting.monitoring",),
     "airflow": ("airflow_dags",),
     "redis": ("scoring.delivery", "nightrank.online"),
+    "matplotlib": (
+        "nightrank.model",  # only for types
+        "nightrank.plots",  # only when a plot is made
+    ),
 }
 NOT_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("scoring.model.predictor",),  # the predictor runs without Spark

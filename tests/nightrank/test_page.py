@@ -19,7 +19,7 @@ def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(world.folder)
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     text = "\n".join(blocks).replace("conf/datasets/generated.yaml", str(world.config))
     names: dict[str, Any] = {}
     exec(compile(text, "docs/python.md", "exec"), names)
@@ -40,6 +40,8 @@ def test_the_examples_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     assert most in set(names["raw"]["C1"])
     assert names["classifier"].predict_proba(names["valid"][names["names"]]).shape == (len(names["valid"]), 2)
     assert set(names["search"].best_params_) == {"embedding_learning_rate"}
+    assert set(names["importance"]["feature"]) == {"C1", "C2", "I1"}
+    assert len(names["axes"].patches) == 2  # one bar for each column
     assert names["measured"]["users"] > 5
     assert names["measured"]["ndcg"].low <= names["measured"]["ndcg"].high
     lists = names["model"].recommend(names["some"], k=5).to_pandas()
