@@ -277,7 +277,8 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
             paths.setdefault(path[:end], False)
         paths[path] = True
     places = {path: index for index, path in enumerate(paths)}
-    offsets, data = string_addresses(pa.array([path[-1] for path in paths], pa.string()))
+    keys = pa.array([path[-1] for path in paths], pa.string())  # the scanner reads its memory
+    offsets, data = string_addresses(keys)
     parents = (ctypes.c_int32 * len(paths))(*(places.get(path[:-1], -1) for path in paths))
     is_column = (ctypes.c_uint8 * len(paths))(*paths.values())
     address = library().nightrank_scan_json(

@@ -44,6 +44,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_MOST_BYTES = 2**63 - 1  # torch's limit, which it also checks if another number of a shape is 0
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -284,10 +285,14 @@ def _require_entry(name: str, entry: Mapping[str, Any], data_bytes: int) -> None
         KeyError, TypeError, ValueError: the entry is damaged.
     """
     shape, (first, end) = entry["shape"], entry["data_offsets"]
-    if not all(type(number) is int and number >= 0 for number in (*shape, first, end)):
+    # An empty object or text has no numbers, but is no shape either.
+    numbers_only = all(type(number) is int and number >= 0 for number in (*shape, first, end))
+    if not isinstance(shape, list) or not numbers_only:
         raise ValueError(f"the tensor {name!r} has the shape {shape} and the offsets {[first, end]}")
     if entry["dtype"] not in _DTYPES:
         raise ValueError(f"the tensor {name!r} has the dtype {entry['dtype']!r}")
+    if math.prod(max(number, 1) for number in shape) * _DTYPES[entry["dtype"]].itemsize > _MOST_BYTES:
+        raise ValueError(f"the tensor {name!r} has the shape {shape!r:.100}, which is too large")
     if end > data_bytes or end - first != math.prod(shape) * _DTYPES[entry["dtype"]].itemsize:
         raise ValueError(
             f"the tensor {name!r} ({entry['dtype']}, shape {shape}) cannot have the offsets "

@@ -1,0 +1,1 @@
+"""Fuzzing: compiled code under sanitizers, and readers of files, with random and mutated inputs (make fuzz)."""
