@@ -25,6 +25,15 @@ EXTENDED = (
     "tests/benchmarks/test_loader.py::test_the_benchmark_ends_in_one_json_line",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[jsonl]",
     "tests/benchmarks/test_peers.py::test_our_job_makes_the_table_that_pandas_makes[parquet]",
+    # Fuzzing of what is not read from a log. The scanner and JSON lines: the other targets of this test.
+    "tests/fuzz/test_fuzz.py::test_a_target_holds[pages",
+    "tests/fuzz/test_fuzz.py::test_a_target_holds[lookups",
+    "tests/fuzz/test_fuzz.py::test_a_target_holds[counts",
+    "tests/fuzz/test_fuzz.py::test_a_target_holds[transposition",
+    "tests/fuzz/test_fuzz.py::test_a_target_holds[manifests",
+    "tests/fuzz/test_fuzz.py::test_a_target_holds[tensors",
+    "tests/fuzz/test_fuzz.py::test_a_target_holds[yaml",
+    "tests/fuzz/test_fuzz.py::test_other_faults_are_found",
     # Clusters and many ranks. Two ranks, a killed rank: test_horovod_exchange.py, test_elastic.py.
     "tests/cluster/",
     "tests/training/test_elastic.py::test_a_cluster_of_two_workers_is_one_ring",
