@@ -437,7 +437,13 @@ class TableOfRoles(RawTable):
     def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out settings with default values, so that the digests of earlier releases do not change."""
         values: dict[str, Any] = values_of(self)
-        new = {"separator": None, "null_values": [""], "time_zone": UTC, "columns": []}
+        new = {
+            "separator": None,
+            "null_values": [""],
+            "time_zone": UTC,
+            "columns": [],
+            "max_expansion": MAX_EXPANSION,
+        }
         return {name: value for name, value in values.items() if name not in new or value != new[name]}
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:

@@ -7,11 +7,12 @@ import json
 from conf.reference import Schema
 from jobs.reference.json_schema import config_schema, model_schema
 from jobs.reference.pages import configuration_page, models_page
-from jobs.reference.roads import roads_page
 
 
 def generated_files() -> dict[str, str]:
     """Returns the texts of all generated files by path. Paths are relative to the root of the checkout."""
+    from jobs.reference.roads import roads_page  # imports Spark, which schemas do not need
+
     return {
         "conf/schema.json": _json(config_schema()),
         "conf/model_schema.json": _json(model_schema()),

@@ -270,7 +270,7 @@ def test_an_elastic_rank_takes_no_gpu_that_spark_did_not_give(
     free = replace(plan, train=plan.train.model_copy(update={"device": "auto"}))
     elastic = replace(free, train=free.train.model_copy(update={"elastic": Elastic()}))
     assert rank_main.device_of_rank(free.train) == torch.device("cuda", 0)
-    with pytest.raises(ConfigError, match="Spark gave this rank's task no GPU"):
+    with pytest.raises(ConfigError, match="Spark assigned no GPU to this rank's task"):
         rank_main.device_of_rank(elastic.train)
     monkeypatch.setattr(rank_main, "get_available_devices", lambda: ["1"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -187,6 +187,8 @@ def test_a_complete_model_is_pruned_by_the_rule_of_a_search() -> None:
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
     write_pruned(str(tmp_path), record(0.5, 0.45))
     file = tmp_path / "pruned.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "history": "none"}))
+    damaged = {**json.loads(file.read_text()), "history": "none"}
+    del damaged["checksum"]
+    file.write_text(json.dumps(damaged))
     with pytest.raises(DataError, match="not a valid record of a pruned training"):
         finished_training(str(tmp_path), 0, STEPS, RULE)
