@@ -159,7 +159,7 @@ def _of_files(config: Config, paths: list[Path], split_bytes: int) -> tuple[Rows
     return rows, reasons
 
 
-@pytest.mark.parametrize("examples", [120, pytest.param(400, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("examples", [200, pytest.param(400, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("form", ["tsv", "csv"])
 def test_files_are_read_as_the_oracle_reads_them(form: str, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
