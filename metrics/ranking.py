@@ -171,13 +171,13 @@ def _as_numbers(groups: ArrayLike, label: Vector) -> NDArray[np.int64]:
     return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
 
-# RelevantEntries of items, and the items that are relevant to the users of these lists.
+# Lists of items, and the items that are relevant to the users of these lists.
 
 Ids = NDArray[Any]
 _NUMBERS, _TEXTS = "an integer", "a text"
 
 
-class RelevantEntries(NamedTuple):
+class IdLists(NamedTuple):
     """U lists of ids, one after the other.
 
     Attributes:
@@ -200,7 +200,7 @@ class RelevantEntries(NamedTuple):
         return np.arange(len(self.ids)) - np.repeat(starts, self.lengths) + 1
 
 
-def read_lists(name: str, lists: Iterable[ArrayLike]) -> RelevantEntries:
+def read_lists(name: str, lists: Iterable[ArrayLike]) -> IdLists:
     """Returns lists of ids. A list may be empty.
 
     Args:
@@ -219,7 +219,7 @@ def read_lists(name: str, lists: Iterable[ArrayLike]) -> RelevantEntries:
     if len(kinds) > 1:
         raise DataError(f"{name} has ids of two types: {kinds}", "convert all ids to one type")
     lengths = np.array([len(array) for array in arrays], np.int64)
-    return RelevantEntries(lengths, np.concatenate(filled) if filled else np.zeros(0, np.int64))
+    return IdLists(lengths, np.concatenate(filled) if filled else np.zeros(0, np.int64))
 
 
 def _ids_of(name: str, ids: ArrayLike) -> Ids:
@@ -241,7 +241,7 @@ def _kind(array: Ids) -> str:
     return _NUMBERS if array.dtype.kind in "iu" else _TEXTS
 
 
-def numbered(names: Sequence[str], lists: Sequence[RelevantEntries]) -> list[RelevantEntries]:
+def numbered(names: Sequence[str], lists: Sequence[IdLists]) -> list[IdLists]:
     """Returns the same lists with numbers from 0 in place of the ids, which are the same in all of them.
 
     Raises:
@@ -253,23 +253,21 @@ def numbered(names: Sequence[str], lists: Sequence[RelevantEntries]) -> list[Rel
     filled = [one.ids for one in lists if len(one.ids)] or [np.zeros(0, np.int64)]
     index = iter(np.split(np.unique(np.concatenate(filled), return_inverse=True)[1], _ends(filled)))
     empty = np.zeros(0, np.int64)
-    return [
-        RelevantEntries(one.lengths, next(index).astype(np.int64) if len(one.ids) else empty) for one in lists
-    ]
+    return [IdLists(one.lengths, next(index).astype(np.int64) if len(one.ids) else empty) for one in lists]
 
 
 def _ends(arrays: Sequence[Ids]) -> NDArray[np.int64]:
     return np.cumsum([len(array) for array in arrays])[:-1]
 
 
-def distinct_pairs(lists: RelevantEntries) -> RelevantEntries:
+def distinct_pairs(lists: IdLists) -> IdLists:
     """Returns lists of numbers without repeated numbers, in ascending order."""
     width = int(lists.ids.max(initial=0)) + 1
     pairs = np.unique(lists.owner * width + lists.ids)
-    return RelevantEntries(np.bincount(pairs // width, minlength=len(lists.lengths)), pairs % width)
+    return IdLists(np.bincount(pairs // width, minlength=len(lists.lengths)), pairs % width)
 
 
-def require_distinct(name: str, lists: RelevantEntries, ids: Ids) -> None:
+def require_distinct(name: str, lists: IdLists, ids: Ids) -> None:
     """Raises DataError if a list of numbers has a number twice. The numbers replace `ids`."""
     order = np.lexsort((lists.ids, lists.owner))
     owner, number = lists.owner[order], lists.ids[order]
@@ -298,14 +296,14 @@ def hits_of_lists(
     """
     require_k(k)
     names = ("recommended", "relevant")
-    given = read_lists(names[0], recommended), read_lists(names[1], relevant)
-    if len(given[0].lengths) != len(given[1].lengths):
+    lists = read_lists(names[0], recommended), read_lists(names[1], relevant)
+    if len(lists[0].lengths) != len(lists[1].lengths):
         raise DataError(
-            f"there are {len(given[0].lengths)} lists, and relevant items of {len(given[1].lengths)} users",
+            f"there are {len(lists[0].lengths)} lists, and relevant items of {len(lists[1].lengths)} users",
             "pass one list and its relevant items for each user, in the same order",
         )
-    listed, wanted = numbered(names, given)
-    require_distinct(names[0], listed, given[0].ids)
+    listed, wanted = numbered(names, lists)
+    require_distinct(names[0], listed, lists[0].ids)
     wanted = distinct_pairs(wanted)
     users = np.flatnonzero(wanted.lengths)
     if not len(users):

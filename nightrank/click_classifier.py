@@ -220,11 +220,11 @@ def _clicks_of(labels: ArrayLike, classes: NDArray[Any], rows: int) -> NDArray[n
 
 def _labels(labels: ArrayLike, rows: int) -> NDArray[Any]:
     """Returns the labels as an array. Raises DataError if a label is missing, or lengths differ."""
-    given = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else np.asarray(labels)
-    if given.shape != (rows,) if isinstance(given, np.ndarray) else len(given) != rows:
+    values = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else np.asarray(labels)
+    if values.shape != (rows,) if isinstance(values, np.ndarray) else len(values) != rows:
         raise DataError(f"there are {rows} rows, but the labels do not match them", "pass one label per row")
     try:
-        column = pa.array(given, from_pandas=True) if isinstance(given, np.ndarray) else given
+        column = pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else values
     except pa.ArrowException as error:
         raise DataError(f"the labels have different types: {error}", "convert them to one type") from error
     if column.null_count:

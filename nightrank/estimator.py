@@ -69,9 +69,9 @@ class Estimator:
     @classmethod
     def _arguments(cls) -> dict[str, inspect.Parameter]:
         """Returns the arguments of the constructor, without the settings of the model."""
-        found = inspect.signature(cls.__init__).parameters
+        parameters = inspect.signature(cls.__init__).parameters
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return {name: one for name, one in found.items() if one.kind in named and name != "self"}
+        return {name: one for name, one in parameters.items() if one.kind in named and name != "self"}
 
     @classmethod
     def _names(cls) -> list[str]:
@@ -169,7 +169,7 @@ class Training:
         shards = gcd(_SHARDS, batch_size) if isinstance(batch_size, int) else _SHARDS
         # Models that compare items are trained with the settings of `init`, others with those of the jobs.
         rates = {} if self.recipe.loss == "bce" else _RATES_OF_COMPARISONS
-        given = {
+        chosen_rates = {
             "learning_rate": self.learning_rate,
             "embedding_learning_rate": self.embedding_learning_rate,
         }
@@ -178,7 +178,7 @@ class Training:
             "global_batch_size": batch_size,
             "num_shards": shards,
             **rates,
-            **{name: python_value(rate) for name, rate in given.items() if rate is not None},
+            **{name: python_value(rate) for name, rate in chosen_rates.items() if rate is not None},
             "loss": self.recipe.loss,
             **({"negatives": {"per_positive": drawn}} if drawn else {}),
             "seed": python_value(self.seed),

@@ -160,13 +160,13 @@ def decoded_like(values: Any, decode: Callable[[pa.Array], pa.Array]) -> Any:
         A series of the same library, an array or column of Arrow, or a list. A series of pandas keeps its
         index.
     """
-    given = values.to_arrow() if _is_series(values, "polars") else values
-    if not isinstance(given, pa.Array | pa.ChunkedArray):
+    arrow = values.to_arrow() if _is_series(values, "polars") else values
+    if not isinstance(arrow, pa.Array | pa.ChunkedArray):
         try:
-            given = pa.array(given, from_pandas=True)
+            arrow = pa.array(arrow, from_pandas=True)
         except (pa.ArrowException, TypeError) as error:
             raise DataError(f"the values have different types: {error}", "pass values of one type") from error
-    array = pa.concat_arrays(given.chunks) if isinstance(given, pa.ChunkedArray) else given
+    array = pa.concat_arrays(arrow.chunks) if isinstance(arrow, pa.ChunkedArray) else arrow
     is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
     elements = pc.list_flatten(array) if is_list else array
     distinct = elements.unique()

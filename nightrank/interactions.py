@@ -154,8 +154,10 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
         DataError: the key is missing, occurs twice or has another type than in the interactions; or a column
             has a type that is no attribute.
     """
-    given = frame.schema.names if isinstance(frame, pa.Table | pa.RecordBatch) else list(frame.columns)
-    names = [str(name) for name in given]
+    columns_of_frame = (
+        frame.schema.names if isinstance(frame, pa.Table | pa.RecordBatch) else list(frame.columns)
+    )
+    names = [str(name) for name in columns_of_frame]
     table = local_table(frame, names)
     _require_columns(table, [key], section)
     ids = _ids(key, table.column(key))

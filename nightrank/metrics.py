@@ -319,16 +319,16 @@ def coverage(recommended: Collections, catalogue: ArrayLike, k: int | None = Non
 
 def _numbered_lists(
     recommended: Collections, others: Collections, name: str, k: int | None
-) -> tuple[ranking.RelevantEntries, ranking.RelevantEntries]:
+) -> tuple[ranking.IdLists, ranking.IdLists]:
     """Returns the first k items of lists, and other collections of items, with numbers for the ids."""
     if k is not None:
         ranking.require_k(k)
     names = ("recommended", name)
-    given = ranking.read_lists(names[0], recommended), ranking.read_lists(name, others)
-    listed, numbered = ranking.numbered(names, given)
-    ranking.require_distinct(names[0], listed, given[0].ids)
+    lists = ranking.read_lists(names[0], recommended), ranking.read_lists(name, others)
+    listed, numbered = ranking.numbered(names, lists)
+    ranking.require_distinct(names[0], listed, lists[0].ids)
     if k is not None:
-        listed = ranking.RelevantEntries(np.minimum(listed.lengths, k), listed.ids[listed.position <= k])
+        listed = ranking.IdLists(np.minimum(listed.lengths, k), listed.ids[listed.position <= k])
     return listed, numbered
 
 
@@ -418,14 +418,14 @@ def interval(
     else:
         known = [one.__name__ for one in (*_OF_ROWS, *_OF_LISTS)]
         raise ConfigError(f"{measure!r} is no measure with an interval", f"pass one of {known}")
-    found = bootstrap.interval(value, measured, np.zeros_like(measured), confidence)
-    if found is None:
+    bounds = bootstrap.interval(value, measured, np.zeros_like(measured), confidence)
+    if bounds is None:
         raise DataError(
             f"{measure.__name__} is undefined in more than a tenth of the resamples, because a class has too "
             "few users",
             "measure more users",
         )
-    return ConfidenceInterval(value, found.low, found.high, confidence, found.replicates)
+    return ConfidenceInterval(value, bounds.low, bounds.high, confidence, bounds.replicates)
 
 
 def _resampled_means(terms: _Terms, resample: Resample) -> Floats:
@@ -471,13 +471,13 @@ def _units(users: ArrayLike | None, rows: int) -> NDArray[np.int64]:
     """Returns the index of the user of each row, (rows,); its own index for each row if `users` is None."""
     if users is None:
         return np.arange(rows)
-    given = np.asarray(users)
-    if given.shape != (rows,):
-        raise DataError(f"there are {rows} rows, but users {given.shape}", "pass the user of each row")
+    user_of_row = np.asarray(users)
+    if user_of_row.shape != (rows,):
+        raise DataError(f"there are {rows} rows, but users {user_of_row.shape}", "pass the user of each row")
     try:
-        missing = pa.array(given, from_pandas=True).null_count
+        missing = pa.array(user_of_row, from_pandas=True).null_count
     except pa.ArrowException as error:
         raise DataError(f"users have different types: {error}", "convert them to one type") from error
     if missing:
         raise DataError(f"{missing} of {rows} users are missing", "leave these rows out")
-    return np.unique(given, return_inverse=True)[1].astype(np.int64)
+    return np.unique(user_of_row, return_inverse=True)[1].astype(np.int64)

@@ -16,7 +16,7 @@ def certificate_in(folder: Path, address: str = "127.0.0.1") -> tuple[str, str]:
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
     addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -29,7 +29,7 @@ def certificate_in(folder: Path, address: str = "127.0.0.1") -> tuple[str, str]:
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(pem))
     plain = serialization.NoEncryption()
     (folder / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
     return str(folder / "cert.pem"), str(folder / "key.pem")

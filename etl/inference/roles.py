@@ -291,12 +291,12 @@ def _text_named(names: Sequence[str], columns: Sequence[SampledColumn]) -> Sampl
 
     Texts that a separator divides look like lists, so a title may have the type list<string>.
     """
-    found = {
+    by_name = {
         re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column.source).lower()): column
         for column in columns
         if column.type in ("string", "list<string>") and column.nulls < len(column.values)
     }
-    return next((found[name] for name in names if name in found), None)
+    return next((by_name[name] for name in names if name in by_name), None)
 
 
 def _keys_by_name(ids: Sequence[SampledColumn]) -> tuple[list[SampledColumn], list[SampledColumn]]:

@@ -183,12 +183,12 @@ def latest_of_days(latest_first: Iterable[pa.Table], key: str, schema: pa.Schema
         key: the column of the key.
         schema: the result of `latest_schema`.
     """
-    found: list[pa.Table] = [schema.empty_table()]
+    latest_rows: list[pa.Table] = [schema.empty_table()]
     for of_day in latest_first:
         rows = _latest(of_day, key).cast(schema)
-        known = pa.concat_tables(table.select([key]) for table in found)[key]
-        found.append(rows.filter(pc.invert(pc.is_in(rows[key], value_set=known.combine_chunks()))))
-    latest = pa.concat_tables(found).combine_chunks()
+        known = pa.concat_tables(table.select([key]) for table in latest_rows)[key]
+        latest_rows.append(rows.filter(pc.invert(pc.is_in(rows[key], value_set=known.combine_chunks()))))
+    latest = pa.concat_tables(latest_rows).combine_chunks()
     return latest.take(pc.sort_indices(latest, sort_keys=[(key, "ascending")]))
 
 

@@ -65,9 +65,9 @@ def join(children: Iterable[Child]) -> Html:
 def section(name: str, title: str, *children: Child) -> Section:
     """Returns a section of the page. `name` is the anchor of the section."""
     head = tag("h2", title, id=f"{name}-title")
-    made = Section(tag("section", head, *children, id=name, aria_labelledby=f"{name}-title"))
-    made.name, made.heading = name, title
-    return made
+    whole = Section(tag("section", head, *children, id=name, aria_labelledby=f"{name}-title"))
+    whole.name, whole.heading = name, title
+    return whole
 
 
 def contents(sections: Iterable[Section]) -> Html:

@@ -98,10 +98,9 @@ def test_prometheus_answers_every_query(promtool: str, tmp_path: Path) -> None:
     alerts.passes(promtool, tmp_path, month, rules=tmp_path / "panels.yaml")
 
 
-@pytest.mark.parametrize("title", [title for title, _ in queries() if title != "Promotions"][:1])
-def test_a_query_without_a_result_is_found(promtool: str, tmp_path: Path, title: str) -> None:
+def test_a_query_without_a_result_is_found(promtool: str, tmp_path: Path) -> None:
     """The test above fails if a panel has no result: here the month lacks its metric."""
-    query = dict(queries())[title]
+    query = dict(queries())["Age of the newest lists"]
     rules = {"groups": [{"name": "one", "rules": [{"alert": "Panel", "expr": f"absent({query})"}]}]}
     (tmp_path / "panels.yaml").write_text(yaml.safe_dump(rules))
     month = alerts.month({alerts.EXIT_CODE: alerts.steady(0)}, {})

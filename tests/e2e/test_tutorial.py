@@ -31,13 +31,15 @@ def steps() -> list[tuple[str, list[str]]]:
 
     A line `...` stands for any lines. The other lines are the beginnings of lines of the output.
     """
-    found: list[tuple[str, list[str]]] = []
+    blocks_with_output: list[tuple[str, list[str]]] = []
     for kind, content in blocks():
         if kind == "sh":
-            found.append((content, []))
+            blocks_with_output.append((content, []))
         else:
-            found[-1][1].extend(line.rstrip() for line in content.splitlines() if line.strip(" .") != "")
-    return found
+            blocks_with_output[-1][1].extend(
+                line.rstrip() for line in content.splitlines() if line.strip(" .") != ""
+            )
+    return blocks_with_output
 
 
 def run(commands: str, folder: Path) -> str:

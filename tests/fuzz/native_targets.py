@@ -274,8 +274,8 @@ class Counts(NativeTarget):
             buckets = draw.choice((1, 2, 64, 2**31))
             assert all(bucket < buckets for bucket in buckets_of(strings, buckets).tolist())
         distinct, totals, days_of = sums.result()
-        found = distinct.cast(pa.binary()).to_pylist()
-        assert found == [*expected]
+        values_of_sums = distinct.cast(pa.binary()).to_pylist()
+        assert values_of_sums == [*expected]
         assert totals.tolist() == [*expected.values()]
         assert days_of.tolist() == [*last.values()]
 
@@ -302,8 +302,8 @@ class Counts(NativeTarget):
             assert is_wrong
             return
         assert not is_wrong
-        found = merged.dictionary.cast(pa.binary()).take(merged.indices).to_pylist()
-        assert found == rows
+        decoded = merged.dictionary.cast(pa.binary()).take(merged.indices).to_pylist()
+        assert decoded == rows
         known = merged.dictionary.cast(pa.binary()).to_pylist()
         counted = {value: count for value, count in zip(known, counts.tolist(), strict=True) if count}
         assert counted == Counter(row for row in rows if row is not None)

@@ -414,7 +414,7 @@ def test_flipped_and_cut_json_files_are_errors_or_give_equal_values(copy: Copy) 
     _add_rare_files(copy.lake)
     choose = random.Random(46)
     readers = list(_readers(copy.lake, copy.root))
-    found = 0
+    detected = 0
     for number in range(1500):
         path, read = readers[number % len(readers)]
         good, expected = path.read_bytes(), _text_of(read())
@@ -429,12 +429,12 @@ def test_flipped_and_cut_json_files_are_errors_or_give_equal_values(copy: Copy) 
             # Records of runs are left out with a warning.
             left_out = path.parts[-3] == "runs" and results == ["None"]
             assert results == [expected] or left_out, path
-            found += left_out
+            detected += left_out
         else:
-            found += 1
+            detected += 1
             assert (error.exit_code, bool(error.remedy)) == (3, True)
             assert str(path) in error.problem
-    assert found > 1200
+    assert detected > 1200
 
 
 def _text_of(result: object) -> str:

@@ -262,10 +262,10 @@ def made_rows(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndar
 def test_intervals_of_rows_are_a_bootstrap_over_users(measure: Callable[..., float]) -> None:
     """About as wide as a bootstrap that draws users with replacement, and wider than one over rows."""
     labels, scores_of_rows, users = made_rows(np.random.default_rng(3))
-    found = metrics.interval(measure, labels, scores_of_rows, users=users, replicates=400)
-    assert found.value == measure(labels, scores_of_rows)
-    assert found.low < found.value < found.high
-    assert found.replicates == 400
+    interval = metrics.interval(measure, labels, scores_of_rows, users=users, replicates=400)
+    assert interval.value == measure(labels, scores_of_rows)
+    assert interval.low < interval.value < interval.high
+    assert interval.replicates == 400
     rng = np.random.default_rng(4)
     of_user = [np.flatnonzero(users == one) for one in range(200)]
     drawn = []
@@ -273,15 +273,15 @@ def test_intervals_of_rows_are_a_bootstrap_over_users(measure: Callable[..., flo
         chosen = np.concatenate([of_user[one] for one in rng.integers(0, 200, 200)])
         drawn.append(measure(labels[chosen], scores_of_rows[chosen]))
     low, high = np.quantile(drawn, [0.025, 0.975])
-    assert found.high - found.low == pytest.approx(high - low, rel=0.2)
-    assert found.low == pytest.approx(low, abs=0.25 * (high - low))
+    assert interval.high - interval.low == pytest.approx(high - low, rel=0.2)
+    assert interval.low == pytest.approx(low, abs=0.25 * (high - low))
     again = metrics.interval(measure, labels, scores_of_rows, users=users, replicates=400)
-    assert again == found
+    assert again == interval
     order = np.random.default_rng(5).permutation(2000)
     shuffled = metrics.interval(
         measure, labels[order], scores_of_rows[order], users=users[order], replicates=400
     )
-    assert (shuffled.low, shuffled.high) == pytest.approx((found.low, found.high), abs=1e-12)
+    assert (shuffled.low, shuffled.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
 def test_the_compiled_auc_equals_the_general_one() -> None:
@@ -302,18 +302,20 @@ def test_intervals_of_lists_cover_the_mean_of_the_population(measure: Callable[.
     truth = measure(lists, relevant, k=5)
     covered = 0
     for sample in np.split(rng.permutation(20_000)[: 150 * 100], 100):
-        found = metrics.interval(
+        interval = metrics.interval(
             measure, lists[sample], [relevant[one] for one in sample], k=5, confidence=0.9, replicates=200
         )
-        covered += found.low <= truth <= found.high
+        covered += interval.low <= truth <= interval.high
     assert 80 <= covered <= 98
 
 
 def test_an_interval_is_printed_with_its_value() -> None:
-    found = metrics.interval(metrics.novelty, [["a"]] * 30 + [["b"]] * 30, [["a"], ["a", "b"]], replicates=99)
-    assert found.value == 0.5
-    assert found.low < 0.5 < found.high
-    assert str(found).startswith("0.5000 [0.")
+    interval = metrics.interval(
+        metrics.novelty, [["a"]] * 30 + [["b"]] * 30, [["a"], ["a", "b"]], replicates=99
+    )
+    assert interval.value == 0.5
+    assert interval.low < 0.5 < interval.high
+    assert str(interval).startswith("0.5000 [0.")
 
 
 @pytest.mark.processes

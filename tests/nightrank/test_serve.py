@@ -202,8 +202,8 @@ def test_other_machines_need_a_token_and_tls(
         "--token-file": ["--token-file", str(tmp_path / "token")],
         "--tls-cert": ["--tls-cert", certificate, "--tls-key", key],
     }
-    given = [word for name, part in options.items() if name != missing for word in part]
-    assert serve_model.main([*words(world, 0), "--host", "0.0.0.0", *given]) == 2
+    other_options = [word for name, part in options.items() if name != missing for word in part]
+    assert serve_model.main([*words(world, 0), "--host", "0.0.0.0", *other_options]) == 2
     assert f"other machines can connect to 0.0.0.0, and {missing}" in capsys.readouterr().err
 
 

@@ -241,24 +241,24 @@ def test_a_search_has_a_chart_of_its_progress_and_one_for_each_setting() -> None
     assert "<h1>Trials on the dataset of 2026-01-08</h1>" in page
     head = re.sub(r"<.*?>", "", page[page.index("<header>") : page.index("</header>")])
     assert "The best of 5 trials is trial 5 (train.learning_rate=0.01, model.top_mlp=[16, 8]), with" in head
-    found = re.search(r'<section id="search".*?</section>', page, flags=re.DOTALL)
-    assert found
-    text = re.sub(r"<.*?>", " ", found[0])
+    search_section = re.search(r'<section id="search".*?</section>', page, flags=re.DOTALL)
+    assert search_section
+    text = re.sub(r"<.*?>", " ", search_section[0])
     assert "6 of 9 trials were done, because the time of the search was over" in text
     assert "3 complete, 1 pruned, 1 failed." in text
     assert "1 other trial had the settings of an earlier trial" in text
-    charts = re.findall(r'<svg.*?aria-label="([^"]*)".*?</svg>', found[0], flags=re.DOTALL)
+    charts = re.findall(r'<svg.*?aria-label="([^"]*)".*?</svg>', search_section[0], flags=re.DOTALL)
     assert [chart.split(". ")[0] for chart in charts] == [
         "Validation log loss by trial",
         "Validation log loss by train.learning_rate",
         "Validation log loss by model.top_mlp",
     ]
-    assert found[0].count('class="dot series-0"') == 3 * 3
-    assert found[0].count('class="hollow series-1"') == 3
-    assert "<title>pruned, trial 4: 0.7</title>" in found[0]
-    assert "<title>complete, train.learning_rate 0.0987654: 0.55</title>" in found[0]
-    assert "<title>complete, model.top_mlp [16, 8]: 0.41</title>" in found[0]
-    assert found[0].count('class="line series-0"') == 1
+    assert search_section[0].count('class="dot series-0"') == 3 * 3
+    assert search_section[0].count('class="hollow series-1"') == 3
+    assert "<title>pruned, trial 4: 0.7</title>" in search_section[0]
+    assert "<title>complete, train.learning_rate 0.0987654: 0.55</title>" in search_section[0]
+    assert "<title>complete, model.top_mlp [16, 8]: 0.41</title>" in search_section[0]
+    assert search_section[0].count('class="line series-0"') == 1
 
 
 def test_pruned_trials_are_named_as_such_and_come_before_failed_ones() -> None:

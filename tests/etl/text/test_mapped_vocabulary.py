@@ -170,15 +170,15 @@ def colliding_ids(count: int) -> list[str]:
     first, second = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
     undo_first, undo_second = (np.uint64(pow(number, -1, 2**64)) for number in (first, second))
     draw = np.random.default_rng(5)
-    found: list[bytes] = []
-    while len(found) < count:
+    ids: list[bytes] = []
+    while len(ids) < count:
         hashes = draw.integers(0, 2**44, 1_000_000, dtype=np.uint64)  # the upper 20 bits are 0
         mixed = hashes * undo_second
         bits = (mixed ^ (mixed >> np.uint64(32))) * undo_first - np.uint64(8)
         characters = bits.astype("<u8").view(np.uint8).reshape(-1, 8)
         printable = ((characters > 0x20) & (characters < 0x7F)).all(axis=1)
-        found += [row.tobytes() for row in characters[printable]]
-    return [text.decode() for text in dict.fromkeys(found)][:count]
+        ids += [row.tobytes() for row in characters[printable]]
+    return [text.decode() for text in dict.fromkeys(ids)][:count]
 
 
 def longest_search(table: HashTable) -> int:
