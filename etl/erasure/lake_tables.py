@@ -37,8 +37,8 @@ class PublishedPartition:
     """A published partition.
 
     Attributes:
-        partition: the partition. Its recorder is the recorder of the lake.
-        manifest: the manifest of the partition.
+        partition: place of the partition in the lake. Its recorder is the recorder of the lake.
+        manifest: lists the files of the partition.
     """
 
     partition: Partition
@@ -121,8 +121,8 @@ FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
     "profiles",
 )
 
-# Tables that the next run computes again from the raw log, without erased users. It is not enough to remove
-# the users' ids from these tables, because the counts of all other columns include the users' rows too.
+# Tables that the next run computes again from the raw log, without erased users. To remove only the users'
+# ids would not be enough: the counts of all other columns also include the users' rows.
 COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
 _FEATURES_DT = "features_dt"
 _COUNTED = {"column", "value"}
@@ -175,7 +175,8 @@ class TableRule:
     Attributes:
         columns: the columns that `matches` reads. They are also collected for the found rows.
         matches: takes n rows with these columns, and returns which rows belong to users: (n,) bool.
-        keeps_rows: whether found rows stay, with a tombstone as their `value`, as in vocabularies.
+        keeps_rows: whether the rows stay in the table. Their `value` is then replaced by a tombstone, as in
+            vocabularies.
     """
 
     columns: tuple[str, ...]
@@ -244,7 +245,10 @@ def _has_key(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
 
 
 def _has_stored_id(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
-    """Does what `_has_key` does, for a column of any type that readers accept as ids."""
+    """Returns whether the column `name` of each row has an id of the users: (n,) bool.
+
+    Accepts every type of id that readers accept.
+    """
     values = rows[name]
     if pa.types.is_floating(values.type):
         values = values.cast(pa.int64(), safe=False)

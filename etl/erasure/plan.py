@@ -117,7 +117,7 @@ def plan_erasure(
         lake: the lake.
         config: the configuration, with the names of the raw log's columns.
         users: the users.
-        known: the changed digests of an attempt that was killed.
+        known: maps old digests to new digests, as an attempt that was killed recorded them.
 
     Raises:
         DataError: a manifest or a file is damaged.
@@ -177,8 +177,8 @@ def _is_computed_again(
 ) -> bool:
     """Returns whether the next run computes a partition again, such as typed or prepared rows.
 
-    If no feature is computed from the user's id, value counts and profiles contain no id of a user. But they
-    still count the users' rows, and a fit must count exactly the rows that it reads.
+    If no feature is computed from the user's id, value counts and profiles contain no id of a user. But their
+    numbers still include the users' rows, and a fit must count exactly the rows that it reads.
     """
     day = (published.partition.dt, published.manifest.inputs.get("raw", ""))
     if published.kind == PROFILES:
@@ -248,7 +248,8 @@ def _draft(
         logged: maps the path of each partition with rows of the users to the number of these rows that are
             rows of the log.
         removed: the result of `_removed_by_day`.
-        done: the digests of partitions that an earlier attempt has finished. Their facts stay.
+        done: the digests of partitions that an earlier attempt has finished. The facts of these partitions do
+            not change.
     """
     manifest = published.manifest
     if published.kind in _WITH_VALUES:
@@ -276,7 +277,7 @@ def _with_fewer_rows(manifest: Manifest, matched: UserRows, logged: int) -> Mani
     if kind == COPIES:
         facts = {name: value for name, value in manifest.facts.items() if name != CONTENT}
         manifest = replace(manifest, facts=facts)
-    if kind == FEATURES:  # its rows_in is the number of rows of the raw log
+    if kind == FEATURES:  # rows_in is the number of rows of the raw log, which does not change
         dropped = {**manifest.dropped, ERASED: manifest.dropped.get(ERASED, 0) + logged}
         return replace(manifest, files=files, dropped=dict(sorted(dropped.items())))
     rows_in = manifest.rows_in if kind == QUARANTINE else max(0, manifest.rows_in - matched.removed)
@@ -392,7 +393,7 @@ class DigestChanges:
         self.changes = dict(known)
 
     def of(self, digest: str) -> str:
-        """Returns the new digest; the same digest if it has not changed."""
+        """Returns the digest that replaces `digest`; `digest` itself if it has not changed."""
         for _ in range(_MAX_PASSES):
             if self.changes.get(digest, digest) == digest:
                 break
@@ -400,7 +401,7 @@ class DigestChanges:
         return digest
 
     def add(self, old: str, new: str) -> None:
-        """Records a change."""
+        """Records that the digest `new` replaces the digest `old`."""
         if old != new:
             self.changes[old] = new
 

@@ -60,8 +60,8 @@ def fit_frame(
 ) -> LocalWorkflow:
     """Returns a workflow that is fitted on all rows of a table. Its tables are in memory.
 
-    Learned values equal those that build_features learns from one training day with these rows, if `row_id`
-    is the position of a row. The version is a digest of the features and of everything that was learned.
+    The fitted values equal those of build_features for one training day with these rows, if `row_id` is the
+    position of a row. The version is a digest of the features and of all fitted values.
 
     Args:
         rows: a table with the columns of `columns_of`. The label may be missing.
@@ -70,15 +70,17 @@ def fit_frame(
         label: the column with the label.
 
     Raises:
-        ConfigError: an operator does not accept a column, or it cannot be fitted on a table, or a feature
-            reads the label.
-        DataError: the table has no rows, it lacks a column, or a value does not fit; or the statistics of a
-            column cannot be computed.
+        ConfigError: an operator does not accept a column, an operator cannot be fitted on a table in memory,
+            or a feature reads the label.
+        DataError: the table has no rows, a column is missing, a value does not have the type of its column,
+            or the statistics of a column cannot be computed.
     """
     inputs, others = columns_of(groups, label)
     require_columns(rows, inputs)
     if not len(rows):
-        raise DataError("the frame has no rows, so nothing can be learned", "pass the training rows")
+        raise DataError(
+            "the frame has no rows, but a fit needs at least one row", "pass a frame with the training rows"
+        )
     columns = column_types(rows, [*inputs, *(name for name in others if name != label)], types)
     if label in others and label in rows.column_names:
         columns[label] = "float"

@@ -65,10 +65,10 @@ def fit_workflow(
         days: the training days.
         parent: an earlier workflow version to extend. Numbers that were fitted for the parent, such as means,
             stay unchanged. Only the parent's vocabularies grow: they get the values of training days that
-            they do not include yet. So a model that was trained on the parent's features remains valid. With
-            None, all steps are fitted.
-        counts_of: returns the value counts of the training rows of a day. None if the rows of a frame are
-            counted instead.
+            they do not include yet. So a model that was trained on the parent's features remains valid. If
+            `parent` is None, all steps are fitted.
+        counts_of: returns the value counts of the training rows of a day. None: the values are counted in the
+            rows of a frame.
         read_table: reads the tables of `join_external`.
         blocks_of: returns the training rows of some days as blocks, from which tasks compute statistics.
         rows_of: returns the same rows as a Spark frame, from which Spark computes statistics. Pass `rows_of`

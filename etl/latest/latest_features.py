@@ -165,7 +165,7 @@ def publish_latest(
 
 
 def missing_rows(published: Mapping[str, Manifest]) -> list[MissingRows]:
-    """Returns the number of users and the number of items without a row, from `publish_latest`'s result."""
+    """Returns the numbers of users and items without a row, from the result of `publish_latest`."""
     of_tables = (MissingRows.from_facts(manifest.facts) for manifest in published.values())
     return [missing for missing in of_tables if missing is not None]
 

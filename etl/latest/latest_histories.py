@@ -125,7 +125,7 @@ def latest_histories_table(
 
 
 def _known_splits(plan: FeaturePlan, before: Split | None) -> list[Split]:
-    """Returns the splits whose clicks are in the histories: those before the first split that is left out."""
+    """Returns the splits whose clicks are in the histories: those before the first omitted split."""
     known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
     if plan.config.measure.against == "test_split" and "test" in known:
         known.remove("test")
@@ -170,7 +170,9 @@ def _clicks_of_splits(
 
 
 def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
-    """Leaves out the last clicks of each user: the last is in the test split, the one before in validation.
+    """Leaves out the last clicks of each user.
+
+    The last click is in the test split, the click before it in validation.
 
     Args:
         clicks: the result of `recent_clicks`.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedClip(RowWise):
-    """The operator `clip` after its fit."""
+    """The fitted step of the operator `clip`."""
 
     name: ClassVar[str] = "clip"
     min: float | None = None

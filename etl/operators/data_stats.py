@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedDataStats(RowWise):
-    """The operator `data_stats` after its fit."""
+    """The fitted step of the operator `data_stats`."""
 
     name: ClassVar[str] = "data_stats"
     takes_codes: ClassVar[bool] = True

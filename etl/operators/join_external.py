@@ -32,14 +32,14 @@ ColumnKind = Literal["int", "float", "string", "bool", "date", "timestamp", "dec
 
 
 class ExternalColumn(Strict):
-    """How a column of an external table is read."""
+    """The type of a column of an external table, and how its values are read."""
 
     type: ColumnKind = Field(
         description="Type of the values, as in the section `log`. `int`: 64 bits. `float`: a double. "
         "`string`: UTF-8 text. `bool`: 1 or 0. `date`: days since 1970-01-01. `timestamp`: µs since "
         "1970-01-01 00:00 UTC. `decimal`: rounded to a double."
     )
-    format: TimeFormat = Field(default=ISO, description="How texts of a date or timestamp are written.")
+    format: TimeFormat = Field(default=ISO, description="Notation of dates or timestamps in files of text.")
     source: PlainText | None = Field(default=None, description="Name of the column in the files.")
     optional: bool = Field(default=False, description="Whether files may lack the column.")
 
@@ -64,7 +64,7 @@ _ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float
 
 @dataclass(frozen=True)
 class FittedJoinExternal(KeyedFitted):
-    """The operator `join_external` after its fit."""
+    """The fitted step of the operator `join_external`."""
 
     name: ClassVar[str] = "join_external"
     kinds: tuple[Type, ...] = ()

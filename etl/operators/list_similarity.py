@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedListSimilarity(RowWise):
-    """The operator `list_similarity` after its fit."""
+    """The fitted step of the operator `list_similarity`."""
 
     name: ClassVar[str] = "list_similarity"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedValueCount(FittedDataStats):
-    """The operator `value_count` after its fit."""
+    """The fitted step of the operator `value_count`."""
 
     name: ClassVar[str] = "value_count"
 

@@ -98,7 +98,7 @@ def operator_in(module: ModuleType) -> Found:
         raise ConfigError(
             f"{module.__name__} defines {len(operators)} operators, but it must define one",
             "define one subclass of Operator or FrameOperator that sets `name`; code that operators share "
-            "belongs into etl/ops",
+            "belongs in etl/ops",
         )
     operator = operators[0]
     if issubclass(operator, FrameOperator):

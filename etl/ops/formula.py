@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["number", "text", "truth"]
 
-# Limits of a formula. Each level of operations is a few nested calls when the formula is computed.
+# Limits of a formula. Each level of operations needs a few nested calls when the formula is computed.
 _MOST_TEXT = 20_000
 _MOST_DEPTH = 150
 _MOST_SHOWN = 500  # characters of a formula in a message

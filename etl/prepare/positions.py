@@ -99,7 +99,8 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     # At equal times, impressions come before rows, and the smallest position comes last.
     descending = np.concatenate([-positions, np.zeros(len(times), np.int64)])
     order = np.lexsort((descending, is_row, np.concatenate([shown, times]), pair))
-    # For each index in this order, the index of the last impression up to it; -1 before the first impression.
+    # For each index in this order, the index of the last impression at or before it; -1 before the first
+    # impression.
     last = np.maximum.accumulate(np.where(is_row[order], -1, np.arange(len(order))))
     row_places = np.flatnonzero(is_row[order])
     last_of_rows = last[row_places]

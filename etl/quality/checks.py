@@ -165,7 +165,7 @@ def _why_no_click_rate(split: SplitConfig, compared: DayComparison, draws: bool)
     if compared.only_clicks:
         return "every row is a click"
     if draws:
-        return "the section negatives sets how many rows are no clicks"
+        return "the section negatives sets how many rows are not clicks"
     if split.by == "leave_last_out":
         return "split.by=leave_last_out chooses the test rows by their clicks"
     return None if compared.click_rates else "the day has no rows, or the train days have no clicks"

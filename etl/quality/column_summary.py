@@ -168,8 +168,9 @@ def _numbers(texts: pa.Array, kind: Kind) -> pa.Array:
 def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     """Returns the sum of numbers[i] * times[i] in units of 2**-1074.
 
-    Numbers with the same exponent are summed together. Their significands have 53 bits. Each is divided into
-    two halves of at most 31 bits. So the products with the counts of fewer than 2**31 cells fit into 64 bits.
+    Numbers with the same exponent are summed together. Their significands have 53 bits. Each significand is
+    divided into two halves of at most 31 bits. So the products with the counts of fewer than 2**31 cells fit
+    into 64 bits.
     """
     fractions, exponents = np.frexp(numbers)
     significands = np.ldexp(fractions, 53).astype(np.int64)

@@ -23,14 +23,15 @@ _LONGEST_LINE_BYTES = 64 * 2**20
 # A block has at most this number of lines, because readers need memory for each line. A block of 64 MiB has
 # fewer lines if these have 32 bytes or more.
 _MOST_LINES = 1 << 21
-# A compressed file may always become this large, so that very regular small files are accepted.
+# A compressed file may always become this large, because a small file of equal lines can be compressed very
+# strongly.
 _ALWAYS_ALLOWED_BYTES = 256 * 2**20
 _PIECE_BYTES = 1 << 19  # bytes that are decompressed at a time; so few that they fit into the cache
 _READ_AHEAD_BYTES = 1 << 14  # read after a split, because its last line may end there
 _LF, _CR = ord("\n"), ord("\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_COMPRESSED = (
-    "deliver the file again: it is damaged or incomplete, or it is not compressed as the end of its name says"
+    "deliver the file again: it is damaged or incomplete, or its compression does not match its name"
 )
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
@@ -163,7 +164,7 @@ def _complete(data: bytes | bytearray, searched: int = 0) -> int:
     """Returns the number of bytes at the start of `data` that form complete lines.
 
     A CR at the end may be the first half of CR LF, so it does not complete a line yet. The first `searched`
-    bytes are known to have no line end, except a CR as the last one.
+    bytes have no line end, except that the last of them may be a CR.
     """
     from_ = max(searched - 1, 0)
     lf = data.rfind(b"\n", from_)
@@ -197,7 +198,8 @@ def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
     Raises:
         DataError: the line before it is too long.
     """
-    position = file_split.start - 1  # of the first byte of `data`; no line ends before the last byte of it
+    # position of the first byte of `data`; only the last byte of `data` can end a line
+    position = file_split.start - 1
     source.seek(position)
     data = source.read(_READ_AHEAD_BYTES)
     while True:
@@ -223,7 +225,8 @@ def _plain_blocks(
     while True:
         # The last line is rarely longer than _READ_AHEAD_BYTES.
         remaining = end - position - len(carry) + _READ_AHEAD_BYTES
-        # Reading at least as much as before makes the time for a long line proportional to its length.
+        # Reading at least as much as in the step before makes the time for a long line proportional to its
+        # length.
         read = source.read(max(min(max(block_bytes, len(carry)), remaining), 1))
         data = carry + read if carry else read
         if not data:
@@ -252,7 +255,7 @@ def _last_lines(
     line = _complete(data)  # if `stop` is the end of the bytes, the last line begins here
     # Without LF at the end of the bytes, the line may continue, or a CR may be the first half of CR LF.
     while stop == len(data) and stop > 0 and data[-1:] != b"\n":
-        # Reading as much as there is of the line makes the time proportional to its length.
+        # Reading as many bytes as the line already has makes the time proportional to its length.
         read = source.read(max(_READ_AHEAD_BYTES, len(data) - line))
         if not read:
             break
@@ -304,7 +307,8 @@ def _compressed_blocks(
     carry = memoryview(b"")
     total = 0
     while True:
-        # Reading at least as much as before makes the time for a long line proportional to its length.
+        # Reading at least as much as in the step before makes the time for a long line proportional to its
+        # length.
         data = bytearray(len(carry) + max(block_bytes, len(carry)))
         data[: len(carry)] = carry
         read = _fill(stream, memoryview(data)[len(carry) :], file_split)

@@ -33,11 +33,12 @@ def can_hold(column: Column, kind: pa.DataType) -> bool:
 
 
 def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tuple[pa.Array, pa.Array | None]:
-    """Converts n stored values to the type that operators see. Returns the values and reasons or None.
+    """Converts n stored values to the type that operators see.
 
-    As in `etl.raw.text_values.typed_column`, a value that does not fit is null, and has a reason. Timestamps
-    are rounded down to µs. Timestamps without a time zone are in `time_zone`. A timestamp beyond 64 bits in
-    µs and NaN become null. Null or empty elements of lists are left out.
+    Returns the values, and an array of reasons (None if no value is rejected). As in
+    `etl.raw.text_values.typed_column`, a value that does not fit is null, and has a reason. Timestamps are
+    rounded down to µs. Timestamps without a time zone are in `time_zone`. A timestamp beyond 64 bits in µs
+    and NaN become null. Null or empty elements of lists are left out.
 
     Args:
         values: n values of an Arrow type for which `can_hold` is true.

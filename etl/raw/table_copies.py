@@ -46,7 +46,10 @@ def time_column(table: RawTable) -> str | None:
 
 
 def copies_of(config: Config, table: RawTable, recorder: LineageRecorder = NOT_RECORDED) -> Table:
-    """Returns the table of the lake with the copies. It depends on the columns and the path of `table`."""
+    """Returns the table of the lake with the copies.
+
+    The name of the table of copies depends on the columns and the path of `table`.
+    """
     rules = [table.path, table.time_zone, sorted(source_columns(table)), time_column(table)]
     name = _UNFIT.sub("_", table.path.split("/")[0])[:_NAME_CHARACTERS].lstrip("._-")
     return LakePaths(config.lake, recorder).copies(config.name, f"{name or 'table'}-{digest_of(rules)}")

@@ -89,7 +89,7 @@ def text_lists(text: pa.Array, separator: str) -> pa.Array:
 
 
 def integer_lists(text: pa.Array, separator: str) -> pa.Array:
-    """Does the same as `text_lists`, and converts elements to int64.
+    """Divides n texts at a separator, as `text_lists` does, and converts the elements to int64.
 
     The list is null if one of its elements is not an integer of 64 bits.
     """
@@ -129,7 +129,7 @@ def _with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
 
 
 def _lists(lengths: np.ndarray, like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Returns lists of these lengths (n,), null where `like` is null."""
+    """Returns lists with the lengths (n,). A list is null where `like` is null."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     nulls = np.append(like.is_null().to_numpy(zero_copy_only=False), False)
     starts = pa.array(offsets, pa.int32(), mask=nulls) if nulls.any() else pa.array(offsets, pa.int32())
@@ -301,10 +301,10 @@ def nan_to_null(values: pa.Array) -> pa.Array:
 
 
 def not_exact(values: pa.Array) -> pa.Array:
-    """Returns n booleans that are true for floats or decimals that are not certainly an exact integer.
+    """Returns n booleans.
 
-    They are true for fractions, infinity, and floats that may have been rounded. They are false for null and
-    NaN.
+    They are true for floats and decimals that may not be exact integers: fractions, infinity, and floats that
+    may have been rounded. They are false for null and NaN.
     """
     kind = values.type
     if pa.types.is_decimal(kind):

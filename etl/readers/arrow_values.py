@@ -84,13 +84,13 @@ class Converted:
 
 
 class NoTextError(Exception):
-    """A value in a column of texts cannot be converted to a certain text: 1.5, or bytes that are not UTF-8.
+    """A value in a column of texts has no exact text, such as 1.5, or bytes that are not UTF-8.
 
-    Such a row is not quarantined: a rounded id is a valid id of somebody else, so the whole column may be
-    wrong.
+    The job stops, and such a row is not quarantined. For example, a rounded id may be the id of another user,
+    so the whole column may be wrong.
 
     Attributes:
-        column: the column.
+        column: the name and the declared type of the column.
         row: the index of the first row with such a value.
         value: the value of this row.
         count: number of such values among those that were converted together.
@@ -106,7 +106,7 @@ class NoTextError(Exception):
 
 
 class _InexactError(Exception):
-    """Some of n distinct values have no certain text. The argument is (n,) bool: which of them."""
+    """Some of n distinct values have no exact text. The argument, (n,) bool, is true for these values."""
 
     def __init__(self, wrong: np.ndarray) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def convert(
         time_zone: the time zone of timestamps without a zone, for the types `date` and `timestamp`.
 
     Raises:
-        NoTextError: a value in a column of texts cannot be converted to a certain text.
+        NoTextError: a value in a column of texts has no exact text.
     """
     array = one_array(values)
     if column.type in _ELEMENTS and is_list(array.type):
@@ -184,7 +184,7 @@ def null_values(column: Column, rows: int) -> pa.Array:
 
 
 def instants(values: pa.Array | pa.ChunkedArray, unit: str, time_zone: str = UTC) -> pa.Array:
-    """Converts n timestamps to int64 of a unit, rounded down. A value beyond 64 bits is null.
+    """Converts n timestamps to integers (int64) in a unit, rounded down. A value beyond 64 bits is null.
 
     Timestamps without a time zone are in `time_zone`. If `time_zone` is not UTC, they are rounded down to µs.
     """
@@ -316,7 +316,7 @@ _DECLARE: Mapping[Callable[[pa.DataType], bool], str] = {
 def _typed(
     values: pa.Array, column: Column, unit: str | None, time_zone: str
 ) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns n values in the declared type, and (n,) bool that is true if a value does not fit, or None."""
+    """Returns n values in the declared type, and (n,) bool: which values do not fit; None if all fit."""
     kind, declared = values.type, column.type
     if pa.types.is_null(kind):
         return values.cast(VALUE_TYPES[declared]), None
@@ -336,12 +336,12 @@ def _typed(
 
 
 def _with_mask(typed: pa.Array, reasons: pa.Array | None) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns n values, and (n,) bool that is true if there is a reason, or None without reasons."""
+    """Returns n values, and an (n,) bool array that is true where there is a reason; None without reasons."""
     return typed, None if reasons is None else reasons.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _utf8(values: pa.Array) -> pa.Array:
-    """Returns texts or bytes as strings. Raises _InexactError if some are not UTF-8."""
+    """Returns texts or bytes as strings. Raises _InexactError if some texts are not UTF-8."""
     try:
         if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
             values.validate(full=True)
@@ -364,7 +364,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _texts_of(values: pa.Array) -> pa.Array:
-    """Returns the texts of whole numbers. Raises _InexactError if a value has no certain text."""
+    """Returns the texts of whole numbers. Raises _InexactError if a value has no exact text."""
     kind = values.type
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         wrong = not_exact(values).to_numpy(zero_copy_only=False)

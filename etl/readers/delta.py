@@ -1,7 +1,7 @@
 """Reads Delta tables: the Parquet files of the current version, with their partition columns.
 
 If a column was added to the table after a file was written, the column is null in the rows of this file. Rows
-that a deletion vector deletes are left out: they count as lines, but are neither rows nor rejected.
+that a deletion vector deletes are left out: they are counted as lines, but not as rows or rejected rows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DeltaReader(TableReader):
         """Yields the rows of a file split, with the values of the file's partition.
 
         Raises:
-            DataError: the file is damaged, or a value has no certain text.
+            DataError: the file is damaged, or a value has no exact text.
         """
         in_files = [name for name in wanted if name not in self.values]
         first = self._rows_before(file_split)

@@ -59,7 +59,7 @@ _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True)
 class _StoredColumn:
-    """The form in which a file stores a column of the table.
+    """How a file stores a column of the table.
 
     Attributes:
         is_stored: whether the file has the column. If not, its values are null.
@@ -149,10 +149,10 @@ class ParquetReader(TableReader):
         return FileSplit(file.path, start, None if is_large else end, size)
 
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
-        """Yields the rows of some row groups as one block, or the rows of a large one as several blocks.
+        """Yields the rows of some row groups as one block, or of a large row group as several blocks.
 
         Raises:
-            DataError: the file is damaged, or a value has no certain text.
+            DataError: the file is damaged, or a value has no exact text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         first_row = sum(file.group_rows[: file_split.start])
@@ -339,7 +339,7 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
     """Returns the values of a column as they are stored.
 
     Some writers store a time before 1970 in 96 bits as a day and a negative number of nanoseconds of the day.
-    Arrow reads this number as unsigned. Then the time is 2⁶⁴ ns too late, in the years 2262 to 2554.
+    Arrow reads this number as unsigned. Then the times are 2⁶⁴ ns too late, in the years 2262 to 2554.
     """
     values = rows.column(column.source_name)
     if not stored.is_int96:

@@ -118,7 +118,10 @@ def _read_column(
 
 
 def _pages(data: memoryview, chunk: pq.ColumnChunkMetaData, nullable: bool) -> list[_Page] | None:
-    """Returns the pages of a column chunk, first the page of values; None if one has another encoding."""
+    """Returns the pages of a column chunk, first the page of values.
+
+    Returns None if a page has another encoding.
+    """
     stored = [page for page in pages_of(data, chunk.path_in_schema) if page[0].get(_TYPE) in _COUNT]
     if not all(_is_read(header, index == 0, nullable) for index, (header, _) in enumerate(stored)):
         return None

@@ -31,7 +31,7 @@ def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> l
 
     Args:
         columns: maps the name of each column, in order, to its n values.
-        rows: n.
+        rows: the number n of rows.
     """
     parts = []
     for name, values in columns.items():

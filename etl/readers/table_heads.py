@@ -32,7 +32,7 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
     will read the table, a later check may still refuse it, because Spark can read fewer types of columns.
 
     Args:
-        table: a table other than the log. All its rows must parse.
+        table: a table other than the log. All rows of the table must be valid.
         paths: the files of the table.
         section: the section of the configuration, for error messages.
         id_column: the column with ids of users or items; None if there is none.

@@ -1,7 +1,7 @@
 """Reads text: `tsv` without a header, and `csv` with a header line and quotes by RFC 4180.
 
-The compiled scanner (etl/native/scan.py) finds the fields, or a device does (device/text_scan.py). This
-module checks types, once per distinct value.
+The compiled scanner (etl/native/scan.py) or a GPU (device/text_scan.py) finds the fields. This module checks
+types, once per distinct value.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class TextReader(TableReader):
             block: lines that end with LF. The last line may lack the LF.
             wanted: the columns of texts and of lists of texts to return. Columns of other types are always
                 parsed, to check their values.
-            header: whether the first line is a header. A header counts as a line, but is neither a row nor
-                rejected.
+            header: whether the first line is a header. A header is counted as a line, but not as a row or a
+                rejected line.
         """
         table = self.table
         quoted, separator = table.format == "csv", table.field_separator

@@ -34,7 +34,7 @@ class ReadBlock:
 def read_whole_table(
     table: RawTable, paths: tuple[str, ...], section: str, text_id: str | None = None
 ) -> tuple[pa.Table, list[ReadBlock]]:
-    """Reads all rows of a table. Each row must parse.
+    """Reads all rows of a table. Each row must be valid.
 
     Args:
         table: names and types of the columns.

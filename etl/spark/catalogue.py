@@ -95,7 +95,7 @@ def order_of(rows: DataFrame, table: RawTable) -> list[str]:
 
 
 def as_id(rows: DataFrame, column: str) -> Column:
-    """Returns a column's user ids in the same form as readers do: a whole number has no fraction."""
+    """Returns the user ids of a column as readers return them: a whole number has no fraction."""
     kind, value = rows.schema[column].dataType, F.col(_quoted(column))
     if isinstance(kind, T.FloatType | T.DoubleType | T.DecimalType):
         value = value.cast(T.DecimalType(38, 0))
@@ -103,7 +103,7 @@ def as_id(rows: DataFrame, column: str) -> Column:
 
 
 def with_plain_integers(rows: DataFrame, column: str) -> DataFrame:
-    """Converts texts of integers in a column to the same form as readers do: `007` becomes `7`.
+    """Converts texts of integers in a column as readers convert them: `007` becomes `7`.
 
     Other texts stay unchanged, and are quarantined when the copy is read.
     """
@@ -229,7 +229,10 @@ def _storable(rows: DataFrame, name: str) -> Column:
 
 
 def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, key: str) -> Column:
-    """Returns the condition that a column has the value in a path, or that a time is on the day in it."""
+    """Returns the condition that a column has the value `value` of a path.
+
+    A column of times must be on the day `value`.
+    """
     if name not in rows.columns:
         raise ConfigError(
             f"{key} names the column {name!r}, but the table {table} has {rows.columns}",

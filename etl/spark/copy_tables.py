@@ -111,7 +111,10 @@ def _publish(
     partition: Partition,
     state: str | None,
 ) -> Manifest:
-    """Writes and publishes the rows. Computes the digest from the written rows: the table may change."""
+    """Writes and publishes the rows.
+
+    Computes the digest from the written rows, because the table may change meanwhile.
+    """
     order = order_of(rows, table.table)
     attempt = new_attempt(partition)
     with _exact_times(spark):

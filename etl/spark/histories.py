@@ -79,7 +79,7 @@ def last_clicks(rows: DataFrame, length: int) -> DataFrame:
 
 
 def merge_days(days: list[DataFrame], length: int) -> DataFrame:
-    """Merges the last clicks of several days, which are given oldest first.
+    """Merges the last clicks of several days, in ascending order of the days.
 
     Each element of `days` and the result have the columns user_key and clicks. Clicks of a later day are more
     recent than clicks of an earlier day. The result has one row per user with at most `length` clicks.
@@ -164,7 +164,10 @@ class LastClicks:
 
 
 def clicks_before(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> LastClicks | None:
-    """Returns the reader of earlier days' clicks; None without histories, or if the log is one table."""
+    """Returns the reader of clicks of earlier days.
+
+    Returns None if there are no histories, or if the log is one table.
+    """
     if plan.config.history is None or plan.is_divided:
         return None
     return LastClicks(workers, plan, plan.config.history, lake)

@@ -1,9 +1,9 @@
 """Takes features of rows from look-up tables on a device.
 
 On the host, a chain that reads one raw column computes each distinct value once. The results are a look-up
-table, with one value for each code. The device looks up the values of all rows and deals the rows to row
-groups. Then all columns are copied to the host at once. Other features are computed on the host, as without a
-device (etl/workflow/fitted_chains.py): those of several columns, lists, and those that depend on the position
+table, with one value for each code. The device looks up the values of all rows, and distributes the rows over
+row groups. Then all columns are copied to the host at once. The host computes all other features
+(etl/workflow/fitted_chains.py): features of several columns, lists, and features that depend on the position
 of a training row.
 """
 
@@ -30,7 +30,7 @@ class _Table:
     Attributes:
         kind: float32 or int32.
         columns: the column of codes of each block.
-        values: for each block, one value for each code, (k + 1,). The last one is that of null.
+        values: for each block, one value for each code, (k + 1,). The last value is the value of null.
     """
 
     kind: pa.DataType
@@ -49,7 +49,10 @@ class DeviceFeatures:
     tables: Mapping[str, _Table]
 
     def dealt(self, groups: int) -> dict[str, pa.Array]:
-        """Looks up the features of all rows, which are dealt to groups in turn (device.columns.look_up)."""
+        """Looks up the features of all rows.
+
+        The rows are distributed to groups in turn (device.columns.look_up).
+        """
         if not self.tables:
             return {}
         of_features = list(self.tables.values())
@@ -71,7 +74,7 @@ def device_features(
     tables: LocalTables,
     place: RowPlace,
 ) -> DeviceFeatures:
-    """Returns the features that a device can look up. A feature that is null in a row is not among them.
+    """Returns the features that a device can look up. Features that are null in some row are left out.
 
     Args:
         chains: the fitted chains.
@@ -96,7 +99,10 @@ def device_features(
 
 
 def _columns_of(chain: FittedChain, blocks: Sequence[ParsedBlock]) -> tuple[DeviceColumn, ...] | None:
-    """Returns the column that a chain reads in each block; None if it reads several, or not on a device."""
+    """Returns the only column that a chain reads in each block.
+
+    Returns None if the chain reads several columns, or a column in host memory.
+    """
     if len(chain.inputs) != 1:
         return None
     columns = [
@@ -116,7 +122,7 @@ def _each_code(column: DeviceColumn) -> pa.DictionaryArray:
 
 
 def _has_null(column: DeviceColumn, values: pa.Array) -> bool:
-    """Returns whether a row has null, if `values` (k + 1,) has the value of each code."""
+    """Returns whether a row has a null value. `values` (k + 1,) has the value of each code."""
     if not values.null_count:
         return False
     return len(column.rows_with(np.asarray(values.is_null()))) > 0

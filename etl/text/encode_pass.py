@@ -37,7 +37,7 @@ from storage.publish import null_column, own_path
 
 # Largest size of the model inputs of a row group in the memory of a training rank: 4 bytes for each number,
 # and lists padded to the longest one. A rank has at least one row group of each of its shards in memory. So
-# this size determines the memory that a training on many rows needs.
+# this size determines the memory that training on many rows needs.
 ROW_GROUP_BYTES = 32 * 2**20
 # A GPU decodes the pages of a column in parallel, and readers can skip pages. With pyarrow's 1 MiB, most
 # columns of a row group would be one page. Files become a little smaller; a CPU decodes them a little slower.
@@ -263,7 +263,7 @@ def _dealt(table: pa.Table, groups: int) -> pa.Table:
 
 
 def _dealt_column(values: pa.Array, groups: int, order: pa.Array) -> pa.Array:
-    """Returns the values in the order of `_dealt`, of which `order` (n,) has the indices.
+    """Returns the values in the order of `_dealt`. `order` (n,) has the indices of the values in this order.
 
     For numbers without nulls, NumPy is faster than Arrow.
     """

@@ -352,7 +352,7 @@ class SavedRun:
 
 
 def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> list[SavedRun]:
-    """Returns the runs of a file split of some lines, in order.
+    """Returns the runs of a file split, in order.
 
     Args:
         blocks: the blocks of the split; empty if this process has not scanned the split.

@@ -92,7 +92,7 @@ def _figures(
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    # Counts with the same files are the same: all splits of a log without days have the same day.
+    # Counts of the same files are equal: if the log is not divided by days, all splits have the same day.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
     # One sum for each summarised day, one for the other training days, and one for the compared day.

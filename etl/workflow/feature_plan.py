@@ -26,15 +26,16 @@ from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 from storage.manifest import digest_of
 
-# The rule that divides a day into train, validation and test rows. `day` does not divide it. The other rules
-# use the position of a row in the log, its time, or the order of the rows of its user.
+# The rule that divides a day into train, validation and test rows. With the rule `day`, all rows of a day are
+# in one split. The other rules use the position of a row in the log, its time, or the order of the rows of
+# its user.
 Division = Literal["day", "position", "time", "user"]
 _COUNTED = ("int", "float", "string")
 
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """A configuration, resolved once: everything that build_features does to raw rows.
+    """A resolved configuration. It describes everything that build_features does to raw rows.
 
     A stage resolves its configuration with `plan_of`, and passes the plan on. Which days a run reads depends
     on the logs that exist (etl.checked_days.raw_days).
@@ -485,7 +486,7 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 def _positions_method(config: Config) -> str | None:
-    """Returns the version of the method and a digest of its settings; None without the column.
+    """Returns the version of the method and a digest of its settings; None without positions.
 
     The unit of the impressions' times is a setting of the click log.
     """

@@ -14,9 +14,9 @@ terms follow from the Fourier transform of sigmoid', which is π·w / sinh(π·w
 sigmoid(x) by at most 2·exp(|x| - H). With the H and the number of terms below, the difference is less than
 2e-7 for logits between -10 and 10, and less than 2e-6 at -12. Logits are between about -12 and 6.
 
-The generator also rounds the logit of a row to a multiple of 1/256, and limits it to the range from -8 to
-8 - 1/256. This module does neither. Rounding changes the mean by about 1e-6. The lower limit raises it by
-less than 4e-4, and only for pairs that are almost never clicked.
+The generator also rounds the logit of a row to a multiple of 1/256, and limits it to the range from -8 to 8 -
+1/256. This module leaves out both steps. Rounding changes the mean by about 1e-6. The lower limit raises the
+mean by less than 4e-4, and only for pairs that are almost never clicked.
 
 The products over all items are computed as complex64. This changes a probability by less than 1e-6.
 """
@@ -232,7 +232,7 @@ class Exposure:
         ]
 
     def shares_of_users(self, users: Ints) -> Floats:
-        """Returns, for each user, the probability that an impression of the day is theirs: (users,)."""
+        """Returns the probability that an impression of the day is shown to each user: (users,)."""
         return self._user_shares[users]
 
     def of_user(self, user: int) -> Floats:
