@@ -166,8 +166,7 @@ def _without_days(
 def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
     """Checks the first rows of the tables that are joined with the rows of some days.
 
-    Without this check, an error in a table would stop the job only after the log has been parsed, which takes
-    most of the job's time.
+    Without this check, an error in a table would stop the job late, after the log has been parsed.
 
     Raises:
         DataError: a table is missing, lacks a column, or has a value that cannot be parsed.

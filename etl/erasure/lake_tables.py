@@ -56,7 +56,7 @@ class PublishedPartition:
 
     @property
     def version(self) -> str:
-        """Returns the second part of the name of the table, such as a workflow version; empty if none."""
+        """Returns the second part of the name of the table, such as a workflow version, or an empty text."""
         return self.partition.table.partition("/")[2].split("/")[0]
 
 
@@ -152,10 +152,10 @@ class UsersToErase:
         """Returns the users to erase. The section `keys` of the configuration must be set.
 
         Args:
-            ids: the ids.
+            ids: the ids of the users, as texts.
             salt: the salt of the lake.
             digest: returns the salted digest of an id.
-            config: the configuration.
+            config: the configuration, with the names of the raw log's columns.
         """
         digests = ErasedUsers(salt, frozenset(map(digest, ids)))
         column, log = config.keys.user if config.keys else "", config.log
@@ -173,7 +173,7 @@ class TableRule:
     """Finds the rows of users in a table.
 
     Attributes:
-        columns: the columns that `matches` reads. They are also collected for the found rows.
+        columns: the columns that `matches` reads. Their values in the rows of users are also collected.
         matches: takes n rows with these columns, and returns which rows belong to users: (n,) bool.
         keeps_rows: whether the rows stay in the table. Their `value` is then replaced by a tombstone, as in
             vocabularies.
@@ -204,7 +204,7 @@ def rule_of(
 
     Args:
         published: a partition of the table.
-        users: the users.
+        users: the users to erase.
         workflows: maps each workflow version to its tables with ids of users.
         row_ids: maps each day to the row_ids of the users' rows in the feature partitions, for `scores`.
     """

@@ -54,7 +54,7 @@ class UserRows:
     """The rows of the users in one partition.
 
     Attributes:
-        published: the partition.
+        published: the published partition that contains the rows.
         rule: finds the rows.
         files: maps the path of each file with such rows, as in the manifest, to the number of these rows.
         rows: the columns of the rule, for all rows of the users.
@@ -114,9 +114,9 @@ def plan_erasure(
     """Reads the key columns of all tables, and plans the erasure. Changes nothing.
 
     Args:
-        lake: the lake.
+        lake: data lake whose tables are read.
         config: the configuration, with the names of the raw log's columns.
-        users: the users.
+        users: the users to erase.
         known: maps old digests to new digests, as an attempt that was killed recorded them.
 
     Raises:
@@ -242,9 +242,9 @@ def _draft(
     """Returns the manifest of a partition without the rows of the users, with its old inputs.
 
     Args:
-        published: the partition.
+        published: the published partition, with its old manifest.
         matched: the rows of the users in the partition; None if there are none.
-        users: the users.
+        users: the users to erase.
         logged: maps the path of each partition with rows of the users to the number of these rows that are
             rows of the log.
         removed: the result of `_removed_by_day`.
@@ -378,8 +378,8 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
 #
 # The digest of a partition depends on its number of rows and on its inputs. An input is the digest of another
 # partition, of several combined partitions, or of a dataset. After an erasure, all inputs must be the new
-# digests. Otherwise the next run would compute the partitions again, or a training would refuse the feature
-# rows. If this code misses a reference, the next run computes the partition again, without the users.
+# digests. Otherwise the next run would compute the partitions again, or training would refuse the feature
+# partitions. If this code misses a reference, the next run computes the partition again, without the users.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
 _MAX_PASSES = 50  # more than the length of any chain of inputs

@@ -30,7 +30,7 @@ class TableChange:
     """The rows that an erasure removes from one partition.
 
     Attributes:
-        table, partition: the table, and the date or the name of the partition.
+        table, partition: name of the table, and date or name of the partition.
         change: what happens to the users' rows.
         rows: the number of these rows.
     """

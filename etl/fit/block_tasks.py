@@ -430,7 +430,8 @@ class StepValues:
         """Divides the rows by the key that the inputs form.
 
         Returns:
-            (keys, rows): the distinct keys as strings, and the rows that have a key. Each key has a row.
+            (keys, rows): the distinct keys as strings, and the rows that have a key. Each key occurs in at
+            least one row.
         """
         first = self.values[0]
         if len(self.values) == 1:

@@ -127,7 +127,7 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
     """Returns the roles of the columns of a log.
 
     Args:
-        columns: the columns.
+        columns: the columns of a sample of the log.
         rows: number of rows of the sample.
         has_names: whether the files name their columns.
     """

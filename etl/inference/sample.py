@@ -1,6 +1,6 @@
 """Reads the first rows of raw files whose layout is not known: format, separator, header and columns.
 
-Text files are read as columns of texts. Other formats have types of their own.
+Text files are read as columns of texts. Files of other formats contain the types of their columns.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def is_delta_table(location: str) -> bool:
 
 
 def read_sample(path: RawPath) -> TableSample:
-    """Reads the first rows of the first file, and of the last one.
+    """Reads the first rows of the first file and of the last file.
 
     Raises:
         DataError: the files are empty or damaged, or the format cannot be recognised.

@@ -150,7 +150,7 @@ def _clicks_of_splits(
     Args:
         workers, plan, raw: the workers, the plan of the run, and the files of the log.
         splits: the number of splits whose rows are used.
-        history: the settings.
+        history: the section `history` of the configuration.
     """
     by, timed = plan.config.split.by, plan.config.log.event_time is not None
     if by == "leave_last_out":

@@ -81,7 +81,7 @@ def _open() -> ctypes.CDLL | None:
 class Handle:
     """A reference to an object that the compiled library has allocated.
 
-    The object is freed when neither this reference nor an array in the object's memory exists any more.
+    The object is freed after this reference, and all arrays in the object's memory, have been deleted.
 
     Raises:
         MemoryError: the address is null, because the library could not allocate the object.

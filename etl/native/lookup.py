@@ -73,7 +73,7 @@ class HashTable:
     """A hash table of strings, in memory or mapped from a file that workers share.
 
     Attributes:
-        slots, offsets, data: the memory of the table (etl/native/values.h).
+        slots, offsets, data: the arrays of the hash table (etl/native/values.h).
         seed: the seed of the hash. The process that built the table chose it at random.
     """
 

@@ -141,7 +141,7 @@ class JoinExternal(Operator):
 
     @property
     def column_types(self) -> dict[str, OperatorType]:
-        """Maps the name of each added column to the type that operators see."""
+        """Maps the name of each added column to the type that operators receive."""
         return {name: operator_type(column.named(name)) for name, column in self.columns.items()}
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:

@@ -1,4 +1,4 @@
-"""Finds the operators by name: those of the checkout (etl/operators), and those of packages."""
+"""Finds operators by name: operators of the checkout (etl/operators), and operators of other packages."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
         rows: n rows with user_key and item_key (string, or a dictionary of strings), label, row_id (int64,
             unique) and, if the log has them, group_key (the same types) and event_time (int64, µs). If a user
             has a row in the table, all rows of this user on the day must be in the table.
-        history: the settings.
+        history: the section `history` of the configuration.
         earlier: the last clicks on earlier days, with one row per user: user_key, items and, if the log has
             them, times. Rows of users who are not in `rows` are not used. None: there are no earlier days.
 
@@ -300,7 +300,8 @@ def _rows_with_later_clicks(
 
     Args:
         older: the clicks of earlier days. A click without a time is not before any row.
-        users, times, known: (n,) user, time (µs) and number of known clicks of the day of each row.
+        users, times, known: (n,) for each row: its user, its time (µs), and the number of clicks of this user
+            on the same day before the row.
         length: the largest length of a history.
     """
     some = np.flatnonzero(older.counts)
@@ -324,8 +325,9 @@ def _earlier_than_rows(
     """Returns the histories of rows. Clicks of earlier days are used only if they are before the row.
 
     Args:
-        timelines, older: the clicks of all users.
-        users, times, known: (n,) user, time (µs) and number of known clicks of the day of each row.
+        timelines, older: clicks of all users: of all days, and only of earlier days.
+        users, times, known: (n,) for each row: its user, its time (µs), and the number of clicks of this user
+            on the same day before the row.
         length: the largest length of a history; `known` is less.
 
     Returns:
@@ -458,7 +460,7 @@ def _parts(lengths: np.ndarray) -> Iterator[slice]:
 
 
 def _divided(lengths: np.ndarray, most: int) -> Iterator[slice]:
-    """Yields slices of n rows. Each has at most `most` values, or it is a single row."""
+    """Yields slices of n rows. Each slice has at most `most` values, or is a single row."""
     ends, first = np.cumsum(lengths), 0
     while first < len(ends):
         before = int(ends[first]) - int(lengths[first])

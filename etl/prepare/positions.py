@@ -81,7 +81,8 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     keys = [pa.chunked_array([*_texts(rows, name), *_texts(impressions, name)]) for name in _KEYS]
     pairs, size = groups_of(pa.table(keys, names=list(_KEYS)), _KEYS)
     of_rows, of_impressions = pairs[: len(rows)], pairs[len(rows) :]
-    # Most rows have no impression, and most impressions have no row. They need no sorting.
+    # Most rows have no impression, and most impressions have no row. Such rows and impressions need not be
+    # sorted.
     rows_with, impressions_with = _in_both(of_rows, of_impressions, size)
     positions = integers_of(impressions.column(POSITION))[impressions_with]
     row_positions = np.zeros(len(rows), np.int64)

@@ -96,7 +96,7 @@ class PreparedPasses(ABC):
         Args:
             workers: run the tasks.
             plan: the plan of the run.
-            lake: the lake.
+            lake: data lake that the run reads and writes.
             digest_before: takes a day, and returns a digest of the earlier clicks that its histories use.
                 None if there are no histories, or if the log is one table.
         """

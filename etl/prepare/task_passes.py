@@ -273,7 +273,7 @@ class Preparation:
 
     Attributes:
         split: the section `split` if one partition contains all splits; None if each day is in one split.
-        history, negatives: the sections of the configuration; None if they are not set.
+        history, negatives: these sections of the configuration; None if a section is not set.
         item_column: the raw column of the item key; empty without keys.
         position_column: `serving.impressions.row_column`; None if it is not set.
         has_time: whether the log has event times.
@@ -406,7 +406,7 @@ def _find_items(
 def prepare_buckets(
     workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation, days: Sequence[DayInputs]
 ) -> list[list[PreparedFile]]:
-    """Prepares the rows of all tasks, and returns the files of each task. They are not published."""
+    """Prepares the rows of all tasks, and returns the files of each task. The files are not published."""
     texts = workers.collect(len(tasks), partial(_prepare_bucket, tuple(tasks), preparation, tuple(days)))
     return [[PreparedFile(*file) for file in json.loads(text)] for text in texts]
 

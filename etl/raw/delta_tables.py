@@ -35,7 +35,7 @@ class DeltaFile:
     Attributes:
         path: its full path.
         below: its path below the folder of the table.
-        bytes: its size.
+        bytes: size of the file.
         modified_ms: time of the last change, in ms since 1970-01-01 UTC.
         row: its index in `DeltaVersion.partitions`.
     """

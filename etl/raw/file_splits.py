@@ -68,9 +68,10 @@ def split_files(
     The splits have the order of the files and of their lines. An empty file has no split.
 
     Args:
-        paths: the files.
+        paths: paths of the files.
         split_bytes: number of bytes of a split.
-        max_expansion: how many times its size a compressed file may become, unless it becomes small.
+        max_expansion: maximum size of a decompressed file, as a multiple of its compressed size.
+            _ALWAYS_ALLOWED_BYTES are always allowed.
     """
     splits = []
     for path in paths:
@@ -103,7 +104,7 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
 
     Args:
         block_bytes: number of bytes to read at once. With the default, a split of a plain file is one block,
-            unless its lines are very short, and a compressed file is read in blocks of 64 MiB.
+            and a compressed file is read in blocks of 64 MiB. If lines are very short, blocks are smaller.
 
     Raises:
         DataError: a line is longer than 64 MiB, or a compressed file is damaged or becomes too large.
@@ -143,7 +144,7 @@ def _few_lines(data: bytes | bytearray, start: int, stop: int, has_cr: bool) -> 
 
 
 def line_start(data: bytes | bytearray, position: int, stop: int) -> int:
-    """Returns the start of the first line that begins at `position` or later; `stop` if none begins before.
+    """Returns the start of the first line that begins at `position` or later; `stop` if no line begins there.
 
     Args:
         data: bytes; a line begins at their start.

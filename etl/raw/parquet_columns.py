@@ -256,7 +256,7 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
     """Returns the error for a value of a column of texts that cannot be converted to a text without loss.
 
     Args:
-        path, column: the file and the column.
+        path, column: path of the file and name of the column.
         row: number of the row in the file, from 1.
         value: the value, as bytes if it is not UTF-8.
         count: number of such values.

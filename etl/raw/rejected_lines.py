@@ -107,7 +107,7 @@ def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
     """Returns the remedy for rows with the same reason as `rejected`.
 
     Args:
-        table: the table.
+        table: the table of the rows.
         section: the section of the configuration that describes the table, such as `log` or `users`.
         rejected: one of the rows.
     """

@@ -92,7 +92,7 @@ def row_rules(
     """Returns the rules of a log, in the order of their checks.
 
     Args:
-        types: maps each raw column to the type that operators see: int, float or string.
+        types: maps each raw column to the type that operators receive: int, float or string.
         label, keys, event_time: sections of the configuration.
         log: the table of the rows. The declared types of its columns show whether times are integers,
             timestamps or dates. None: times are integers.

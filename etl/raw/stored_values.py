@@ -33,7 +33,7 @@ def can_hold(column: Column, kind: pa.DataType) -> bool:
 
 
 def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tuple[pa.Array, pa.Array | None]:
-    """Converts n stored values to the type that operators see.
+    """Converts n stored values to the type that operators receive.
 
     Returns the values, and an array of reasons (None if no value is rejected). As in
     `etl.raw.text_values.typed_column`, a value that does not fit is null, and has a reason. Timestamps are
@@ -43,7 +43,7 @@ def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tup
     Args:
         values: n values of an Arrow type for which `can_hold` is true.
         column: a column of the type bool, date, timestamp, decimal, list<int> or list<string>.
-        time_zone: the IANA name of the zone of timestamps without one.
+        time_zone: the IANA name of the zone of timestamps that have no zone.
     """
     if pa.types.is_dictionary(values.type):
         distinct, reasons = stored_values(values.dictionary, column, time_zone)

@@ -269,7 +269,10 @@ class _Cursor:
         self.has_offset |= is_z | signed
 
     def name(self, names: tuple[str, ...]) -> Ints:
-        """Reads one of some English names, in any case. Returns its position, from 0."""
+        """Reads an English name from a list, in upper or lower case.
+
+        Returns the position of the name, from 0.
+        """
         match_index = np.full(len(self.at), -1, np.int64)
         for index, name in enumerate(names):
             fits = np.ones(len(self.at), bool)
@@ -335,8 +338,8 @@ def _iso_date(cursor: _Cursor) -> None:
 def _reader(pattern: str) -> Callable[[_Cursor], None]:
     """Returns the function that reads texts by a pattern of directives.
 
-    Numbers have one or two digits where Python's strptime accepts both. `%Y` has four digits, and `%f` has
-    one to nine. Other characters of the pattern, including blanks, must be the same in the text.
+    Numbers may have one or two digits where Python's strptime accepts one or two. `%Y` has four digits, and
+    `%f` has one to nine. Other characters of the pattern, including blanks, must be the same in the text.
     """
     tokens = tokens_of(pattern)
 

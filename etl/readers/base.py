@@ -119,8 +119,8 @@ class TableReader(ABC):
 
         Args:
             file_split: one of the results of `splits`.
-            wanted: the columns to return. Other columns may be missing in the result. Their values are still
-                checked if they may violate their type.
+            wanted: the columns to return. Other columns may be missing in the result. The values of these
+                columns are still checked if they may not fit the declared type.
 
         Raises:
             DataError: the file is damaged.

@@ -160,7 +160,7 @@ def _without_deleted(block: RawBlock, kept: np.ndarray | None, first: int) -> Ra
     """Returns a block without the rows that a deletion vector deletes.
 
     Args:
-        block: the block.
+        block: rows of one Parquet file, including deleted rows.
         kept: whether each of the first rows of the file is kept; None if all rows are kept.
         first: the index in the file of the first row of the block.
     """

@@ -59,7 +59,7 @@ def read_impressions(workers: Workers, config: Config, raw: RawFiles) -> Rows:
     Args:
         workers: run a task for each file split.
         config: the configuration, with the section `serving.impressions`.
-        raw: the files.
+        raw: the files of the log of impressions of the day.
 
     Raises:
         DataError: a file lacks a column, or is damaged.
@@ -187,7 +187,7 @@ def _broken(
     Args:
         layout, splits, index: as for `_read_split`.
         lines: number of lines of the split before the block.
-        block: the block.
+        block: a block with a line that is not a row.
     """
     path = splits[index].path
     before = [one for one in splits[:index] if one.path == path]

@@ -195,7 +195,7 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
     Args:
         tokens: (n,) strings: texts of JSON values, or null. A JSON string may have no quotes around it if its
             text is not the text of another JSON value.
-        column: the column.
+        column: name, type, time format and separator of elements.
         table: the table, with its texts for null and its time zone.
 
     Returns:

@@ -49,7 +49,7 @@ def read_paged(
 
     Args:
         source: the open file.
-        footer: its footer.
+        footer: the footer of the file.
         groups: indices of row groups, at least one.
         names: names of columns.
 

@@ -137,7 +137,7 @@ def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
     """Returns the reason of each rejected line of a block, by its index in the block.
 
     Args:
-        block: the block.
+        block: rows of a reader, before the rules for ids are applied.
         text_id: the column of strings with ids of users or items; None if there is none.
     """
     reasons = dict(block.broken)

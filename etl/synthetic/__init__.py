@@ -13,7 +13,7 @@ with n levels has the codes 0 to n - 1. Codes are written as 8 hex digits in the
 example as `segment_3` in the layout `named`. Integers are decimal.
 
 In the table below, a number at the end of a meaning is the number of levels of a category. The last column of
-the table says whether a column changes the click probability. There, "with item_category" means that each
+the table shows whether a column changes the click probability. In it, "with item_category" means that each
 pair of values of the two columns has its own effect.
 
     criteo  named                  meaning                                            changes the probability

@@ -31,7 +31,7 @@ class SplitRows:
     """The rows of one block that are in one split.
 
     Attributes:
-        split: the split.
+        split: train, validation or test.
         first, end: the rows have the indices [first, end) among the good rows of the block.
     """
 
@@ -45,7 +45,7 @@ class CountedRows:
     """The value counts of the rows of one block that are in one split.
 
     Attributes:
-        split: the split.
+        split: train, validation or test.
         first_line, end_line: indices in the file split of the line of the first row, and of the line after
             the last row.
         values: maps each counted column to the number of its distinct values.

@@ -36,8 +36,8 @@ from storage.file_digests import new_file
 from storage.publish import null_column, own_path
 
 # Largest size of the model inputs of a row group in the memory of a training rank: 4 bytes for each number,
-# and lists padded to the longest one. A rank has at least one row group of each of its shards in memory. So
-# this size determines the memory that training on many rows needs.
+# and lists padded to the length of the longest list. A rank has at least one row group of each of its shards
+# in memory. So this size determines the memory that training on many rows needs.
 ROW_GROUP_BYTES = 32 * 2**20
 # A GPU decodes the pages of a column in parallel, and readers can skip pages. With pyarrow's 1 MiB, most
 # columns of a row group would be one page. Files become a little smaller; a CPU decodes them a little slower.

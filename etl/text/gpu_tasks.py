@@ -62,7 +62,7 @@ class GpuTasks:
 
         on_device = layout if device is None else scanned_on(layout, device)
         try:
-            # This thread only waits for the others.
+            # This thread only waits for the other threads.
             yield from map_in_threads(_needed(self.groups[group]), run_task, threads + 1)
         finally:
             _free_memory(device)
@@ -107,7 +107,7 @@ class DeviceScan:
     time, so the temporary memory on the device is that of one block.
 
     Args:
-        device: the device.
+        device: torch's device of a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -234,7 +234,7 @@ class FileLayout:
 
     @property
     def types(self) -> Mapping[str, Type]:
-        """Maps the name of each raw column to the type that operators see."""
+        """Maps the name of each raw column to the type that operators receive."""
         return self.table.types
 
 

@@ -274,7 +274,7 @@ _KEPT_BYTES = 64 << 20
 
 
 class _Sample:
-    """Chooses the rejected lines of one file split that the quarantine stores: the first ones.
+    """Chooses the first rejected lines of one file split, which the quarantine stores.
 
     Attributes:
         not_kept: maps reasons to the number of lines that were not chosen.

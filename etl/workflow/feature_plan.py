@@ -41,7 +41,7 @@ class FeaturePlan:
     on the logs that exist (etl.checked_days.raw_days).
 
     Attributes:
-        config: the configuration.
+        config: the configuration of the run.
         filters: operators that drop rows. They run first.
         changers: operators that add columns or combine rows, in order.
         columns: maps each column that exists after the changers to its type.
@@ -111,7 +111,7 @@ class FeaturePlan:
 
     @cached_property
     def reasons_left_out(self) -> tuple[str, ...]:
-        """Returns the reasons of rows that are neither used nor quarantined.
+        """Returns the reasons of rows that are not used, and not quarantined either.
 
         These are rows of events that `log.label` does not list, rows that operators of `prepare` drop, and
         rows of erased users.
@@ -228,7 +228,7 @@ def require_chains(
     Args:
         columns: maps each raw column to its type.
         features: the names of the features.
-        chains: the chains.
+        chains: the chains that compute the features.
         label: the raw column with the label; None if the log has none.
 
     Raises:

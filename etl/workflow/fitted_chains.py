@@ -336,8 +336,8 @@ def _cast(value: RowValues, kind: pa.DataType) -> pa.Array:
 # The values of rows between the steps of a chain: plain, or distinct values with an index for each row.
 #
 # Most raw columns have few distinct values. So steps process distinct values, and the features of all rows
-# are gathered by index at the end. Lists may have dictionary-encoded elements. These are decoded only for
-# steps that need it.
+# are gathered by index at the end. Lists may have dictionary-encoded elements. The elements are decoded only
+# for steps that need plain values.
 
 
 @dataclass(frozen=True)
