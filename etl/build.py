@@ -212,7 +212,8 @@ def encoded_days(
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
         passes = passes_of(workers, plan, lake)
-        if isinstance(passes, PreparedPasses):  # keep the attributes that build_features joined
+        # keep the attributes that build_features joined with these rows
+        if isinstance(passes, PreparedPasses):
             passes.keep_tables([raw.dt for raw in missing])
         counts = passes.scan_days(missing)
         of_days = {raw.dt: (raw, counts[raw.dt], inputs[raw.dt]) for raw in missing}

@@ -185,7 +185,7 @@ def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
                 checked.add((section, raw.paths))
     for name, external in plan.external_tables.items():
         latest = None if "{date}" in external.path else find_raw(plan.config, external, days[-1].dt)
-        if latest is not None:  # only a fit needs the table
+        if latest is not None:  # a missing table is not an error here, because only a fit reads it
             check_heads(external, latest.paths, name, None)
 
 

@@ -95,7 +95,7 @@ class ErasurePlan:
     @property
     def days(self) -> set[str]:
         """Returns the days whose partitions have rows of the users."""
-        others = (WORKFLOW, COPIES)  # their partitions may have no day
+        others = (WORKFLOW, COPIES)  # partitions of these tables may belong to no day
         return {one.published.partition.dt for one in self.rows.values() if one.published.kind not in others}
 
     @property
@@ -459,7 +459,7 @@ def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) ->
         return replace(member, digest=digest, clicks=None if member.clicks is None else member.clicks - lost)
 
     new = {split: [changed(member) for member in members] for split, members in splits.items()}
-    for unique in (False, True):  # publish_latest combines each partition once
+    for unique in (False, True):  # publish_latest combines only distinct digests
         changes.add(_combined(splits, unique), _combined(new, unique))
     changes.add(_dataset_digest(manifest, splits), _dataset_digest(manifest, new))
     facts["splits"] = {split: [dict(vars(member)) for member in members] for split, members in new.items()}

@@ -128,7 +128,8 @@ def _require_fit(operators: Sequence[Operator]) -> None:
 
 # Computes statistics of training rows that are in the memory of this process, without Spark.
 
-# The day of all rows, in days since 1970-01-01: a frame has no days.
+# The day of all rows, in days since 1970-01-01. All rows of a frame belong to this day, because frames have
+# no days.
 NO_DAY = 0
 
 

@@ -192,7 +192,8 @@ def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgres
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)
 
 
-# Computes the version of a workflow, a digest of everything that a fit depends on. Checks extensions.
+# Computes the version of a workflow, a digest of everything that a fit depends on. Checks whether it can be
+# extended.
 
 # Part of every version's digest. Increase this number if the meaning of an operator changes.
 FORMAT = 2

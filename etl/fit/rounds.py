@@ -29,7 +29,8 @@ SourceName = Literal["rows", "value_counts"]
 # Statistics that can be computed from the value counts of one raw column.
 _COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
 
-# Needs of steps that look up a table. Their outputs cannot be computed from value counts.
+# Kinds of statistics of steps that look up a table. Outputs of such steps cannot be computed from value
+# counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 
 
@@ -83,7 +84,7 @@ def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: boo
         extends: whether an existing workflow is extended. Then only its vocabularies are fitted again.
         has_value_counts: whether there are value counts of the training days.
     """
-    fitted = [0] * len(chains)  # (chains,) number of steps that are fitted
+    fitted = [0] * len(chains)  # (chains,) number of fitted steps of each chain
     rounds = []
     while any(count < len(chain.steps) for count, chain in zip(fitted, chains, strict=True)):
         ready = _ready(chains, fitted, extends)

@@ -27,7 +27,7 @@ from storage.publish import new_attempt, own_path, publish, publish_files, read_
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Bytes of a file that are in memory while the file is copied.
+# Number of bytes that are read at once while a file is copied.
 _COPIED_BYTES = 16 * 2**20
 
 

@@ -99,7 +99,8 @@ def find_table(location: str) -> RawPath:
     If the names of the files differ by a date YYYY-MM-DD, the pattern has `{date}` in its place.
 
     Raises:
-        ConfigError: there is no file, or the files of a folder are in folders that differ by more than dates.
+        ConfigError: there is no file, or a folder contains several folders whose names differ by more than a
+            date.
     """
     if is_delta_table(location):
         return RawPath(location, (location,), ())

@@ -13,9 +13,9 @@ from conf.errors import InfrastructureError
 from device.columns import Values
 from etl.native.library import Handle, library, string_addresses
 
-# The scanner's positions in a block are 32-bit numbers.
+# The scanner stores positions in a block as 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
-_OTHERS_AT_ONCE = 1 << 17  # JSON lines for another reader that are copied at a time
+_OTHERS_AT_ONCE = 1 << 17  # maximum number of JSON lines that are copied at once for another reader
 _REASONS = ("", "field_count", "not_utf8")  # by the number of the reason in the compiled library
 
 # Takes the texts of n lines. Returns one array of n values per field, and n reasons why a line cannot be
@@ -279,7 +279,8 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
             paths.setdefault(path[:end], False)
         paths[path] = True
     places = {path: index for index, path in enumerate(paths)}
-    keys = pa.array([path[-1] for path in paths], pa.string())  # the scanner reads its memory
+    # keep this array until the scan ends, because the scanner reads its memory
+    keys = pa.array([path[-1] for path in paths], pa.string())
     offsets, data = string_addresses(keys)
     parents = (ctypes.c_int32 * len(paths))(*(places.get(path[:-1], -1) for path in paths))
     is_column = (ctypes.c_uint8 * len(paths))(*paths.values())

@@ -16,7 +16,8 @@ from etl.ops.base import Operator
 from etl.ops.formula import FUNCTIONS
 from etl.ops.frames import FrameOperator, RowChanger
 
-# Page → (its title, its first sentence). The attribute `page` of an operator is one of these keys.
+# Maps the name of a page to its title and its first sentence. The attribute `page` of an operator is such a
+# name.
 PAGES: Mapping[str, tuple[str, str]] = {
     "numbers": (
         "Numbers",

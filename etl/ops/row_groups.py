@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from etl.ops.doubles import as_doubles
 
-# The product of the columns' numbers of distinct values stays below this limit, so codes fit into 64 bits.
+# Limit of the product of the columns' numbers of distinct values. Below it, codes fit into 64 bits.
 _LARGEST = 2**62
 
 

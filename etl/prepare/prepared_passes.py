@@ -114,7 +114,7 @@ class PreparedPasses(ABC):
         """
         self._kept = set(days)
 
-    # The methods that TextPasses (etl/text/two_passes.py) has too
+    # The following methods have the same interface as those of TextPasses (etl/text/two_passes.py).
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Prepares and counts the days that are not counted yet, and returns the row counts of each day.
@@ -484,7 +484,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            store_schema=False,  # so that other readers read the columns as texts
+            store_schema=False,  # without the Arrow schema, other readers read the columns as texts
         )
     return file.name
 
@@ -529,7 +529,7 @@ def _block(rows: pa.Table) -> ParsedBlock:
     return ParsedBlock(rows.nbytes, len(rows), row_ids, columns, {}, NOTHING_REJECTED)
 
 
-# Deletes prepared rows, and copies of tables of Spark's catalogue, that no run needs any more.
+# Deletes prepared rows, and copies of tables of Spark's catalogue, that are no longer needed by any run.
 
 
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:

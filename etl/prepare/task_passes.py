@@ -72,7 +72,8 @@ class TaskPasses(PreparedPasses):
         super().__init__(workers, plan, lake, clicks.digest_before if clicks else None)
         self._local, self._clicks = workers, clicks
         require_table_forms(self._plan.changers)
-        self._saved: dict[tuple[str, ...], str] = {}  # maps a table of attributes to the file with its rows
+        # maps the paths of a table of attributes to the file with its rows
+        self._saved: dict[tuple[str, ...], str] = {}
 
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
         run_id = uuid.uuid4().hex[:12]

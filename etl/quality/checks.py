@@ -221,7 +221,7 @@ def _quoted(value: str) -> str:
 
 
 def _rounded_up(value: float) -> str:
-    """Rounds a value up to two significant digits. If the result is the limit, the value is accepted."""
+    """Rounds a value up to two significant digits, so that a limit equal to the result accepts it."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / step) * step:.6g}"
 

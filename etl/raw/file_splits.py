@@ -120,7 +120,7 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
             elif isinstance(data, bytes) and (start, end) == (0, len(data)):
                 yield data
             else:
-                yield memoryview(data)[start:end]  # data[start:end] would copy
+                yield memoryview(data)[start:end]  # a slice data[start:end] of bytes would be a copy
 
 
 def _few_lines(data: bytes | bytearray, start: int, stop: int, has_cr: bool) -> Iterator[tuple[int, int]]:
@@ -208,7 +208,7 @@ def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
         if start < len(data) or data[-1:] == b"\n":
             break
         read = source.read(_READ_AHEAD_BYTES)
-        if not read:  # a CR ends the line, or the line is the last one
+        if not read:  # a CR ends the line, or it is the last line of the file
             return None
         position += len(data) - 1
         _require_short(position - file_split.start, file_split)

@@ -17,7 +17,7 @@ from storage.paths import LakePaths, Partition
 # Increase this number if new code accepts or rejects different lines. Then all stored days are written again.
 _RULES = 3
 
-# The rules of the earlier releases that stored clicks (last_clicks).
+# The version of the parsing rules of earlier releases that stored clicks in the table `last_clicks`.
 _EARLIER_RULES = 2
 
 

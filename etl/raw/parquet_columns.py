@@ -273,7 +273,8 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
     )
 
 
-# Reads the footers of Parquet files, even if the writer used types that this version of Arrow does not have.
+# Reads the footers of Parquet files, even if the writer used types that this version of Arrow does not
+# support.
 #
 # Arrow's writers store the Arrow schema in the footer, beside the Parquet schema. The Arrow schemas of newer
 # writers, such as delta-rs, may contain types that pyarrow 14 refuses, such as string views. The Parquet

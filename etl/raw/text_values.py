@@ -37,7 +37,7 @@ _MOST_DIGITS = 38  # largest number of digits of a decimal in Spark, Arrow and P
 _DECIMAL = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)$"
 _BOOLEANS = {1: ("true", "t", "yes", "y", "1"), 0: ("false", "f", "no", "n", "0")}
 
-# Integers of up to 18 digits fit into 64 bits. Longer integers are rare, and are converted one by one.
+# Integers of up to 18 digits fit into 64 bits. Longer integers are rare, so they are converted one by one.
 _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
 
 
@@ -262,8 +262,8 @@ def split_line(line: str, separator: str) -> list[str] | None:
 #
 # Both engines, `sql` and `arrow`, convert a value to the same bytes.
 
-# Below its bound, a float represents every integer exactly. From the bound on, an integer may have been
-# rounded. The keys are the names of the types in Arrow. Spark has the same names, except halffloat.
+# Floats below the bound of their type represent every integer exactly. At and above the bound, an integer may
+# have been rounded. The keys are the names of the types in Arrow. Spark has the same names, except halffloat.
 EXACT_BELOW = {"halffloat": 2.0**11, "float": 2.0**24, "double": 2.0**53}
 WHOLE_RULE = (
     "only a whole number becomes a text, and a float only below 2⁵³ (2²⁴ for 32 bits), because larger floats "

@@ -29,7 +29,8 @@ _FIRST_US = FIRST_DAY * US_OF_DAY
 _DATE_BYTES = 10  # length of YYYY-MM-DD
 _MINUTE_BYTES = 16  # length of YYYY-MM-DDTHH:MM
 _ROWS = 1 << 16  # number of texts that are converted at once; it limits the memory of their characters
-_LONGEST = 64  # largest number of bytes of a text; only a time with many blanks would be longer
+# largest number of bytes of a text. Longer texts are not times, except for times with many blanks
+_LONGEST = 64
 _PADDING = 16  # number of zeros after the characters of a text, so that a cursor may look ahead
 _MOST_DAYS = 1 << 17  # number of days of time zones whose offsets are kept
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])

@@ -53,7 +53,8 @@ _PRIMITIVES: Mapping[str, pa.DataType] = {
     "enum": pa.string(),
 }
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
-_NESTED = pa.struct([])  # represents records, maps and unions of several types, which no column can hold
+# represents records, maps and unions of several types; no column can have these types
+_NESTED = pa.struct([])
 _WIDER = ({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64())
 
 

@@ -294,7 +294,7 @@ def _read(
     if not names:
         yield pa.table({"": pa.nulls(count)}), {}
         return
-    with open_file(file.path) as source:  # a copied table is in the lake
+    with open_file(file.path) as source:  # copied tables are in the lake, whose storage may be remote
         try:
             footer = parquet_metadata(source)
             paged = read_paged(source, footer, groups, names) if counted and end is not None else {}

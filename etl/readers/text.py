@@ -71,7 +71,7 @@ class TextReader(TableReader):
         """Yields the rows of the lines that begin in the range of bytes."""
         positions, width = self.of_files.get(file_split.path, (self.positions, self.width))
         reader = replace(self, positions=positions, width=width)
-        has_header = file_split.start == 0 and self.table.format == "csv"  # as its first line
+        has_header = file_split.start == 0 and self.table.format == "csv"  # the header is the first line
 
         def parse(numbered: tuple[int, bytes | memoryview]) -> RawBlock:
             index, block = numbered
@@ -113,7 +113,8 @@ class TextReader(TableReader):
         for column in parsed:
             encoded = scanned.columns[position[column.name]]
             of_values = scanned.counts[position[column.name]]
-            if column.type == "string" and len(table.null_values) == 1:  # the scanner finds empty fields
+            # the scanner already converts empty fields to null
+            if column.type == "string" and len(table.null_values) == 1:
                 columns[column.name], counts[column.name] = encoded, of_values
                 continue
             distinct, reasons = typed_column(encoded.dictionary, column, table.null_values, table.time_zone)

@@ -28,8 +28,9 @@ from storage.manifest import digest_of
 _DATE = "{date}"
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_MOST_FIELDS = 2**31 - 1  # no limit: the text of a plan names all fields
-_FUNCTION_OF_USER = "UDF"  # part of a plan's text; the code of the function may change, but not the text
+_MOST_FIELDS = 2**31 - 1  # no limit, so that the text of a plan contains the names of all fields
+# part of the text of a plan with user code; this code may change while the text stays the same
+_FUNCTION_OF_USER = "UDF"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 # Spark's messages if the class path lacks the jar of a format or of a catalogue.
 _JAR_MISSING = re.compile(
@@ -86,7 +87,7 @@ def identity(spark: SparkSession, table: RawTable, dt: str) -> str:
 
 
 def order_of(rows: DataFrame, table: RawTable) -> list[str]:
-    """Returns the columns by which copied rows are sorted: the time of the event, and then all others.
+    """Returns the columns by which copied rows are sorted: the time of the event, and then all other columns.
 
     Rows with equal values in all columns are interchangeable. So the order of a copy depends only on rows.
     """
@@ -121,7 +122,7 @@ def content_of(rows: DataFrame) -> str:
     parts: list[Column] = []
     for name in names:
         value = F.col(_quoted(name))
-        parts += [value, value.isNull()]  # a hash skips nulls
+        parts += [value, value.isNull()]  # the hash of a row does not include nulls
         if isinstance(rows.schema[name].dataType, T.ArrayType):
             parts.append(F.size(value))
     hashes = [F.xxhash64(F.lit(seed), *parts).cast(T.DecimalType(38, 0)) for seed in (1, 2)]
@@ -153,7 +154,7 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
         if _FUNCTION_OF_USER in text:
             return None
         return digest_of([text, states, _stamps(spark, rows.inputFiles())])
-    except Py4JError:  # a plan of another release, or a deleted folder: then the rows must be compared
+    except Py4JError:  # another release wrote the plan, or a folder was deleted: the rows must be compared
         return None
 
 

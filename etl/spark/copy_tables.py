@@ -86,7 +86,7 @@ def _copy(
     if published is not None and not is_whole(partition, published):
         published = None
     rows = open_rows(spark, table.table, dt, table.key)
-    if rows is None:  # there is one table for each day, but none for this day
+    if rows is None:  # each day has a table, but there is no table for this day
         if published is None or published.files:
             publish_facts(partition, inputs={}, facts={})
         return

@@ -1,4 +1,4 @@
-"""Takes features of rows from look-up tables on a device.
+"""Looks up features of rows in tables on a device.
 
 On the host, a chain that reads one raw column computes each distinct value once. The results are a look-up
 table, with one value for each code. The device looks up the values of all rows, and distributes the rows over

@@ -145,8 +145,9 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
             file.sink,
             encoding.schema,
             compression="zstd",
-            # Row_ids are distinct, so a dictionary would only cost time. Their differences are small. Lists
-            # without a dictionary take less time and space, because rows often repeat the same list.
+            # Row_ids are distinct, so a dictionary would only cost time, but differences of row_ids are
+            # small. Lists without a dictionary take less time and space, because rows often repeat the same
+            # list.
             use_dictionary=[
                 field.name
                 for field in encoding.schema
@@ -159,7 +160,7 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
         for first_row, parsed in _parsed_blocks(task, encoding.source, names):
             pending.append((first_row, parsed))
             pending_bytes += parsed.bytes
-            if pending_bytes + parsed.bytes // 2 >= FILE_SPLIT_BYTES:  # as in saved_runs
+            if pending_bytes + parsed.bytes // 2 >= FILE_SPLIT_BYTES:  # saved_runs uses the same condition
                 _write(writer, pending, encoding, task)
                 pending, pending_bytes = [], 0
         _write(writer, pending, encoding, task)

@@ -156,7 +156,7 @@ def _current(device: torch.device | None) -> AbstractContextManager[object]:
 
 
 def _free_memory(device: torch.device | None) -> None:
-    """Returns the memory that torch keeps on a GPU, because another process may run the next group."""
+    """Releases the memory that torch keeps on a GPU, because another process may run the next group."""
     import torch
 
     if device is not None and device.type == "cuda":

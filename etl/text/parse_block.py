@@ -112,7 +112,7 @@ def _by_line(block: RawBlock, of_rows: Rejections) -> Rejections:
 
 
 def _rows(columns: Mapping[str, Values], rows: np.ndarray) -> dict[str, Values]:
-    """Returns some rows of columns by their indices."""
+    """Returns the rows with these indices, for each column."""
     mixed = mixed_columns(columns)
     if isinstance(mixed, DeviceColumns):
         return mixed.take(rows).parts

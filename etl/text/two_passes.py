@@ -86,7 +86,8 @@ class TextPasses:
     def __init__(self, workers: Workers, plan: FeaturePlan, lake: LakePaths) -> None:
         self._workers, self._plan, self._lake = workers, plan, lake
         self._splits: dict[str, list[_ScannedSplit]] = {}
-        self._scratch: dict[FileSplit, Sequence[CountedBlock]] = {}  # of each split that this run has scanned
+        # the scanned blocks of each file split that this run has scanned
+        self._scratch: dict[FileSplit, Sequence[CountedBlock]] = {}
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Scans the days that are not scanned yet, and returns the row counts of each day.

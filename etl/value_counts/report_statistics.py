@@ -99,7 +99,8 @@ def _figures(
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}
-    sides = max(side_of.values()) + 1  # no more columns than needed, because each needs memory and time
+    # the sums have no unneeded columns, because each column needs memory and time
+    sides = max(side_of.values()) + 1
     sums, nulls = Sums(sides), dict.fromkeys(summarised, 0)
     for counts in {counts.files: counts for counts in (*days, *others)}.values():
         for path, _ in counts.files:

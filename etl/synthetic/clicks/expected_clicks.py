@@ -256,7 +256,8 @@ class Exposure:
             for name, of_level in self._appeals:
                 appeal += of_level[columns[name][user]]
             weights = np.exp(appeal - appeal.max())
-            weights /= (drawn * weights).sum()  # so that the integral has the same scale for all users
+            # normalises the weights, so that the integral has the same scale for all users
+            weights /= (drawn * weights).sum()
             np.multiply(_MINUS_T, weights.astype(np.float32), out=decay)
             np.exp(decay, out=decay)
             # The operator @ would use threads for these products, which cost more time than they save.
