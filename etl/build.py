@@ -322,7 +322,7 @@ def feature_inputs(
 
 
 def current_features(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
-    """Returns the manifest of a feature partition that was computed from these inputs; None if there is none.
+    """Returns the manifest of a feature partition if it was computed from `inputs`, otherwise None.
 
     A manifest that an older release wrote may lack the digest of the section `negatives`. It is valid too.
     """

@@ -38,7 +38,7 @@ class DayPasses(CountedDays, Protocol):
         """Publishes missing quarantines and value counts of days. Returns the counts of each day."""
 
     def is_scanned(self, raw: RawFiles) -> bool:
-        """Returns whether the quarantine and the value counts of this log of a day are published."""
+        """Returns whether quarantine and value counts are published for the current log of a day."""
 
     def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
         """Returns the value counts of a scanned day, or of its rows in one split."""

@@ -115,7 +115,7 @@ def _changes(plan: ErasurePlan) -> list[TableChange]:
 
 
 def read_record(lake: LakePaths, run_date: str, users: UsersToErase) -> Record:
-    """Returns the record of these users and this date, or a new record, which is not written yet.
+    """Returns the record of the users for a run date, or a new record, which is not written yet.
 
     Raises:
         DataError: the record is damaged, or a newer release wrote it.

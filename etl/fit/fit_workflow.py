@@ -59,7 +59,7 @@ def fit_workflow(
     blocks_of: Callable[[Sequence[RawFiles]], TrainingBlocks] | None = None,
     rows_of: Callable[[Sequence[RawFiles]], DataFrame] | None = None,
 ) -> FittedWorkflow:
-    """Returns the workflow version of these training days. Fits this version if it does not exist yet.
+    """Returns the workflow version of the training days `days`. Fits this version if it does not exist yet.
 
     Args:
         days: the training days.

@@ -117,10 +117,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """Returns the next steps of each unfinished chain.
-
-    None of these steps reads an output of another of them.
-    """
+    """Returns the next steps of each unfinished chain that do not read outputs of each other."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):

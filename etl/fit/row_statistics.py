@@ -95,7 +95,7 @@ class RowStatistics:
         return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})
 
     def _measure_groups(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-        """Publishes the keyed tables of these steps, with one pass over the rows per operator."""
+        """Publishes the keyed tables of `steps`, with one pass over the rows per operator."""
         statistics = {}
         remaining = list(steps)
         while remaining:

@@ -282,7 +282,7 @@ def _digit_time(name: str, probe: pa.Array) -> tuple[str, ColumnType] | None:
 
 
 def _unit(name: str, column: SampledColumn, probe: pa.ChunkedArray | pa.Array) -> str | None:
-    """Returns the unit of integers that are times since 1970; None if they are other integers.
+    """Returns the unit of integers that are times since 1970; None if the integers are not times.
 
     Nearly all values must be between 1990 and 2040. Ids can be in this range too. So the column must have a
     name for a time, or no name and at least 100 distinct values.

@@ -56,7 +56,7 @@ def histories_of(
     *,
     before: Split | None = None,
 ) -> LatestHistories | None:
-    """Returns the latest histories of a run: with LocalWorkers a table, without a JVM; else a frame.
+    """Returns the latest histories of a run: a table with LocalWorkers (without a JVM), otherwise a frame.
 
     See `latest_histories` for the rules and the other arguments.
     """
@@ -106,7 +106,7 @@ def latest_histories_table(
     *,
     before: Split | None = None,
 ) -> LatestHistories | None:
-    """Returns the same as `latest_histories`, which has the same arguments, as a table."""
+    """Returns the result of `latest_histories` as a table. The arguments are the same."""
     history = plan.config.history
     if history is None:
         return None

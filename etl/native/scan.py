@@ -54,7 +54,7 @@ class Rejections(Mapping[int, str]):
         return len(self.indices)
 
     def pairs(self) -> Iterator[tuple[int, str]]:
-        """Returns the pairs (index, reason), ascending. It is faster than `items`."""
+        """Returns the pairs (index, reason), ascending. This method is faster than `items`."""
         return zip(self, (self.reasons[code] for code in self.codes.tolist()), strict=True)
 
     def counts(self) -> dict[str, int]:

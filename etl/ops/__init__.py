@@ -64,7 +64,7 @@ def frame_operator_from_config(entry: Entry) -> FrameOperator:
 
 
 def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
-    """Returns the operator of `features` with this name, and the type of its fitted step.
+    """Returns the operator of the section `features` named `name`, and the type of its fitted step.
 
     Raises:
         ConfigError: the operator does not exist, or the operator of a package cannot be used.

@@ -218,7 +218,7 @@ class Operator(Parameters, ABC):
         return self.aggregate_values(values.take(pa.array(np.repeat(np.arange(len(counts)), counts))), kind)
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Returns the statistics of two parts of a column of lists, from those of both parts.
+        """Merges the statistics of two parts of a column of lists.
 
         Raises:
             ConfigError: the operator accepts lists, but does not define this method.

@@ -48,7 +48,7 @@ class MemoryTables(LocalTables):
         return self._lookup(name, table[KEY]), table
 
     def entries(self, names: Sequence[str], ids: Sequence[int]) -> pa.Table:
-        """Returns the entries (column, id, value) of some vocabularies, with these ids."""
+        """Returns the entries (column, id, value) with the ids `ids` of the vocabularies `names`."""
         wanted = pa.array(ids, pa.int32())
         tables = [self.vocabularies[name].select(["column", "id", "value"]) for name in names]
         return pa.concat_tables(table.filter(pc.is_in(table["id"], wanted)) for table in tables)

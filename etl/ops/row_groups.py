@@ -107,7 +107,7 @@ def integers_of(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    """Returns the rows with a new column at the end, or with new values in the column of this name."""
+    """Returns the rows with a new column at the end, or with new values in the existing column `name`."""
     if name in rows.column_names:
         return rows.set_column(rows.column_names.index(name), name, values)
     return rows.append_column(name, values)

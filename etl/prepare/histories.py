@@ -351,7 +351,7 @@ def _earlier_than_rows(
 
 
 def _earlier_clicks(earlier: pa.Table | None, user_keys: pa.Array) -> _Older:
-    """Returns the earlier clicks of the users with these keys."""
+    """Returns the earlier clicks of the users with the keys `user_keys`."""
     counts = np.zeros(len(user_keys), np.int64)
     if earlier is None or not len(earlier):
         return _Older(counts, _Keyed(np.zeros(0, np.int32), pa.array([], pa.string())), None)

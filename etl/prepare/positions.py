@@ -122,7 +122,10 @@ def _texts(table: pa.Table, name: str) -> list[pa.DictionaryArray]:
 
 
 def _in_both(rows: np.ndarray, impressions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the indices of rows and of impressions whose pair is in both arrays. Pairs are below `size`."""
+    """Returns the indices of rows and of impressions whose pair is in both arrays.
+
+    All pairs are less than `size`.
+    """
     in_rows, in_impressions = np.zeros(size, bool), np.zeros(size, bool)
     in_rows[rows], in_impressions[impressions] = True, True
     both = in_rows & in_impressions

@@ -137,7 +137,7 @@ class PreparedPasses(ABC):
         return counts
 
     def is_scanned(self, raw: RawFiles) -> bool:
-        """Returns whether the quarantine and the value counts of this log of a day are published."""
+        """Returns whether quarantine and value counts are published for the current log of a day."""
         return self._has_quarantine(raw) and self._is_counted(raw)
 
     def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
@@ -291,7 +291,7 @@ class PreparedPasses(ABC):
         return {**prepared, "counted": digest_of([_COUNTS_FORMAT, *self._plan.counted_columns])}
 
     def _has_quarantine(self, raw: RawFiles) -> bool:
-        """Returns whether the quarantine of a day was computed from this log with this layout.
+        """Returns whether the quarantine of a day was computed from its current log with the current layout.
 
         Another configuration may have replaced the quarantine, because all configurations of a lake share
         this table.

@@ -50,7 +50,7 @@ def assign_split(rows: pa.Table, config: SplitConfig, cuts: Cuts | None) -> pa.T
 
 
 def count_times(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct event times (µs), ascending, and the number of rows with each: both int64."""
+    """Returns the distinct event times (µs), ascending, and the number of rows with each time: both int64."""
     times, counts = np.unique(integers_of(rows.column(EVENT_TIME)), return_counts=True)
     return times, counts.astype(np.int64)
 

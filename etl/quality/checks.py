@@ -449,7 +449,7 @@ class MissingRows:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> MissingRows | None:
-        """Reads the numbers from the facts of a manifest; None if the facts lack them."""
+        """Reads the numbers from the facts of a manifest; None if the facts do not contain the numbers."""
         return cls(**facts[FACT]) if FACT in facts else None
 
 

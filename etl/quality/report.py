@@ -299,7 +299,7 @@ def profiles_of(
 
 
 def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:
-    """Returns the pieces of the train days, and the piece of the last test day, which is compared to them."""
+    """Returns the pieces of the train days, and the piece of the last test day, which is compared."""
     train = [piece for piece in pieces if piece.split == "train"]
     return train, [piece for piece in pieces if piece.split == "test"][-1]
 

@@ -126,7 +126,7 @@ def version_of(file: str) -> DeltaVersion:
 
 
 def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
-    """Returns, for each of these files with a deletion vector, whether each of its rows is kept.
+    """Returns, for each file of `paths` with a deletion vector, whether each of its rows is kept.
 
     If an array has fewer elements than the file has rows, all later rows are kept.
 

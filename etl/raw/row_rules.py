@@ -320,7 +320,7 @@ class Misdated:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Misdated | None:
-        """Returns the counts in the facts of a quarantine manifest; None if they were not counted."""
+        """Returns the counts in the facts of a quarantine manifest; None if the rows were not counted."""
         counted = facts.get(MISDATED)
         return None if counted is None else cls(**counted)
 

@@ -123,7 +123,7 @@ def without_elements(lists: pa.Array, unwanted: pa.Array | None) -> pa.Array:
 
 
 def _with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
-    """Returns lists with the lengths and nulls of `lists`, and with these elements."""
+    """Returns lists with the lengths and nulls of `lists`, and with the elements `elements`."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return _lists(lengths, lists, elements)
 
@@ -278,7 +278,7 @@ _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
 
 
 def literal_pattern(text: str) -> str:
-    """Returns a regular expression that matches only this text.
+    """Returns a regular expression that matches only the text `text`.
 
     re.escape would also escape tabs and blanks, which the accelerator does not support.
     """

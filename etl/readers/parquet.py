@@ -281,7 +281,7 @@ class ParquetReader(TableReader):
 def _read(
     file: _File, file_split: FileSplit, names: Sequence[str], counted: bool = False
 ) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
-    """Yields the rows of a file split, with the columns of these names in the file.
+    """Yields the rows of a file split, with the columns `names` of the file.
 
     With `counted`, columns that can be read by their pages are not in the table. They are returned
     separately, with the number of rows with each value. Without names, the table has one column of nulls.
@@ -325,7 +325,7 @@ def _read(
 
 
 def _rows_at(parts: Iterator[pa.Table], wanted: np.ndarray) -> pa.Table:
-    """Returns the rows with these indices, (n,) int64 ascending, among the rows of all parts."""
+    """Returns the rows with the indices `wanted`, (n,) int64 ascending, among the rows of all parts."""
     taken = []
     first = 0
     for rows in parts:

@@ -176,7 +176,7 @@ def _without_first(rejected: Mapping[int, str], first: int, less: int = 0) -> Re
 
 
 def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]:
-    """Returns the texts of the lines of a block with these indices, without their line ends."""
+    """Returns the texts of the lines of a block with the indices `lines`, without line ends."""
     if not lines:
         return []
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
@@ -211,7 +211,7 @@ def _nulls_of(column: Column, rows: int) -> pa.Array:
 
 
 def without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
-    """Returns a dictionary array of these values, without nulls in the dictionary.
+    """Returns a dictionary array of the values at `indices`, without nulls in the dictionary.
 
     A row whose value is null gets a null index, because Arrow cannot unify dictionaries with nulls.
     """

@@ -83,7 +83,7 @@ def no_good_row() -> DataError:
 
 
 def no_training_row(days: Sequence[str], config: SplitConfig) -> DataError:
-    """Returns the error for a fit whose train split has no row on these days."""
+    """Returns the error for a fit whose train split has no row on any of `days`."""
     remedy = {
         "day": "check which rows the operators of `prepare` leave out",
         "fraction": "raise split.train, or check which rows the operators of `prepare` leave out",

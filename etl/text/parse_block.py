@@ -112,7 +112,7 @@ def _by_line(block: RawBlock, of_rows: Rejections) -> Rejections:
 
 
 def _rows(columns: Mapping[str, Values], rows: np.ndarray) -> dict[str, Values]:
-    """Returns the rows with these indices, for each column."""
+    """Returns the values of the rows with the indices `rows`, by column."""
     mixed = mixed_columns(columns)
     if isinstance(mixed, DeviceColumns):
         return mixed.take(rows).parts
@@ -365,7 +365,7 @@ def load(saved: SavedBlock, columns: set[str]) -> ParsedBlock | None:
     """Reads a block that `save` wrote. Deletes its file unless the block is shared.
 
     The returned block contains no rejected lines. The result is None if the file does not exist, is
-    incomplete, or lacks one of these columns.
+    incomplete, or lacks one of `columns`.
     """
     path = _path(saved.name)
     if path is None or not path.exists():

@@ -253,7 +253,7 @@ def _counted(task: ScanTask, index: int, parsed: ParsedBlock, counted: Sequence[
 
 
 def _counts_on(column: DeviceColumn, counts: np.ndarray | None) -> tuple[pa.Array, np.ndarray, int]:
-    """Returns the values of a column, the number of rows with each of them, and the number of nulls.
+    """Returns the values of a column, the number of rows with each value, and the number of nulls.
 
     Args:
         column: a column whose codes are on a device.
@@ -356,7 +356,7 @@ class ValueCounter:
         self.add_counts(encoded.dictionary, counts, nulls)
 
     def add_counts(self, values: pa.Array, counts: np.ndarray, nulls: int) -> None:
-        """Adds the values of a block, the number of rows with each of them, and the number of nulls."""
+        """Adds the values of a block, with the number of rows with each value, and the number of nulls."""
         self._nulls += nulls
         # Keep only distinct values, with one code for each. Then `unify` can merge the dictionaries of
         # several blocks.

@@ -111,7 +111,7 @@ class TextPasses:
         return counts
 
     def is_scanned(self, raw: RawFiles) -> bool:
-        """Returns whether the quarantine and the value counts of this log of a day are published."""
+        """Returns whether quarantine and value counts are published for the current log of a day."""
         tables = (self._lake.quarantine, self._lake.value_counts)
         return all(
             current_manifest(table.partition(raw.dt), inputs) is not None

@@ -50,7 +50,7 @@ class RowPlace:
     split: str | None = None
 
     def is_training_row_of(self, step: Fitted) -> bool:
-        """Returns whether `compute_training` computes the outputs of the step for these rows."""
+        """Returns whether `compute_training` computes the outputs of `step` for rows at this place."""
         in_training = self.dt is None or (self.dt in step.training_days and self.split in (None, "train"))
         return step.out_of_fold and in_training
 

@@ -87,7 +87,7 @@ def _type_of(name: str, kind: pa.DataType) -> Type:
 
 
 def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
-    """Raises DataError if a table lacks one of these columns."""
+    """Raises DataError if a table lacks one of the columns `names`."""
     missing = [name for name in names if name not in rows.column_names]
     if missing:
         raise DataError(

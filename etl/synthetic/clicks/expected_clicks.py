@@ -177,7 +177,7 @@ def _of_side(left: str) -> list[Interaction]:
 
 
 def _gather(rows: Complexes64, index: Ints, out: Complexes64) -> None:
-    """Writes the rows with these indices to `out`. A row is a vector along the last axis of `rows`."""
+    """Writes the rows with the indices `index` to `out`. A row is a vector along the last axis of `rows`."""
     # With the mode `clip`, NumPy needs no copy of `out`.
     np.take(rows.reshape(-1, rows.shape[-1]), index, axis=0, out=out, mode="clip")
 
