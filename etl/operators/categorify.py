@@ -140,8 +140,8 @@ class Categorify(Operator):
     min_count: Count | Mapping[str, Count] = Field(
         default=1,
         description="Minimum number of occurrences in the training rows for a value to get its own id. To "
-        "set it for each vocabulary, write a mapping. Its keys are names of columns or, with `share`, the "
-        "name of the shared vocabulary.",
+        "set a number for each vocabulary, write a mapping. The keys are names of columns or, "
+        "with `share`, the name of the shared vocabulary.",
     )
     max_size: Count | None = Field(
         default=None,

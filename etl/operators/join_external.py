@@ -114,8 +114,8 @@ class JoinExternal(Operator):
     )
     columns: Mapping[str, TypedColumn] = Field(
         min_length=1,
-        description="Maps each column of the table that is to be added to its type, such as `{price: "
-        "float}`, or to a type with the keys `format`, `source` and `optional` of a column of the log, such "
+        description="The columns to add. Maps each column to its type, such as `{price: float}`, or to a "
+        "mapping with its `type` and the keys `format`, `source` and `optional` of a column of the log, such "
         'as `{since: {type: date, format: "%d/%m/%Y"}}`. The types are `int`, `float`, `string`, `bool`, '
         "`date`, `timestamp` and `decimal`, as in the section `log`.",
     )

@@ -52,7 +52,7 @@ _FORMS = (
     "On one machine, tasks apply this operator to Arrow tables when they "
     "[prepare rows](../roads.md). Elsewhere, Spark applies it to frames.\n"
 )
-_HEAD = "<!-- Made from the docstrings of etl/operators by `make docs`; changes here are lost. -->\n"
+_HEAD = "<!-- Generated from the docstrings of etl/operators. `make docs` overwrites changes. -->\n"
 
 
 def _operators() -> dict[str, type[Operator] | type[FrameOperator]]:
