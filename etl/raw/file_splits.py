@@ -272,7 +272,7 @@ class _Stream(Protocol):
     """The decompressed bytes of a file."""
 
     def read(self, size: int, /) -> bytes:
-        """Returns at most `size` bytes; none at the end."""
+        """Returns at most `size` bytes; empty bytes at the end."""
 
 
 class _Gzip:
@@ -285,7 +285,7 @@ class _Gzip:
         self._damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # declared as an instance
 
     def read(self, size: int, /) -> bytes:
-        """Returns at most `size` bytes; none at the end.
+        """Returns at most `size` bytes; empty bytes at the end.
 
         Raises:
             OSError: the file is damaged or incomplete.

@@ -208,7 +208,7 @@ def _is_zero_or_one(values: pa.Array) -> pa.Array:
 
 
 def _key(output: str, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of an id (an integer or a text): its text, which must obey `RULE`."""
+    """Returns the rule of an id. The computed value is the text of the id, which must obey `RULE`."""
     missing = RowCheck(f"missing_key:{column}", lambda values: values.is_null())
     checks = (missing, bad_key(column)) if is_text else (missing,)
     return RowRule(output, column, checks, text_array)

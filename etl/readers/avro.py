@@ -318,7 +318,7 @@ def _texts(values: list[Any]) -> pa.Array:
 
 
 def _block_at(source: pa.NativeFile, file: _File, position: int) -> int:
-    """Returns the start of the first block at or after a position; the end of the file if there is none."""
+    """Returns the start of the first block at or after a position, or the end of the file."""
     start = max(position, file.first_block) - _MARKER_BYTES
     while start < file.size:
         offset = source.read_at(min(_SEARCH_BYTES, file.size - start), start).find(file.marker)

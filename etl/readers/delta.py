@@ -152,7 +152,7 @@ def _values_of(
 
 
 def _with_columns(table: RawTable, columns: Sequence[Column]) -> RawTable:
-    """Returns a table of Parquet files with other columns."""
+    """Returns the settings of a table of Parquet files with the columns `columns`."""
     return table.model_copy(update={"format": "parquet", "columns": list(columns)})
 
 

@@ -323,7 +323,7 @@ def _named(parts: Sequence[str], dt: str) -> list[str]:
 
 
 def _open(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> DataFrame | None:
-    """Returns the table; None if there is none.
+    """Returns the table; None if it does not exist.
 
     Raises:
         ConfigError: the class path lacks a jar, or the table itself is broken.

@@ -248,7 +248,7 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
 
     Args:
         rows: rows with user_key, item_key and, if the log has it, event_time.
-        impressions: user_key, item_key, position and event_time, not null where they are used.
+        impressions: user_key, item_key, position and event_time. Columns that the join uses have no nulls.
         column: the name of the new column.
     """
     if EVENT_TIME not in rows.columns:
