@@ -1,1 +1,1 @@
-"""From raw click logs to feature tables: read, quarantine, split, fit, apply, publish."""
+"""Builds feature tables from raw click logs: reads, quarantines, splits, fits, applies, publishes."""

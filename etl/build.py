@@ -46,7 +46,8 @@ from storage.publish import FINITE, Rules
 
 log = logging.getLogger("nightrank.etl")
 
-_DRAWN = "drawn"  # the input of features that is the digest of the section `negatives`
+# inputs of a feature partition have the digest of the configuration section `negatives` under this name
+_DRAWN = "drawn"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class BuildResult:
         features: maps each day to the manifest of its feature partition.
         quality: the data report.
         missing: the number of users and the number of items in the log that have no row in their table of
-            attributes. Without a table of users, there is no entry for users; the same holds for items.
+            attributes. It has an entry `users` or `items` only if the configuration has this table.
         warnings: one message for each figure above its limit `quality.…_warn`.
         empty_days: train days that were left out because their raw log has no row.
     """
@@ -150,7 +151,7 @@ def applied_features(
     parent_version: str | None,
     other_version: str | None,
 ) -> Callable[[RawFiles], bool] | None:
-    """Returns a function that decides whether all features of a day that a run needs are published.
+    """Returns a predicate: whether all features that the run needs from a day are published.
 
     Returns None if the run fits or extends a workflow, because its features are new. The arguments are those
     of `build`.
@@ -182,12 +183,12 @@ def encode_split(
 ) -> pa.Table | DataFrame:
     """Returns the rows of one split of a run date, with the columns `spec.table_columns` of a workflow.
 
-    Features of a day that are not published for this workflow yet are computed and published first.
+    If the features of a day are not published for this workflow yet, they are computed and published first.
 
     `read` reads published features: all rows of a partition, or the rows of one split.
 
     Raises:
-        ConfigError: the features have weights, and the configuration has none.
+        ConfigError: the features have weights, but the configuration sets no weights.
     """
     require_weights(plan, workflow.version, workflow.spec)
     days = raw_days(plan, run_date, lake.recorder)[split]
@@ -211,7 +212,8 @@ def encoded_days(
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
         passes = passes_of(workers, plan, lake)
-        if isinstance(passes, PreparedPasses):  # keep the attributes that build_features joined
+        # keep the attributes that build_features joined with these rows
+        if isinstance(passes, PreparedPasses):
             passes.keep_tables([raw.dt for raw in missing])
         counts = passes.scan_days(missing)
         of_days = {raw.dt: (raw, counts[raw.dt], inputs[raw.dt]) for raw in missing}
@@ -233,8 +235,8 @@ def _workflow(
         parent = _load(workers, plan, lake, parent_version)
     if parent and mode == "apply":
         return parent, mode
-    # A model is trained on the features of a new or extended workflow, and a training needs clicks and rows
-    # without a click. A run that only applies the champion's workflow needs neither.
+    # Training uses the features of a new or extended workflow. It needs rows with and without a click. A run
+    # that only applies the champion's workflow trains no model, so these rows are not checked.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
     if not any(rows for _, rows, _ in labels):
         raise no_training_row([dt for dt, _, _ in labels], plan.config.split)
@@ -266,7 +268,7 @@ def _load(workers: Workers, plan: FeaturePlan, lake: LakePaths, version: str) ->
 
 
 def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Literal["fit", "extend", "apply"]:
-    """Returns `workflow.mode` of the configuration, with `auto` and `retrain` replaced by their meaning."""
+    """Returns `workflow.mode` of the configuration, or the mode that `auto` or `retrain` selects."""
     mode = workflow.mode
     if mode == "fit":
         return mode
@@ -320,9 +322,9 @@ def feature_inputs(
 
 
 def current_features(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
-    """Returns the manifest of a feature partition that was computed from these inputs; None if there is none.
+    """Returns the manifest of a feature partition if it was computed from `inputs`, otherwise None.
 
-    The manifest of an older release lacks the digest of the section `negatives`, and is valid without it.
+    A manifest that an older release wrote may lack the digest of the section `negatives`. It is valid too.
     """
     older = {name: digest for name, digest in inputs.items() if name != _DRAWN}
     return current_manifest(partition, inputs) or current_manifest(partition, older)

@@ -33,8 +33,8 @@ def raw_days(
     """Returns, for each split, the raw files of its days.
 
     If `split.by` is not `day`, all splits have the same single day. Train days whose files are empty are left
-    out. `recorder` records the raw files as inputs of the run. Later, it also records all data that is read
-    with these files.
+    out. `recorder` records the raw files as inputs of the run. Later, the recorder also records all other
+    data that is read together with these files.
 
     Raises:
         DataError: a required day has no raw log.
@@ -105,8 +105,9 @@ def check_days(
         run_date: the last day of the run's logs.
         phase: measures the time of a phase (etl.build.build).
         has_features: returns whether the features of a day are published, if the run only applies a workflow
-            (etl.build.applied_features). The rows of such a day stay as they are if only a table of users or
-            items has been replaced. None: all rows are joined with the current tables.
+            (etl.build.applied_features). If only a table of users or items has been replaced since then, the
+            rows of such a day are not joined again. None: the rows of all days are joined with the current
+            tables.
 
     Raises:
         ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
@@ -145,7 +146,7 @@ def _without_days(
     """Leaves out train days without rows, in the same way as train days without a raw log.
 
     Raises:
-        DataError: another day has no row, or fewer than `min_train_days` train days are left.
+        DataError: a validation or test day has no row, or fewer than `min_train_days` train days are left.
     """
     later = [*splits["validation"], *splits["test"]]
     required = [raw for raw in later if raw.dt in without_rows]
@@ -165,8 +166,7 @@ def _without_days(
 def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
     """Checks the first rows of the tables that are joined with the rows of some days.
 
-    This check finds errors early: the tables are read only after the log has been parsed, which takes most of
-    the time of a job.
+    Without this check, an error in a table would stop the job late, after the log has been parsed.
 
     Raises:
         DataError: a table is missing, lacks a column, or has a value that cannot be parsed.
@@ -185,7 +185,7 @@ def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
                 checked.add((section, raw.paths))
     for name, external in plan.external_tables.items():
         latest = None if "{date}" in external.path else find_raw(plan.config, external, days[-1].dt)
-        if latest is not None:  # only a fit needs the table
+        if latest is not None:  # a missing table is not an error here, because only a fit reads it
             check_heads(external, latest.paths, name, None)
 
 

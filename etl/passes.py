@@ -38,7 +38,7 @@ class DayPasses(CountedDays, Protocol):
         """Publishes missing quarantines and value counts of days. Returns the counts of each day."""
 
     def is_scanned(self, raw: RawFiles) -> bool:
-        """Returns whether the quarantine and the value counts of this log of a day are published."""
+        """Returns whether quarantine and value counts are published for the current log of a day."""
 
     def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
         """Returns the value counts of a scanned day, or of its rows in one split."""
@@ -66,7 +66,8 @@ class Road:
         kind: `log`: tasks read the raw log in both passes. `prepared`: tasks scan the raw log, and rows are
             prepared first and then read from the table `prepared`.
         prepared: the additions and changes to rows before features are computed (`preparations`).
-        by: whether `tasks` of this machine or `frames` of Spark prepare the rows; None if nothing does.
+        by: whether `tasks` of this machine or `frames` of Spark prepare the rows; None if rows need no
+            preparation.
     """
 
     kind: Literal["log", "prepared"]
@@ -96,8 +97,8 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
     """Returns the passes over the days of a log.
 
     Raises:
-        ConfigError: an operator of `prepare` has only a form for Spark frames, and tasks prepare the rows; or
-            files are text, and the compiled scanner of text is missing.
+        ConfigError: tasks prepare the rows, but an operator of `prepare` can process only Spark frames; or
+            the log is text, and the compiled scanner of text is missing.
     """
     if format_settings(plan.config.log.format).is_text and not is_built():
         raise ConfigError("the compiled scanner of text is missing", "run `make setup`")
@@ -112,7 +113,10 @@ def passes_of(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> DayPasses
 
 
 def earlier_clicks(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | LastClicks | None:
-    """Returns the reader of earlier days' clicks; None without histories, or if the log is one table."""
+    """Returns the reader of clicks of earlier days.
+
+    Returns None if there are no histories, or if the log is one table.
+    """
     if isinstance(workers, LocalWorkers):
         return click_tables(workers, plan, lake)
     return clicks_before(workers, plan, lake)

@@ -37,8 +37,8 @@ class PublishedPartition:
     """A published partition.
 
     Attributes:
-        partition: the partition. Its recorder is the recorder of the lake.
-        manifest: the manifest of the partition.
+        partition: place of the partition in the lake. Its recorder is the recorder of the lake.
+        manifest: lists the files of the partition.
     """
 
     partition: Partition
@@ -56,7 +56,7 @@ class PublishedPartition:
 
     @property
     def version(self) -> str:
-        """Returns the second part of the name of the table, such as a workflow version; empty if none."""
+        """Returns the second part of the name of the table, such as a workflow version, or an empty text."""
         return self.partition.table.partition("/")[2].split("/")[0]
 
 
@@ -121,8 +121,8 @@ FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
     "profiles",
 )
 
-# Tables that the next run computes again from the raw log, without erased users. It is not enough to remove
-# the users' ids from these tables, because the counts of all other columns include the users' rows too.
+# Tables that the next run computes again from the raw log, without erased users. To remove only the users'
+# ids would not be enough: the counts of all other columns also include the users' rows.
 COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
 _FEATURES_DT = "features_dt"
 _COUNTED = {"column", "value"}
@@ -152,10 +152,10 @@ class UsersToErase:
         """Returns the users to erase. The section `keys` of the configuration must be set.
 
         Args:
-            ids: the ids.
+            ids: the ids of the users, as texts.
             salt: the salt of the lake.
             digest: returns the salted digest of an id.
-            config: the configuration.
+            config: the configuration, with the names of the raw log's columns.
         """
         digests = ErasedUsers(salt, frozenset(map(digest, ids)))
         column, log = config.keys.user if config.keys else "", config.log
@@ -173,9 +173,10 @@ class TableRule:
     """Finds the rows of users in a table.
 
     Attributes:
-        columns: the columns that `matches` reads. They are also collected for the found rows.
+        columns: the columns that `matches` reads. Their values in the rows of users are also collected.
         matches: takes n rows with these columns, and returns which rows belong to users: (n,) bool.
-        keeps_rows: whether found rows stay, with a tombstone as their `value`, as in vocabularies.
+        keeps_rows: whether the rows stay in the table. Their `value` is then replaced by a tombstone, as in
+            vocabularies.
     """
 
     columns: tuple[str, ...]
@@ -203,7 +204,7 @@ def rule_of(
 
     Args:
         published: a partition of the table.
-        users: the users.
+        users: the users to erase.
         workflows: maps each workflow version to its tables with ids of users.
         row_ids: maps each day to the row_ids of the users' rows in the feature partitions, for `scores`.
     """
@@ -244,7 +245,10 @@ def _has_key(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
 
 
 def _has_stored_id(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
-    """Does what `_has_key` does, for a column of any type that readers accept as ids."""
+    """Returns whether the column `name` of each row has an id of the users: (n,) bool.
+
+    Accepts every type of id that readers accept.
+    """
     values = rows[name]
     if pa.types.is_floating(values.type):
         values = values.cast(pa.int64(), safe=False)

@@ -54,7 +54,7 @@ class UserRows:
     """The rows of the users in one partition.
 
     Attributes:
-        published: the partition.
+        published: the published partition that contains the rows.
         rule: finds the rows.
         files: maps the path of each file with such rows, as in the manifest, to the number of these rows.
         rows: the columns of the rule, for all rows of the users.
@@ -95,7 +95,7 @@ class ErasurePlan:
     @property
     def days(self) -> set[str]:
         """Returns the days whose partitions have rows of the users."""
-        others = (WORKFLOW, COPIES)  # their partitions may have no day
+        others = (WORKFLOW, COPIES)  # partitions of these tables may belong to no day
         return {one.published.partition.dt for one in self.rows.values() if one.published.kind not in others}
 
     @property
@@ -114,10 +114,10 @@ def plan_erasure(
     """Reads the key columns of all tables, and plans the erasure. Changes nothing.
 
     Args:
-        lake: the lake.
+        lake: data lake whose tables are read.
         config: the configuration, with the names of the raw log's columns.
-        users: the users.
-        known: the changed digests of an attempt that was killed.
+        users: the users to erase.
+        known: maps old digests to new digests, as an attempt that was killed recorded them.
 
     Raises:
         DataError: a manifest or a file is damaged.
@@ -177,8 +177,8 @@ def _is_computed_again(
 ) -> bool:
     """Returns whether the next run computes a partition again, such as typed or prepared rows.
 
-    If no feature is computed from the user's id, value counts and profiles contain no id of a user. But they
-    still count the users' rows, and a fit must count exactly the rows that it reads.
+    If no feature is computed from the user's id, value counts and profiles contain no id of a user. But their
+    numbers still include the users' rows, and a fit must count exactly the rows that it reads.
     """
     day = (published.partition.dt, published.manifest.inputs.get("raw", ""))
     if published.kind == PROFILES:
@@ -242,13 +242,14 @@ def _draft(
     """Returns the manifest of a partition without the rows of the users, with its old inputs.
 
     Args:
-        published: the partition.
+        published: the published partition, with its old manifest.
         matched: the rows of the users in the partition; None if there are none.
-        users: the users.
+        users: the users to erase.
         logged: maps the path of each partition with rows of the users to the number of these rows that are
             rows of the log.
         removed: the result of `_removed_by_day`.
-        done: the digests of partitions that an earlier attempt has finished. Their facts stay.
+        done: the digests of partitions that an earlier attempt has finished. The facts of these partitions do
+            not change.
     """
     manifest = published.manifest
     if published.kind in _WITH_VALUES:
@@ -276,7 +277,7 @@ def _with_fewer_rows(manifest: Manifest, matched: UserRows, logged: int) -> Mani
     if kind == COPIES:
         facts = {name: value for name, value in manifest.facts.items() if name != CONTENT}
         manifest = replace(manifest, facts=facts)
-    if kind == FEATURES:  # its rows_in is the number of rows of the raw log
+    if kind == FEATURES:  # rows_in is the number of rows of the raw log, which does not change
         dropped = {**manifest.dropped, ERASED: manifest.dropped.get(ERASED, 0) + logged}
         return replace(manifest, files=files, dropped=dict(sorted(dropped.items())))
     rows_in = manifest.rows_in if kind == QUARANTINE else max(0, manifest.rows_in - matched.removed)
@@ -377,8 +378,8 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
 #
 # The digest of a partition depends on its number of rows and on its inputs. An input is the digest of another
 # partition, of several combined partitions, or of a dataset. After an erasure, all inputs must be the new
-# digests. Otherwise the next run would compute the partitions again, or a training would refuse the feature
-# rows. If this code misses a reference, the next run computes the partition again, without the users.
+# digests. Otherwise the next run would compute the partitions again, or training would refuse the feature
+# partitions. If this code misses a reference, the next run computes the partition again, without the users.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
 _MAX_PASSES = 50  # more than the length of any chain of inputs
@@ -392,7 +393,7 @@ class DigestChanges:
         self.changes = dict(known)
 
     def of(self, digest: str) -> str:
-        """Returns the new digest; the same digest if it has not changed."""
+        """Returns the digest that replaces `digest`; `digest` itself if it has not changed."""
         for _ in range(_MAX_PASSES):
             if self.changes.get(digest, digest) == digest:
                 break
@@ -400,7 +401,7 @@ class DigestChanges:
         return digest
 
     def add(self, old: str, new: str) -> None:
-        """Records a change."""
+        """Records that the digest `new` replaces the digest `old`."""
         if old != new:
             self.changes[old] = new
 
@@ -458,7 +459,7 @@ def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) ->
         return replace(member, digest=digest, clicks=None if member.clicks is None else member.clicks - lost)
 
     new = {split: [changed(member) for member in members] for split, members in splits.items()}
-    for unique in (False, True):  # publish_latest combines each partition once
+    for unique in (False, True):  # publish_latest combines only distinct digests
         changes.add(_combined(splits, unique), _combined(new, unique))
     changes.add(_dataset_digest(manifest, splits), _dataset_digest(manifest, new))
     facts["splits"] = {split: [dict(vars(member)) for member in members] for split, members in new.items()}

@@ -30,7 +30,7 @@ class TableChange:
     """The rows that an erasure removes from one partition.
 
     Attributes:
-        table, partition: the table, and the date or the name of the partition.
+        table, partition: name of the table, and date or name of the partition.
         change: what happens to the users' rows.
         rows: the number of these rows.
     """
@@ -115,7 +115,7 @@ def _changes(plan: ErasurePlan) -> list[TableChange]:
 
 
 def read_record(lake: LakePaths, run_date: str, users: UsersToErase) -> Record:
-    """Returns the record of these users and this date, or a new record, which is not written yet.
+    """Returns the record of the users for a run date, or a new record, which is not written yet.
 
     Raises:
         DataError: the record is damaged, or a newer release wrote it.

@@ -34,7 +34,7 @@ from storage.remove import delete_leftovers
 
 log = logging.getLogger("nightrank.erase")
 
-# Tables with ids of users. The jobs that write other tables delete the old files of those.
+# Tables with ids of users. Old files of all other tables are deleted by the jobs that write these tables.
 _WITH_USERS = frozenset(
     {
         *(*COMPUTED_AGAIN, FEATURES, SCORES, QUARANTINE, WORKFLOW, PROFILES),
@@ -46,9 +46,9 @@ _KEEP_ALL_HOURS = 24.0 * 365
 
 
 def carry_out(lake: LakePaths, plan: ErasurePlan) -> int:
-    """Publishes all changed partitions of a plan. Deletes the old files of each right after publishing it.
+    """Publishes all changed partitions of a plan.
 
-    Returns the number of deleted files.
+    After publishing a partition, deletes its old files at once. Returns the number of deleted files.
 
     Raises:
         DataError: a file is damaged.

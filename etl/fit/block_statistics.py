@@ -172,7 +172,10 @@ class BlockStatistics:
 
 
 def _reads_rows(step: Step) -> bool:
-    """Returns whether a step needs a pass over the rows. Vocabularies without counted values need none."""
+    """Returns whether a step needs a pass over the rows.
+
+    A vocabulary needs no pass if the configuration lists its values, or if it counts only other columns.
+    """
     operator = step.operator
     return not isinstance(operator, Categorify) or (operator.counts and operator.values is None)
 

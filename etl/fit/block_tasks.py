@@ -211,7 +211,7 @@ def _aggregate_task(steps: tuple[BlockStep, ...], counts: Counts, index: int) ->
 
 @dataclass(frozen=True)
 class KeyedFiles:
-    """The files of a step's merged ranges, in the order of the keys, and the ranges."""
+    """The files with the merged ranges of a step, and the ranges, in the order of the keys."""
 
     ranges: tuple[KeyRange, ...]
     files: tuple[str, ...]
@@ -282,7 +282,8 @@ def _merge_task(tasks: tuple[_MergeTask, ...], row_group_rows: int, index: int) 
         keys, parts = _read_merged(task.first)
         if merged is not None and not merged[0].equals(keys):
             raise InfrastructureError(
-                f"two readings of the training rows gave the operator {operator.name} other groups",
+                "two passes over the training rows returned different groups for the operator "
+                f"{operator.name}",
                 "rerun the job when no other job writes to its training days; if the error stays, "
                 "this is an internal error, please report",
             )
@@ -429,7 +430,8 @@ class StepValues:
         """Divides the rows by the key that the inputs form.
 
         Returns:
-            (keys, rows): the distinct keys as strings, and the rows that have a key. Each key has a row.
+            (keys, rows): the distinct keys as strings, and the rows that have a key. Each key occurs in at
+            least one row.
         """
         first = self.values[0]
         if len(self.values) == 1:

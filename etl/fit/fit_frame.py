@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, cast
 
 import numpy as np
@@ -13,13 +14,14 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, DataError
 from conf.types import FeatureGroup
 from etl.fit.rounds import ChainRequest, fit_rounds, fit_without_statistics, plan_rounds, vocabulary_of
+from etl.native.lookup import Lookup
 from etl.operators.categorify import Categorify
 from etl.ops import Operator, operator_digests, operator_from_config
 from etl.ops.array_statistics import GroupedRows
 from etl.ops.base import LISTS, Step, Type
 from etl.ops.doubles import as_doubles
 from etl.ops.keyed import KEY, table_name
-from etl.ops.memory_tables import MemoryTables
+from etl.ops.tables import VOCABULARY, LocalTables
 from etl.ops.training_statistics import Statistics
 from etl.raw.text_values import joined_array, text_array
 from etl.statistics.id_rule import IdRule, assign_ids_of_column
@@ -60,8 +62,8 @@ def fit_frame(
 ) -> LocalWorkflow:
     """Returns a workflow that is fitted on all rows of a table. Its tables are in memory.
 
-    Learned values equal those that build_features learns from one training day with these rows, if `row_id`
-    is the position of a row. The version is a digest of the features and of everything that was learned.
+    The fitted values equal those of build_features for one training day with these rows, if `row_id` is the
+    position of a row. The version is a digest of the features and of all fitted values.
 
     Args:
         rows: a table with the columns of `columns_of`. The label may be missing.
@@ -70,15 +72,17 @@ def fit_frame(
         label: the column with the label.
 
     Raises:
-        ConfigError: an operator does not accept a column, or it cannot be fitted on a table, or a feature
-            reads the label.
-        DataError: the table has no rows, it lacks a column, or a value does not fit; or the statistics of a
-            column cannot be computed.
+        ConfigError: an operator does not accept a column, an operator cannot be fitted on a table in memory,
+            or a feature reads the label.
+        DataError: the table has no rows, a column is missing, a value does not have the type of its column,
+            or the statistics of a column cannot be computed.
     """
     inputs, others = columns_of(groups, label)
     require_columns(rows, inputs)
     if not len(rows):
-        raise DataError("the frame has no rows, so nothing can be learned", "pass the training rows")
+        raise DataError(
+            "the frame has no rows, but a fit needs at least one row", "pass a frame with the training rows"
+        )
     columns = column_types(rows, [*inputs, *(name for name in others if name != label)], types)
     if label in others and label in rows.column_names:
         columns[label] = "float"
@@ -126,7 +130,8 @@ def _require_fit(operators: Sequence[Operator]) -> None:
 
 # Computes statistics of training rows that are in the memory of this process, without Spark.
 
-# The day of all rows, in days since 1970-01-01: a frame has no days.
+# The day of all rows, in days since 1970-01-01. All rows of a frame belong to this day, because frames have
+# no days.
 NO_DAY = 0
 
 
@@ -312,3 +317,72 @@ def _fixed_entries(operator: Categorify) -> pa.Table:
 def _entries(values: pa.Array, counts: pa.Array, ids: pa.Array) -> pa.Table:
     days = pa.array(np.full(len(values), NO_DAY, np.int32))
     return pa.table({"value": values, "id": ids, "count": counts, "last_seen": days})
+
+
+# The tables of a workflow that was fitted on a frame, in the memory of this process.
+
+
+@dataclass(frozen=True)
+class MemoryTables(LocalTables):
+    """The tables of a workflow version in memory: like LocalTables, but without files.
+
+    Attributes:
+        vocabularies: maps each vocabulary to its entries (column, value, id, count, last_seen), by id.
+        keyed_tables: maps each other table to its rows, which have the column `key`.
+    """
+
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    vocabularies: Mapping[str, pa.Table] = field(default_factory=dict)
+    keyed_tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    _lookups: dict[str, Lookup] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def names(self) -> list[str]:
+        """Returns the names of the tables."""
+        return [*([VOCABULARY] if self.vocabularies else []), *self.keyed_tables]
+
+    def vocabulary(self, name: str, max_age_days: int | None = None) -> tuple[Lookup, np.ndarray]:
+        """Returns the `Lookup` of a vocabulary's n values, and an (n,) int32 array with their ids.
+
+        All values were last seen on the last training day, so `max_age_days` removes none.
+        """
+        entries = self.vocabularies[name]
+        return self._lookup(f"{VOCABULARY}/{name}", entries["value"]), entries["id"].to_numpy()
+
+    def keyed(self, name: str) -> tuple[Lookup, pa.Table]:
+        """Returns the `Lookup` of a table's column `key`, and the table."""
+        table = self.keyed_tables[name]
+        return self._lookup(name, table[KEY]), table
+
+    def entries(self, names: Sequence[str], ids: Sequence[int]) -> pa.Table:
+        """Returns the entries (column, id, value) with the ids `ids` of the vocabularies `names`."""
+        wanted = pa.array(ids, pa.int32())
+        tables = [self.vocabularies[name].select(["column", "id", "value"]) for name in names]
+        return pa.concat_tables(table.filter(pc.is_in(table["id"], wanted)) for table in tables)
+
+    def parts(self, name: str) -> Iterator[pa.Table]:
+        """Yields the rows of a table of the version: vocabulary by vocabulary, or all rows."""
+        yield from self.vocabularies.values() if name == VOCABULARY else [self.keyed_tables[name]]
+
+    def digests(self) -> dict[str, str]:
+        """Returns a digest of the values of each table, by the name of the table or vocabulary."""
+        tables = {f"{VOCABULARY}/{name}": table for name, table in self.vocabularies.items()}
+        return {name: _digest(table) for name, table in {**tables, **self.keyed_tables}.items()}
+
+    def _lookup(self, name: str, values: pa.ChunkedArray) -> Lookup:
+        if name not in self._lookups:
+            self._lookups[name] = Lookup(values.combine_chunks())
+        return self._lookups[name]
+
+
+def _digest(table: pa.Table) -> str:
+    digest = sha256()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        digest.update(f"{name} {column.type} {len(column)}\0".encode())
+        if pa.types.is_string(column.type):
+            digest.update(pc.binary_length(column).to_numpy().tobytes())
+            digest.update("".join(column.to_pylist()).encode())
+        else:
+            digest.update(column.is_null().to_numpy().tobytes())
+            digest.update(pc.fill_null(column, 0).to_numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -59,16 +59,16 @@ def fit_workflow(
     blocks_of: Callable[[Sequence[RawFiles]], TrainingBlocks] | None = None,
     rows_of: Callable[[Sequence[RawFiles]], DataFrame] | None = None,
 ) -> FittedWorkflow:
-    """Returns the workflow version of these training days. Fits this version if it does not exist yet.
+    """Returns the workflow version of the training days `days`. Fits this version if it does not exist yet.
 
     Args:
         days: the training days.
         parent: an earlier workflow version to extend. Numbers that were fitted for the parent, such as means,
             stay unchanged. Only the parent's vocabularies grow: they get the values of training days that
-            they do not include yet. So a model that was trained on the parent's features remains valid. With
-            None, all steps are fitted.
-        counts_of: returns the value counts of the training rows of a day. None if the rows of a frame are
-            counted instead.
+            they do not include yet. So a model that was trained on the parent's features remains valid. If
+            `parent` is None, all steps are fitted.
+        counts_of: returns the value counts of the training rows of a day. None: the values are counted in the
+            rows of a frame.
         read_table: reads the tables of `join_external`.
         blocks_of: returns the training rows of some days as blocks, from which tasks compute statistics.
         rows_of: returns the same rows as a Spark frame, from which Spark computes statistics. Pass `rows_of`
@@ -192,7 +192,8 @@ def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgres
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)
 
 
-# Computes the version of a workflow, a digest of everything that a fit depends on. Checks extensions.
+# Computes the version of a workflow, a digest of everything that a fit depends on. Checks whether it can be
+# extended.
 
 # Part of every version's digest. Increase this number if the meaning of an operator changes.
 FORMAT = 2

@@ -1,4 +1,4 @@
-"""The inputs and the rounds of a fit. A round has the steps that are fitted together, and their data."""
+"""The inputs and the rounds of a fit. A round consists of the steps that are fitted together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from etl.value_counts.requests import Counts
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.unfitted_chains import Chain
 
-if TYPE_CHECKING:  # workers do not import pyspark
+if TYPE_CHECKING:  # Python workers do not import pyspark
     from pyspark.sql import DataFrame
 
 # The source of a round's statistics: frames of the training rows, or the value counts of the training days.
@@ -29,7 +29,8 @@ SourceName = Literal["rows", "value_counts"]
 # Statistics that can be computed from the value counts of one raw column.
 _COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
 
-# Needs of steps that look up a table. Their outputs cannot be computed from value counts.
+# Kinds of statistics of steps that look up a table. Outputs of such steps cannot be computed from value
+# counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 
 
@@ -61,7 +62,7 @@ class Round:
         ready: steps that are fitted first. They need no statistics, or the workflow that is extended already
             contains them as fitted steps.
         measured: steps that are fitted next, from statistics of the training days. None of these steps reads
-            an output of another one.
+            an output of another of these steps.
         source: the source of the statistics of `measured`.
     """
 
@@ -76,14 +77,14 @@ class Round:
 
 
 def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: bool) -> list[Round]:
-    """Returns the rounds of a fit. They fit each step once, and always after the earlier steps of its chain.
+    """Returns the rounds of a fit. The rounds fit each step once, after all earlier steps of its chain.
 
     Args:
         chains: the chains to fit.
         extends: whether an existing workflow is extended. Then only its vocabularies are fitted again.
         has_value_counts: whether there are value counts of the training days.
     """
-    fitted = [0] * len(chains)  # (chains,) number of steps that are fitted
+    fitted = [0] * len(chains)  # (chains,) number of fitted steps of each chain
     rounds = []
     while any(count < len(chain.steps) for count, chain in zip(fitted, chains, strict=True)):
         ready = _ready(chains, fitted, extends)
@@ -116,7 +117,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """Returns the next steps of each unfinished chain. None of these steps reads an output of another one."""
+    """Returns the next steps of each unfinished chain that do not read outputs of each other."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):
@@ -226,8 +227,8 @@ class TrainingDays:
         days: ISO dates, in ascending order.
         latest: the last day that the fitted workflow includes, in days since 1970-01-01. If a workflow is
             extended, this day may be later than the days in `days`.
-        read_table: reads the tables of `join_external`: a table with blocks, and a frame or a table with a
-            frame.
+        read_table: reads a table of the operator `join_external`. If the rows are blocks, it returns an Arrow
+            table; otherwise, an Arrow table or a frame.
         blocks: the training rows of these days as blocks; None if there is a frame.
     """
 
@@ -287,7 +288,7 @@ def fit_without_statistics(progress: ChainProgress, step: Step) -> None:
 class ChainRequest:
     """Steps of one chain that need statistics of the training days.
 
-    None of these steps reads an output of another one.
+    None of these steps reads an output of another of them.
 
     Attributes:
         index: position of the chain in the list of chains.

@@ -95,7 +95,7 @@ class RowStatistics:
         return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})
 
     def _measure_groups(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-        """Publishes the keyed tables of these steps, with one pass over the rows per operator."""
+        """Publishes the keyed tables of `steps`, with one pass over the rows per operator."""
         statistics = {}
         remaining = list(steps)
         while remaining:
@@ -364,8 +364,8 @@ def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], da
     """Counts the values of all columns in one pass over the rows.
 
     Returns a frame with the columns column, value, count, last_seen: one row for each value of a column.
-    `last_seen` is the last day on which the value occurs. The shuffle is keyed by (column, value), so the
-    values of a large column are spread over all tasks. Nulls are not counted.
+    `last_seen` is the last day with the value. The shuffle is keyed by (column, value), so the values of a
+    large column are spread over all tasks. Nulls are not counted.
 
     Args:
         values: (name, expression, is_list) for each column to count. `name` is the name of its vocabulary,
@@ -423,8 +423,9 @@ def vocabulary_facts(with_id: DataFrame, rare: DataFrame) -> dict[str, dict[str,
     """Returns the facts of each vocabulary, by the name of the vocabulary.
 
     The facts are the number of values with an id (`entries`), the highest id, and the number of values
-    without an id (`rare_values`). `occurrences` is the number of rows whose values have an id, and
-    `rare_occurrences` the number of rows whose values have none. The driver collects one row per vocabulary.
+    without an id (`rare_values`). `occurrences` counts the rows with a value that has an id.
+    `rare_occurrences` counts the rows with a value that has no id. The driver collects one row per
+    vocabulary.
     """
     known = with_id.groupBy("column").agg(
         F.count("id").alias("entries"), F.max("id").alias("highest"), F.sum("count").alias("occurrences")

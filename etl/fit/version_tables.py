@@ -27,7 +27,7 @@ from storage.publish import new_attempt, own_path, publish, publish_files, read_
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Bytes of a file that are in memory while the file is copied.
+# Number of bytes that are read at once while a file is copied.
 _COPIED_BYTES = 16 * 2**20
 
 
@@ -155,7 +155,7 @@ def _copy(source: str, target: str) -> str:
 # Each task sorts the keys of its rows. Ranges of keys are chosen from a sample of the keys of all tasks. So
 # the files of the merged ranges form one sorted table, and no task needs all keys.
 
-# Approximate number of rows of a range, which one task merges.
+# Approximate number of rows of a range. One task merges a range.
 _RANGE_ROWS = 2_000_000
 
 # Number of rows of a row group in a file of parts. A task reads only the row groups with keys of its range.
@@ -273,7 +273,7 @@ def _read_range(path: str, keys: KeyRange) -> Iterator[pa.Table]:
 
 
 def one_group(parts: Sequence[GroupParts]) -> GroupParts:
-    """Merges parts that have one group each. There is at least one part."""
+    """Merges one or more parts, each of which has exactly one group."""
     together = concat_groups(parts)
     return together.regrouped(np.zeros(together.size, np.int64), 1)
 

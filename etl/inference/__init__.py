@@ -1,1 +1,1 @@
-"""Looks at the first rows of raw files, and infers their format, the types of columns and what they mean."""
+"""Infers the format, the types and the meaning of columns from the first rows of raw files."""

@@ -16,17 +16,18 @@ from etl.inference.sample import TableSample
 from etl.raw.text_values import integers, numbers
 from etl.raw.time_text import dates, timestamps
 
-# Texts that stand for null in files of other programs. The empty text is always null.
+# Texts that other programs write in place of null. The empty text is always null.
 NULL_TEXTS = ("\\N", "NULL", "null", "NaN", "nan", "NA", "N/A", "None", "none", "-")
-# These texts are null in a column of texts too. The others may be values there.
+# In a column of texts, only these texts stand for null. The other texts of NULL_TEXTS may be values there.
 _ALWAYS_NULL = ("\\N", "NULL", "null", "NaN", "nan", "None")
-# A column has a type if at least this share of its values fits: others are errors of single rows.
+# A column has a type if at least this share of its values has the type. The other values may be errors in
+# single rows.
 _FITTING_SHARE = 0.99
 _DIGITS_ONLY = r"^[0-9]+$"
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _FLOAT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 _BOOLS = ("true", "false", "t", "f", "yes", "no", "y", "n")
-# Notations of times, with a text by which values are compared first. The most frequent ones come first.
+# Notations of times, as (format, type), in the order in which they are tried.
 _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     (ISO, "date"),
     (ISO, "timestamp"),
@@ -51,20 +52,22 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%b %d, %Y", "date"),
     ("%B %d, %Y", "date"),
 )
-# Notations of digits only. They are tried in columns whose name says that they are times.
+# Notations that consist of digits. They are tried only for columns with a name for a time, such as `day`.
 _DIGITS: tuple[tuple[str, ColumnType], ...] = (("%Y%m%d", "date"), ("%y%m%d%H", "timestamp"))
 _TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)", re.IGNORECASE)
-# Values that a sample needs to contain before its column can be of a type.
+# Types are inferred from at most this number of distinct values of a column.
 _PROBED = 2_000
-# 1990 and 2040 as seconds since 1970-01-01: integers between them, in a unit, are times.
+# 1990 and 2040 in seconds since 1970-01-01. Integers between these times, in one of _UNITS, may be times.
 _FIRST_SECOND, _LAST_SECOND = 631_152_000, 2_208_988_800
 _DAY_MICROS = 86_400_000_000
 _UNITS: tuple[tuple[str, int], ...] = (("s", 1), ("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000))
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _CERTAIN_SEPARATORS = ("|", ";")
-# At least this share of the texts must have several words, and there must be this number of texts.
+# Texts are lists only if there are at least _FEWEST_LISTS texts, and at least _LIST_SHARE of them have
+# several words.
 _LIST_SHARE, _FEWEST_LISTS = 0.3, 10
-# A text has a list if it is divided into words that occur again and again.
+# Words of lists occur many times and are short: limits of distinct words / words, and of the length of a
+# word.
 _MOST_WORDS_SHARE, _LONGEST_WORD = 0.2, 40
 
 
@@ -73,16 +76,16 @@ class SampledColumn:
     """One column of a sample.
 
     Attributes:
-        source: its name in the files; c1, c2, … if the files have no names.
-        type: the type of its values.
+        source: name of the column in the files; c1, c2, … if the files do not name their columns.
+        type: type of the values.
         format: how texts of times are written, as in `log.columns`.
         unit: unit of integers that are times since 1970; None for other columns.
         separator: the text between the elements of a list in a text; None for other columns.
-        nulls: number of its null values in the sample.
-        distinct: number of its distinct values in the sample, without null.
-        examples: up to three of its most frequent values, as texts.
+        nulls: number of nulls in the sample.
+        distinct: number of distinct values in the sample, without null.
+        examples: up to three of the most frequent values, as texts.
         null_texts: the texts in the sample that stand for null.
-        values: its values: of texts if the files have texts, with nulls.
+        values: the values with nulls. If the files are text files, the values are strings.
     """
 
     source: str
@@ -103,7 +106,7 @@ class SampledColumn:
 
     @property
     def is_number(self) -> bool:
-        """Returns whether the values are numbers that are no times."""
+        """Returns whether the values are numbers, but not times."""
         return self.type in ("int", "float", "decimal") and not self.is_time
 
     @property
@@ -113,7 +116,7 @@ class SampledColumn:
 
 
 def sampled_columns(sample: TableSample) -> list[SampledColumn]:
-    """Returns the columns of a sample that a configuration can list, in the order of the files.
+    """Returns the columns whose types a configuration can name, in the order of the files.
 
     Columns of other types, such as structures in Parquet files, are left out.
     """
@@ -137,7 +140,7 @@ def micros_of(column: SampledColumn) -> np.ndarray:
 
 
 def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    """Returns the numbers of a column as float64. Nulls and texts that are no numbers are left out."""
+    """Returns the numbers of a column as float64. Nulls and texts that are not numbers are left out."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if pa.types.is_string(array.type):
         array = numbers(array)
@@ -183,7 +186,10 @@ def _native_type(kind: pa.DataType) -> ColumnType | None:
 
 
 def _text_column(name: str, values: pa.ChunkedArray, *, in_text_file: bool) -> SampledColumn:
-    """Infers the type of texts. In files with types of their own, they are times, lists or texts."""
+    """Infers the type of a column of strings.
+
+    In formats with typed columns, strings can only be times, lists or texts.
+    """
     values, null_texts = _without_nulls(values, in_text_file=in_text_file)
     filled = values.drop_null()
     blank = SampledColumn(name, "string", ISO, None, None, values.null_count, 0, (), null_texts, values)
@@ -193,7 +199,8 @@ def _text_column(name: str, values: pa.ChunkedArray, *, in_text_file: bool) -> S
     probe = filled.combine_chunks().unique()[:_PROBED]
     if in_text_file and (typed := _number_or_bool(name, column, probe)) is not None:
         return typed
-    if _matching(probe, _DIGITS_ONLY):  # with zeros in front or more than 18 digits, such as ids of articles
+    # ids with leading zeros or more than 18 digits, such as article numbers, stay texts
+    if _matching(probe, _DIGITS_ONLY):
         return column
     for notation, kind in _NOTATIONS:
         if _reads(probe, notation, kind):
@@ -203,7 +210,7 @@ def _text_column(name: str, values: pa.ChunkedArray, *, in_text_file: bool) -> S
 
 
 def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> SampledColumn | None:
-    """Returns the column with the type int, float, bool or a time of digits; None if it has other values."""
+    """Returns the column with the type int, float, bool, date or timestamp; None if its texts do not fit."""
     if column.distinct <= 2 and set(pc.utf8_lower(probe).to_pylist()) <= set(_BOOLS):
         return replace(column, type="bool")
     if pc.any(pc.match_substring_regex(probe, _LEADING_ZERO)).as_py():
@@ -218,7 +225,7 @@ def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> Sample
 
 
 def _without_nulls(values: pa.ChunkedArray, *, in_text_file: bool) -> tuple[pa.ChunkedArray, tuple[str, ...]]:
-    """Returns the values, in which texts that mean null are null, and these texts."""
+    """Returns the values, with null in place of texts that stand for null, and the list of these texts."""
     if not in_text_file:
         return values, ()
     present = [text for text in NULL_TEXTS if pc.any(pc.equal(values, text)).as_py()]
@@ -231,7 +238,7 @@ def _without_nulls(values: pa.ChunkedArray, *, in_text_file: bool) -> tuple[pa.C
 
 
 def _counted(column: SampledColumn, values: pa.ChunkedArray | pa.Array) -> SampledColumn:
-    """Adds the number of distinct values, and the most frequent ones."""
+    """Returns the column with its number of distinct values and its most frequent values."""
     counts = (
         values.drop_null().value_counts()
         if len(values)
@@ -251,7 +258,10 @@ def _matching(probe: pa.Array, pattern: str) -> bool:
 
 
 def _reads(probe: pa.Array, notation: str, kind: ColumnType) -> bool:
-    """Returns whether texts are times in a notation. The first ten decide quickly."""
+    """Returns whether nearly all texts are times in a notation.
+
+    The first ten texts are checked first, to save time.
+    """
     for few in (probe[:10], probe):
         if len(few) - _times(few, notation, kind).null_count < _FITTING_SHARE * len(few):
             return False
@@ -272,10 +282,10 @@ def _digit_time(name: str, probe: pa.Array) -> tuple[str, ColumnType] | None:
 
 
 def _unit(name: str, column: SampledColumn, probe: pa.ChunkedArray | pa.Array) -> str | None:
-    """Returns the unit of integers that are times since 1970; None if they are other integers.
+    """Returns the unit of integers that are times since 1970; None if the integers are not times.
 
-    Nearly all values must be between 1990 and 2040. Ids can be such integers too. So the column needs a name
-    of a time, or no name and many different values.
+    Nearly all values must be between 1990 and 2040. Ids can be in this range too. So the column must have a
+    name for a time, or no name and at least 100 distinct values.
     """
     if not len(probe):
         return None
@@ -291,10 +301,10 @@ def _unit(name: str, column: SampledColumn, probe: pa.ChunkedArray | pa.Array) -
 
 
 def _list_separator(rows: pa.Array, distinct: pa.Array) -> str | None:
-    """Returns the text that divides texts into lists of words that occur again and again; None for others.
+    """Returns the separator of texts that are lists of words; None if the texts are not lists.
 
-    Commas and blanks also occur in texts that are no lists. So with them, many different texts must consist
-    of the same words.
+    The words of lists occur many times. Commas and blanks also occur in other texts, so for these two
+    separators the words of each distinct text are counted only once.
     """
     for separator in _LIST_SEPARATORS:
         is_certain = separator in _CERTAIN_SEPARATORS
@@ -310,7 +320,7 @@ def _list_separator(rows: pa.Array, distinct: pa.Array) -> str | None:
 
 
 def unique_names(sources: Sequence[str], taken: Mapping[str, object] | Sequence[str] = ()) -> Iterator[str]:
-    """Yields a name for each column that a configuration accepts, and that differs from all others."""
+    """Yields, for each column, a name that a configuration accepts and that no other column has."""
     known = {name.lower() for name in taken}
     for source in sources:
         plain = re.sub(r"\W+", "_", source.split(":")[0], flags=re.ASCII).strip("_") or "column"

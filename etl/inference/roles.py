@@ -1,6 +1,7 @@
 """Infers what the columns of a log mean: user, item, time, and the label of a click.
 
-Names decide first. If the files have no names, the order of the columns and their values decide.
+The names of columns are compared first. If the files have no names, the order of the columns and their values
+are used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from etl.inference.column_types import SampledColumn, numbers_of
 
-# Words in the names of columns, with a weight: a name that contains the first word fits better.
+# Words in the names of columns, with the points of a column whose name contains the word.
 _USER_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("user", "visitor", "customer"), 10),
     **dict.fromkeys(("client", "member", "reader", "shopper", "subscriber", "reviewer"), 9),
@@ -42,7 +43,8 @@ _NOT_EVENT_TIME = re.compile(
     re.IGNORECASE,
 )
 _TIME_WORDS = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|when|created", re.IGNORECASE)
-# Values of a column of events, with the weight of their rows. Rarer events say more about what a user wants.
+# Names of events, with the weights of their rows. An event such as a purchase shows more interest than a
+# view.
 _VIEWS = (
     *("view", "pv", "click", "clk", "detail", "pageview", "page_view", "read", "open", "visit", "play"),
     *("viewed", "clicked", "watch", "listen", "view_item"),
@@ -64,7 +66,7 @@ _WEAK_LABEL_NAME = re.compile(r"like|favou?rite|is_read|(^|_)read($|_)|watched|f
 _RATING_NAME = re.compile(r"rating|(^|_)(score|stars?|grade|rate)($|_)|overall", re.IGNORECASE)
 _SHARE_NAME = re.compile(r"(^|_)ratio|completion|progress|percent", re.IGNORECASE)
 _GROUP_NAME = re.compile(r"session|impression|display|request|query|search_id|visit|page_view", re.IGNORECASE)
-# Names of the columns with the title and the picture of an item, the better names first.
+# Names of the columns with the title and the picture of an item. Earlier names are preferred.
 _TITLE_NAMES = (
     *("title", "product_title", "item_title", "product_name", "item_name", "prod_name", "article_name"),
     *("movie_title", "film_title", "video_title", "book_title", "track_name", "song_title", "name"),
@@ -74,11 +76,11 @@ _IMAGE_NAMES = (
     *("photo_url", "thumbnail", "thumbnail_url", "cover", "cover_url", "poster", "poster_url"),
 )
 _MOST_EVENTS = 30
-# A column whose name and texts are unknown may have events if it has so many texts, each of so many rows.
+# A column may contain unknown events if it has between 2 and 12 distinct texts, and 5 or more rows per text.
 _FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
-# Two columns fit equally well if their points differ by at most this.
+# If the points of two columns differ by at most this number, both columns are candidates for the role.
 _DOUBT = 3
-# A key has at most this share of nulls, because rows without a key are quarantined.
+# Maximum share of nulls in the column of a key. Rows without a key are quarantined.
 _MOST_NULL_KEYS = 0.04
 
 
@@ -87,12 +89,12 @@ class LabelGuess:
     """Which rows are clicks.
 
     Attributes:
-        column: the column with the label; None if every row is a click.
+        column: the column that shows which rows are clicks; None if every row is a click.
         positive_at_least: smallest number that is a click; None for other labels.
         weights: maps events that are clicks to the weights of their rows; empty for other labels.
-        left_out: events that are no clicks.
-        has_shown: whether the log also has rows of items that were shown and not clicked.
-        why: how the label was recognised, a clause.
+        left_out: events that are not clicks.
+        has_shown: whether the log also has rows of items that were shown but not clicked.
+        why: the reason for this choice, as a clause for messages.
     """
 
     column: SampledColumn | None
@@ -100,7 +102,7 @@ class LabelGuess:
     weights: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     has_shown: bool = False
-    why: str = "no column says which rows are clicks, so every row is one"
+    why: str = "no column shows which rows are clicks, so every row counts as a click"
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Roles:
     Attributes:
         user, item: the columns with the keys, the most likely one first. Empty if no column can be a key.
         time: the columns with times of rows, the most likely one first.
-        group: column of rows that competed for one click; None if there is none.
+        group: the column whose values group rows that competed for one click; None without such a column.
         label: which rows are clicks.
     """
 
@@ -125,7 +127,7 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
     """Returns the roles of the columns of a log.
 
     Args:
-        columns: the columns.
+        columns: the columns of a sample of the log.
         rows: number of rows of the sample.
         has_names: whether the files name their columns.
     """
@@ -153,7 +155,7 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
 def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess:
     """Returns which rows of a log are clicks.
 
-    A column of events decides before a column of 0 and 1, and that before a rating.
+    A column of events is used if there is one. Otherwise a column of 0 and 1 is used, and otherwise a rating.
     """
     for column in columns:
         guess = _events_in(column, has_names=has_names)
@@ -175,9 +177,10 @@ def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess
 
 
 def events_of(column: SampledColumn) -> LabelGuess | None:
-    """Returns the label of a column that is known to have events; None if it cannot have events.
+    """Returns the label of the column that the user named as the column of events.
 
-    If no event is known by its name, all events are clicks of the same weight.
+    Returns None if the column cannot contain events. If no event is in _EVENT_WEIGHTS, all events are clicks
+    with the weight 1.
     """
     known = _events_in(column, has_names=True)
     if known is not None or column.type != "string" or not 1 <= column.distinct <= _MOST_EVENTS:
@@ -191,7 +194,7 @@ def events_of(column: SampledColumn) -> LabelGuess | None:
 def possible_events(
     columns: Sequence[SampledColumn], others: Sequence[SampledColumn | None]
 ) -> list[SampledColumn]:
-    """Returns the columns that may have the event of each row: a few texts that repeat, and no nulls.
+    """Returns the columns that may contain the event of each row. They have few distinct texts and no nulls.
 
     Args:
         columns: the columns of the log.
@@ -265,7 +268,7 @@ def _is_binary(column: SampledColumn) -> bool:
 
 
 def _times(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
-    """Returns the columns with times of rows: timestamps before integers and dates, by their order."""
+    """Returns the columns with times of rows: timestamps, then integers, then dates, each in their order."""
     fitting = [
         (number, column)
         for number, column in enumerate(columns)
@@ -277,19 +280,19 @@ def _times(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
 
 
 def title_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns the column of a table of items with their titles, by its name; None if there is none."""
+    """Returns the column with the titles in a table of items, by its name; None without such a column."""
     return _text_named(_TITLE_NAMES, columns)
 
 
 def image_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns the column of a table of items with the addresses of their pictures; None if there is none."""
+    """Returns the column with the addresses of pictures in a table of items; None without such a column."""
     return _text_named(_IMAGE_NAMES, columns)
 
 
 def _text_named(names: Sequence[str], columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns the column of texts whose name comes first in `names`.
+    """Returns the column of texts whose name is earliest in `names`; None without such a column.
 
-    Texts that a separator divides look like lists, so a title may have the type list<string>.
+    Titles may be divided by blanks or commas, so a column of titles may have the type list<string>.
     """
     by_name = {
         re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column.source).lower()): column
@@ -307,9 +310,9 @@ def _keys_by_name(ids: Sequence[SampledColumn]) -> tuple[list[SampledColumn], li
 
 
 def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[SampledColumn]:
-    """Returns the columns whose name has one of the words, the best one first.
+    """Returns the columns whose names contain one of the words, the best column first.
 
-    A name with a word for an id fits better, such as `product_id` and not `product_name`.
+    An id such as `product_id` is preferred to `product_name`.
     """
 
     def points(column: SampledColumn) -> float:
@@ -328,9 +331,6 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
 def _keys_by_order(
     ids: Sequence[SampledColumn], rows: int
 ) -> tuple[list[SampledColumn], list[SampledColumn]]:
-    """Returns the keys of a log without names: the user comes before the item.
-
-    A key has repeated values, and more than a few.
-    """
+    """Returns the columns of users and items in a log without names. The first key is the user."""
     keys = [column for column in ids if 20 <= column.distinct <= 0.9 * max(rows, 1)]
     return keys[:1], keys[1:]

@@ -1,6 +1,6 @@
 """Reads the first rows of raw files whose layout is not known: format, separator, header and columns.
 
-Text files are read as columns of texts. Other formats have types of their own.
+Text files are read as columns of texts. Files of other formats contain the types of their columns.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from etl.raw.file_splits import FileSplit, compression, read_blocks
 from etl.raw.files import find_files
 from storage import file_io
 
-# Bytes of text, and rows of other formats, that are read of the first file and of the last one.
+# Number of bytes of text, or of rows of other formats, to read from the first file and from the last file.
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
-# Lines by which the separator and the header are recognised.
+# Number of lines from which the separator and the header are inferred.
 _LINES = 500
 # A separator divides at least this share of the lines into equally many fields.
 _REGULAR_SHARE = 0.9
@@ -47,14 +47,14 @@ _ENDINGS = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
 }
-# What the files of a format begin with, for files whose names do not say it.
+# First bytes of the files of a format. They show the format of a file whose name does not show it.
 _FIRST_BYTES_OF = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
 _COMPRESSED = (".gz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True)
 class RawPath:
-    """Where a table's files are.
+    """The location of a table's files.
 
     Attributes:
         pattern: path or glob, with `{date}` if the files are stored by day.
@@ -72,15 +72,15 @@ class TableSample:
     """The first rows of a table.
 
     Attributes:
-        path: where the files are.
+        path: location of the files.
         format: name of the reader.
         separator: character between two fields; None if lines have no fields.
         has_names: whether the files name their columns. Otherwise they are named c1, c2 and so on.
         is_text: whether all values are texts.
         rows: the rows of the first file and of the last one.
         is_whole: whether `rows` are all rows of the table.
-        all_rows: about how many rows all files have together; None if the first file has more rows than were
-            read. The estimate assumes that each row has about as many bytes.
+        all_rows: estimated number of rows of all files; None if the first file has more rows than were read.
+            The estimate assumes that each row has about as many bytes.
     """
 
     path: RawPath
@@ -99,7 +99,8 @@ def find_table(location: str) -> RawPath:
     If the names of the files differ by a date YYYY-MM-DD, the pattern has `{date}` in its place.
 
     Raises:
-        ConfigError: there is no file, or the files of a folder are in folders that differ by more than dates.
+        ConfigError: there is no file, or a folder contains several folders whose names differ by more than a
+            date.
     """
     if is_delta_table(location):
         return RawPath(location, (location,), ())
@@ -122,7 +123,7 @@ def is_delta_table(location: str) -> bool:
 
 
 def read_sample(path: RawPath) -> TableSample:
-    """Reads the first rows of the first file, and of the last one.
+    """Reads the first rows of the first file and of the last file.
 
     Raises:
         DataError: the files are empty or damaged, or the format cannot be recognised.
@@ -153,7 +154,7 @@ def _sample(
     has_names: bool = True,
     is_text: bool = False,
 ) -> TableSample:
-    """Returns the sample of a table whose first and last file of `files` were read."""
+    """Returns the sample of a table. `rows` come from the first and the last of `files`."""
     is_whole, all_rows = first_is_whole and len(files) == 1, None
     if first_is_whole:
         sizes = [size or 0 for size in file_io.sizes(files)]
@@ -163,7 +164,10 @@ def _sample(
 
 
 def _files(location: str) -> tuple[str, ...]:
-    """Returns the files at a path, below a folder, or of a glob, ordered by name; without hidden ones."""
+    """Returns the files at a path, below a folder, or of a glob, ordered by name.
+
+    Hidden files are left out.
+    """
     pattern = location.replace("{date}", "*")
     if "*" in pattern or "?" in pattern:
         return find_files(pattern, "tsv")
@@ -202,7 +206,7 @@ def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
 
 
 def _day_of(name: str) -> str | None:
-    """Returns the last date in the name of a file; None if it has none."""
+    """Returns the last date in the name of a file; None if the name has no date."""
     dates = _DATE.findall(name)
     return dates[-1] if dates else None
 
@@ -244,7 +248,7 @@ def _format_by_name(name: str) -> str | None:
 
 
 def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
-    """Returns the first lines of a text file, without a partial last line, and whether these are all."""
+    """Returns the first complete lines of a text file, and whether they are all lines of the file."""
     end = None if compression(path) else most_bytes
     parts, size, is_whole = [], 0, True
     for block in read_blocks(FileSplit(path, 0, end), min(most_bytes, 1 << 22)):
@@ -278,8 +282,8 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
     names = rows[0] if has_names else [f"c{number}" for number in range(1, width + 1)]
     if quoted and not has_names:
         raise DataError(
-            f"{path.files[0]} has no names of columns, but fields in double quotes that contain the "
-            "separator; files without names cannot have such fields",
+            f"{path.files[0]} has no column names, but fields in double quotes that contain the "
+            "separator; a file with such fields must name its columns",
             "add a first line with the names of the columns",
         )
     table = pa.concat_tables([_parsed(text, separator, names, has_names, quoted) for text in texts])
@@ -301,7 +305,7 @@ def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
     best: tuple[tuple[float, int], str, bool] | None = None
     for separator in SEPARATORS:
         if separator == ":" and not any("::" in line for line in lines[:5]):
-            continue  # a colon alone is a part of times
+            continue  # a single colon separates hours and minutes, not fields
         quoted = _has_quoted_fields(lines, separator)
         widths = Counter(len(fields) for fields in _fields(lines, separator, quoted))
         width, count = widths.most_common(1)[0]
@@ -327,8 +331,9 @@ def _fields(lines: Iterable[str], separator: str, quoted: bool) -> list[list[str
 def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     """Returns whether the first line has the names of the columns.
 
-    Names are neither empty nor numbers nor dates, and differ. If a column has numbers or dates in the other
-    lines, its first line must be a name. Otherwise all names must look like names, and must not be values.
+    The names must differ, and no name may be empty, a number or a date. If a column has numbers or dates in
+    the other lines, its first line must be a name. Otherwise all names must look like names, and must not be
+    values.
     """
     if any(not name.strip() or _NUMBER.fullmatch(name) or _DATE.search(name) for name in first):
         return False
@@ -342,7 +347,7 @@ def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
 
 
 def _has_numbers(values: Sequence[str]) -> bool:
-    """Returns whether nearly all filled values are numbers or begin with a date."""
+    """Returns whether nearly all values that are not empty are numbers or begin with a date."""
     filled = [value for value in values if value]
     fitting = sum(bool(_NUMBER.fullmatch(value) or _DATE.match(value)) for value in filled)
     return bool(filled) and fitting >= _REGULAR_SHARE * len(filled)
@@ -397,7 +402,10 @@ def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> 
 
 
 def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]:
-    """Yields the values of an object and of the objects in it, with their paths such as `a.b`."""
+    """Yields (path, value) for the values of a JSON object and of its nested objects.
+
+    A path is, for example, `a.b`.
+    """
     for name, value in row.items():
         if isinstance(value, dict):
             yield from _leaves(f"{prefix}{name}.", value)
@@ -408,7 +416,7 @@ def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]
 def _json_column(values: list[object]) -> pa.Array:
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):  # several types
+    except (pa.ArrowInvalid, pa.ArrowTypeError):  # the values have several types
         return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
@@ -420,7 +428,7 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
     if len(files) == 1:
         return _sample(path, form, first, first.num_rows == rows, files)
     last, _ = _first_rows(files[-1], kind, _LAST_ROWS)
-    same = last.schema.equals(first.schema)  # otherwise the first file alone decides
+    same = last.schema.equals(first.schema)  # if the schemas differ, only the rows of the first file are used
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
     return _sample(path, form, table, same and first.num_rows == rows, files)
 

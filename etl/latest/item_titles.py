@@ -1,7 +1,7 @@
-"""Publishes titles of items and addresses of their pictures (`items.title`, `items.image`), for people.
+"""Publishes the titles of items and the addresses of their pictures (`items.title`, `items.image`).
 
-Titles are not features: no workflow and no model reads them. They are a table of their own. So the tables of
-features do not change, and a reader of lists finds the titles of their date without the raw table.
+Titles are not features: no workflow and no model reads them. They have their own table, so that the tables of
+features do not depend on titles. A program that shows lists does not need the raw table of items.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 TITLE, IMAGE = "title", "image"
-# Longer titles are cut. Longer addresses are left out, because a part of an address leads nowhere.
+# Longer titles are shortened. Longer addresses are left out, because a shortened address is not valid.
 MOST_TITLE, MOST_ADDRESS = 500, 2000
 
 
 @dataclass(frozen=True)
 class ItemTitle:
-    """What people see of an item.
+    """The title and the picture of an item.
 
     Attributes:
-        title: its title; its id if the table of items has none.
-        image: the address of its picture; None if there is none.
+        title: title of the item; the id of the item if the table of items has no title for it.
+        image: address of the picture; None if the item has no picture.
     """
 
     title: str
@@ -48,7 +48,7 @@ class ItemTitle:
 
 
 def title_columns(config: Config) -> dict[str, str]:
-    """Maps `title` and `image` to the columns of the table of items, as far as they are configured."""
+    """Maps `title` and `image` to columns of the table of items. A key that is not configured is missing."""
     items = config.items
     named = {TITLE: items.title, IMAGE: items.image} if items and config.keys else {}
     return {name: column for name, column in named.items() if column is not None}
@@ -59,8 +59,8 @@ def publish_titles(
 ) -> Manifest | None:
     """Publishes `item_titles/dt=…`, with one row per item that has a title or a picture, sorted by item_key.
 
-    The columns are item_key and, as far as they are configured, title and image. A partition that exists for
-    the same table of items is not written again.
+    The columns are item_key and, if they are configured, title and image. A partition that exists for the
+    same table of items is not written again.
 
     Args:
         plan, lake, run_date: the plan, the lake and the date of the run.
@@ -88,7 +88,7 @@ def publish_titles(
 
 
 def _titles(rows: Rows, columns: Mapping[str, str]) -> Rows:
-    """Returns item_key, the title and the address of the rows that have one of the two."""
+    """Returns item_key, title and address of the rows that have a title or an address."""
     if not isinstance(rows, pa.Table):
         named = [_of_frame(name, column).alias(name) for name, column in columns.items()]
         return rows.select(ITEM_KEY, *named).where(F.coalesce(*columns).isNotNull())
@@ -109,9 +109,10 @@ def _of_table(name: str, text: pa.Array) -> pa.Array:
 
 
 def titles_of(lake: LakePaths, run_date: str, items: Iterable[str]) -> dict[str, ItemTitle]:
-    """Returns the titles and pictures of some items on a run date, without a session.
+    """Returns the titles and pictures of some items on a run date, without a Spark session.
 
-    The result is empty if the run date has no titles. Otherwise it has every item.
+    The result is empty if no titles are published for the run date. Otherwise the result has an entry for
+    every item.
 
     Raises:
         DataError: a file does not exist or is damaged.

@@ -165,7 +165,7 @@ def publish_latest(
 
 
 def missing_rows(published: Mapping[str, Manifest]) -> list[MissingRows]:
-    """Returns the number of users and the number of items without a row, from `publish_latest`'s result."""
+    """Returns the numbers of users and items without a row, from the result of `publish_latest`."""
     of_tables = (MissingRows.from_facts(manifest.facts) for manifest in published.values())
     return [missing for missing in of_tables if missing is not None]
 
@@ -352,7 +352,7 @@ def attributes_of(
 def keyed_table(
     plan: FeaturePlan, run_date: str, section: Section, of_log: pa.Table | None = None
 ) -> KeyedAttributes:
-    """Does the work of `keyed_attributes` in this process. The results are tables with the same rows."""
+    """Returns the same rows as `keyed_attributes`, as tables that this process reads."""
     key, name, table = _keyed_by(plan, section)
     raw_rows = read_attribute_table(plan.config, table, name, section, run_date, name)
     rows = raw_rows.append_column(key, _texts(raw_rows[name]))

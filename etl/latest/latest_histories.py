@@ -56,7 +56,7 @@ def histories_of(
     *,
     before: Split | None = None,
 ) -> LatestHistories | None:
-    """Returns the latest histories of a run: with LocalWorkers a table, without a JVM; else a frame.
+    """Returns the latest histories of a run: a table with LocalWorkers (without a JVM), otherwise a frame.
 
     See `latest_histories` for the rules and the other arguments.
     """
@@ -106,7 +106,7 @@ def latest_histories_table(
     *,
     before: Split | None = None,
 ) -> LatestHistories | None:
-    """Returns the same as `latest_histories`, which has the same arguments, as a table."""
+    """Returns the result of `latest_histories` as a table. The arguments are the same."""
     history = plan.config.history
     if history is None:
         return None
@@ -125,7 +125,7 @@ def latest_histories_table(
 
 
 def _known_splits(plan: FeaturePlan, before: Split | None) -> list[Split]:
-    """Returns the splits whose clicks are in the histories: those before the first split that is left out."""
+    """Returns the splits whose clicks are in the histories: those before the first omitted split."""
     known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
     if plan.config.measure.against == "test_split" and "test" in known:
         known.remove("test")
@@ -150,7 +150,7 @@ def _clicks_of_splits(
     Args:
         workers, plan, raw: the workers, the plan of the run, and the files of the log.
         splits: the number of splits whose rows are used.
-        history: the settings.
+        history: the section `history` of the configuration.
     """
     by, timed = plan.config.split.by, plan.config.log.event_time is not None
     if by == "leave_last_out":
@@ -170,7 +170,9 @@ def _clicks_of_splits(
 
 
 def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
-    """Leaves out the last clicks of each user: the last is in the test split, the one before in validation.
+    """Leaves out the last clicks of each user.
+
+    The last click is in the test split, the click before it in validation.
 
     Args:
         clicks: the result of `recent_clicks`.

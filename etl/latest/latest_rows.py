@@ -65,7 +65,7 @@ def latest_published_rows(
 
     Args:
         workers: run the tasks.
-        published: the rows to search. The splits of one day may be given one by one.
+        published: the rows to search. Each split of a day may be a separate element.
         key: the column of the key, such as user_key.
         columns: the features of the result, in addition to `key`.
         spec: the features of the published rows.

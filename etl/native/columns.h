@@ -1,4 +1,4 @@
-// What the scanners of text and of JSON lines share: dictionary-encoded columns, and the lines that are not rows.
+// Types that the scanners of text and of JSON lines share: dictionary-encoded columns, and the lines that are not rows.
 
 #pragma once
 

@@ -1,13 +1,13 @@
 // Converts JSON lines to dictionary-encoded columns of the texts of JSON values.
 //
 // One scan reads a block of whole lines that end with LF. Each line is a row. The value of a column is the text of the JSON value
-// in the field of this name, such as `5`; it is null if the line lacks the field, or the value is null. A string has no quotes
-// around it, so that a short one fits into a slot of the hash table, except if it could be taken for another value (`needs_quotes`).
-// A column may be a field of an object in a field. Of several fields of one name, the first counts.
+// in the field of this name, such as `5`. It is null if the line lacks the field, or if the field is null. A string has no quotes
+// around it, so that a short string fits into a slot of the hash table. Strings that look like another JSON value keep their quotes
+// (`needs_quotes`). A column may be a field of a nested object. If several fields have the same name, the first is used.
 //
-// The scanner accepts only lines whose texts are those that DuckDB would write: an object whose keys and strings have no escapes,
-// and whose numbers have their shortest form. All other lines, also those that are no JSON, are returned in `other_lines`, and
-// the caller reads them with DuckDB. So the scanner decides nothing about unusual JSON.
+// The scanner accepts only lines that DuckDB would write with the same texts: objects whose keys and strings have no escapes, and
+// whose numbers have their shortest form. All other lines, including lines that are not JSON, are returned in `other_lines`. The
+// caller reads them with DuckDB, which decides how unusual JSON is read.
 //
 // The values of a column are looked up a batch of rows at a time (scan.cpp). The interface is C; etl/native/scan.py calls it.
 
@@ -35,21 +35,21 @@ namespace {
 
 constexpr int kMaxDepth = 16;
 constexpr int32_t kIgnored = -1;
-constexpr int kExactDigits = 15;  // decimals with so many digits differ if their doubles do
-constexpr int kIntegerDigits = 18;  // of numbers that have 64 bits
+constexpr int kExactDigits = 15;  // different decimals of at most 15 digits have different doubles
+constexpr int kIntegerDigits = 18;  // integers of at most 18 digits fit into 64 bits
 constexpr uint32_t kNull = UINT32_MAX;  // in place of the length of a value
 
-// What a key of an object is for.
+// The use of a key of an object.
 struct Target {
     int32_t column = kIgnored;
     int32_t inner = kIgnored;  // the object in this field, if columns are fields of it
 };
 
-// The keys of an object that are looked for.
+// The keys of an object that the scanner looks up.
 struct Object {
     std::unordered_map<std::string_view, Target> targets;
     std::vector<std::pair<std::string_view, Target>> order;  // the keys of the last line
-    int64_t line = -1;  // the last line that has the object
+    int64_t line = -1;  // the last line that contains the object
 
     // The target of the key at a place of a line. Most lines have the keys of the line before, in the same order.
     Target target_of(std::string_view key, size_t place) {
@@ -73,7 +73,7 @@ inline bool needs_quotes(const uint8_t* text, uint32_t length) {
 
 inline bool is_digit(uint8_t byte) { return byte >= '0' && byte <= '9'; }
 
-// Whether a decimal, which has a fraction and no sign, has the digits of the shortest one with its double.
+// Whether a decimal (with a fraction, without a sign) is the shortest decimal that has the same double.
 bool has_shortest_digits(const uint8_t* text, const uint8_t* text_end) {
 #if defined(__cpp_lib_to_chars)
     const char *p = reinterpret_cast<const char*>(text), *end = reinterpret_cast<const char*>(text_end);
@@ -95,8 +95,8 @@ bool has_shortest_digits(const uint8_t* text, const uint8_t* text_end) {
 
 class JsonScan : public Scanned {
 public:
-    // Key i is in the line's object if `parents[i]` is -1, and else in the object in the field of the key parents[i], which is
-    // before it. `is_column[i]` says whether it is that of a column.
+    // Key i is in the line's object if `parents[i]` is -1. Otherwise it is in the object in the field of the key parents[i],
+    // where parents[i] < i. `is_column[i]` is true if the key belongs to a column.
     JsonScan(int32_t count, const int32_t* offsets, const uint8_t* names, const int32_t* parents, const uint8_t* is_column)
         : objects_(count + 1), keys_(kBatchRows) {
         const char* text = reinterpret_cast<const char*>(names);
@@ -137,13 +137,13 @@ public:
     }
 
 private:
-    // Reads the object that is the line from p on.
+    // Reads the object of the line that begins at p.
     bool object(const uint8_t* p) {
         if (p == line_end_ || *p != '{') return false;
         return fields(p, objects_[0]) && blanks(p) == line_end_;
     }
 
-    // Passes an object, and notes the values of its columns.
+    // Skips an object, and stores the values of its columns.
     bool fields(const uint8_t*& p, Object& of_object) {
         ++p;
         uint32_t* starts = starts_.data() + batch_ * width_;
@@ -197,7 +197,7 @@ private:
         return p;
     }
 
-    // Passes a string without escapes.
+    // Skips a string without escapes.
     bool string(const uint8_t*& p) {
         if (p == line_end_ || *p++ != '"') return false;
 #if defined(__SSE2__)
@@ -231,7 +231,7 @@ private:
         return true;
     }
 
-    // Passes a JSON value. Clears `shortest` if DuckDB might write it in another way.
+    // Skips a JSON value. Clears `shortest` if DuckDB might write the value differently.
     bool value(const uint8_t*& p, bool& shortest, int depth) {
         if (p == line_end_ || depth == kMaxDepth) return false;
         switch (*p) {
@@ -281,7 +281,7 @@ private:
         if (p != first) shortest = false;
     }
 
-    // Passes an integer of at most 18 digits, or a decimal of at most 15 digits before the point. Others may not be numbers.
+    // Skips an integer of at most 18 digits, or a decimal of at most 15 digits before the point. Other texts may not be numbers.
     bool number(const uint8_t*& p, bool& shortest) const {
         const bool negative = *p == '-';
         if (negative) ++p;
@@ -300,7 +300,7 @@ private:
         if (digits == 0 || whole > kExactDigits) return false;
         if (p < line_end_ && (*p == 'e' || *p == 'E')) return false;
         const bool ends_in_zero = p[-1] == '0' && digits > 1;
-        // Small numbers get an exponent, and -0.0 is a number of its own.
+        // DuckDB writes small numbers with an exponent. -0.0 and 0.0 are different numbers.
         const bool small = *first == '0' && (fraction[0] == '0' && (digits < 2 ? negative : fraction[1] == '0'));
         if (ends_in_zero || small) shortest = false;
         if (whole + digits > kExactDigits && !has_shortest_digits(first, p)) shortest = false;
@@ -324,7 +324,7 @@ private:
         batch_ = 0;
     }
 
-    std::vector<Object> objects_;  // the line's object, and that in the field of each key
+    std::vector<Object> objects_;  // the object of the line, and the object in the field of each key
     std::vector<uint32_t> starts_, lengths_;
     std::vector<Values::Key> keys_;
     const uint8_t *block_ = nullptr, *end_ = nullptr, *line_end_ = nullptr;

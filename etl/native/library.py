@@ -18,7 +18,8 @@ import pyarrow as pa
 from conf.compiled import open_library
 from conf.errors import InfrastructureError
 
-LIBRARY = Path("lib/nightrank/libnightrank.so")  # below sys.prefix; setup/build_native.py puts it there
+# path below sys.prefix; setup/build_native.py copies the library to it
+LIBRARY = Path("lib/nightrank/libnightrank.so")
 VERSION = 6  # version of the interface; must be equal to the number in etl/native/scan.cpp
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
@@ -81,7 +82,7 @@ def _open() -> ctypes.CDLL | None:
 class Handle:
     """A reference to an object that the compiled library has allocated.
 
-    The object is freed when neither this reference nor an array in the object's memory exists any more.
+    The object is freed after this reference, and all arrays in the object's memory, have been deleted.
 
     Raises:
         MemoryError: the address is null, because the library could not allocate the object.

@@ -22,7 +22,7 @@ uint64_t mix(uint64_t x) {
     return x;
 }
 
-// A hash without a seed: it decides in which bucket of a stored table a value is, and so must never change.
+// A hash without a seed. It must never change, because it selects the bucket of a value in stored tables.
 uint64_t stored_hash(const uint8_t* at, uint32_t length, const uint8_t* end) {
     uint64_t bits = length;
     if (length <= 8) {
@@ -52,8 +52,8 @@ EXPORT Values* nightrank_lookup(int64_t count, const int32_t* offsets, const uin
     }
 }
 
-// Sizes and addresses of a lookup's table, valid until it is freed, and its seed. The caller may write the table to a file and map
-// it. Then it must write the seed too.
+// Sizes and addresses of a lookup's table, valid until the lookup is freed, and the seed of its hash. A caller that writes the table
+// to a file, to map it later, must write the seed too.
 EXPORT void nightrank_table(const Values* values, int64_t* sizes, const void** addresses) {
     sizes[0] = static_cast<int64_t>(values->slots().size());
     sizes[1] = static_cast<int64_t>(values->counts.size());

@@ -17,7 +17,7 @@ import xxhash
 from etl.native.library import VERSION, Handle, is_built, library, string_addresses
 
 _ALIGNED = 64
-_DIGEST_BYTES = 16  # of XXH3-128
+_DIGEST_BYTES = 16  # size of an XXH3-128 digest
 
 
 class SealedFile:
@@ -36,7 +36,7 @@ class SealedFile:
 
     @property
     def closed(self) -> bool:
-        """Returns whether the file is closed, as a file object does."""
+        """Returns whether the file is closed. The property is part of Python's interface of files."""
         return self._file.closed
 
     def write(self, part: bytes | pa.Buffer) -> int:
@@ -52,8 +52,9 @@ class SealedFile:
 def map_sealed(path: Path) -> pa.Buffer:
     """Maps a file of `SealedFile` into memory, and returns its bytes without the digest.
 
-    A damaged hash table could give other indices, read outside its memory, or be searched forever. So all
-    bytes are compared with the digest, which takes less time than reading them from the disk.
+    With a damaged hash table, a lookup could return wrong indices, read outside of the table's memory, or
+    never end. So the digest of all bytes is compared with the stored digest. This takes less time than
+    reading the bytes from the disk.
 
     Raises:
         OSError: the file cannot be mapped.
@@ -72,8 +73,8 @@ class HashTable:
     """A hash table of strings, in memory or mapped from a file that workers share.
 
     Attributes:
-        slots, offsets, data: the memory of the table (etl/native/values.h).
-        seed: the seed of its hash, which the process that built the table has drawn.
+        slots, offsets, data: the arrays of the hash table (etl/native/values.h).
+        seed: the seed of the hash. The process that built the table chose it at random.
     """
 
     slots: pa.Buffer

@@ -59,7 +59,7 @@ def open_mapped(
         # The lock ends with the process that holds it, so a killed worker does not block the others.
         with path.with_name(f".{path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            opened = _intact(path, load)  # another worker may have written the file meanwhile
+            opened = _intact(path, load)  # another worker may have written the file in the meantime
             if opened is not None:
                 return opened
             written = path.with_suffix(f".{os.getpid()}")
@@ -69,7 +69,8 @@ def open_mapped(
             written.replace(path)
         return load(path)
     except (OSError, ValueError) as error:
-        # The directory is full or does not exist, or its disk returns other bytes than were written.
+        # The directory is full or does not exist, or the disk returned other bytes than those that were
+        # written.
         log.warning("%s is not used, so each worker reads the table itself: %s", path, error)
         return read()
 

@@ -1,7 +1,7 @@
 // Merges the parts of a dictionary-encoded column into one column with one dictionary.
 //
-// Each part has a dictionary of its own, such as those of the row groups of a Parquet file. A value is looked up once per part,
-// and a row only by its code. The rows of each value are counted on the way. The interface is C; etl/native/scan.py calls it.
+// Each part has its own dictionary, for example a row group of a Parquet file. A value is looked up once per part. Rows are
+// converted by their codes, and the rows with each value are counted. The interface is C; etl/native/scan.py calls it.
 
 #include <cstdint>
 #include <exception>
@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kAhead = 16;  // values whose slots are fetched before they are looked up
 constexpr int32_t kNoValue = -1;
 
-// The code in `column` of each of n values. An empty value has none.
+// The code in `column` of each of n values. An empty value has no code.
 std::vector<int32_t> codes_of(Column& column, int64_t count, const int32_t* offsets, const uint8_t* data) {
     const uint8_t* end = data + offsets[count];
     const auto key_at = [&](int64_t i) {
@@ -43,8 +43,8 @@ std::vector<int32_t> codes_of(Column& column, int64_t count, const int32_t* offs
 
 }  // namespace
 
-// An empty column, to which parts are added that have so many values, bytes of values, and rows together. Returns null if memory
-// runs out.
+// An empty column. `values`, `bytes` and `rows` are the numbers of values, bytes of values and rows of all parts that will be added.
+// Returns null if memory runs out.
 EXPORT Scanned* nightrank_merged(int64_t values, int64_t bytes, int64_t rows) {
     Scanned* merged = nullptr;
     try {

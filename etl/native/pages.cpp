@@ -1,8 +1,8 @@
 // Decodes the dictionary-encoded pages of a Parquet column into one column with one dictionary.
 //
 // A column chunk has a page with its distinct values, and pages with the index of each row's value (RLE_DICTIONARY in
-// https://parquet.apache.org/docs/file-format/data-pages/encodings). A value is looked up once per chunk, and a row only by its
-// index; the rows of each value are counted on the way. The caller has read the headers and decompressed the pages. The
+// https://parquet.apache.org/docs/file-format/data-pages/encodings). A value is looked up once per chunk. Rows are converted
+// by their indices, and the rows with each value are counted. The caller has read the headers and decompressed the pages. The
 // interface is C; etl/native/pages.py calls it. Pages may be damaged, so no length in them is trusted.
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr uint8_t kNoMemory = 0, kDone = 1, kDamaged = 2;
 constexpr int64_t kAhead = 16;  // values whose slots are fetched before they are looked up
 constexpr int32_t kNoValue = -1;
 
-// Reads `count` numbers of `width` bits from packed bits, least significant first. The bytes must have that many bits.
+// Reads `count` numbers of `width` bits from packed bits, least significant first. There must be enough bytes.
 template <typename Number>
 void unpack(const uint8_t* p, const uint8_t* end, int width, int64_t count, Number* out) {
     const uint64_t mask = (1ull << width) - 1;
@@ -38,7 +38,7 @@ void unpack(const uint8_t* p, const uint8_t* end, int width, int64_t count, Numb
 }
 
 // Reads `count` numbers of `width` bits (at most 32) from runs of equal numbers and of packed numbers (Parquet's hybrid of RLE and
-// bit packing). Returns whether the bytes have that many numbers.
+// bit packing). Returns false if there are fewer numbers.
 template <typename Number>
 bool read_runs(const uint8_t* p, const uint8_t* end, int width, int64_t count, Number* out) {
     if (width == 0) {
@@ -78,7 +78,7 @@ public:
         columns[0].reserve(rows);
     }
 
-    // Begins a chunk: `count` values of `width` bytes each, or with a width of 0, texts that follow their length of 4 bytes.
+    // Begins a chunk with `count` values of `width` bytes each. With width 0, the values are texts, each after its length (4 bytes).
     bool begin(int64_t count, uint32_t width, const uint8_t* p, int64_t size) {
         const uint8_t* end = p + size;
         keys_.clear();
@@ -124,7 +124,7 @@ public:
         return true;
     }
 
-    // Frees what only adding needs, because the arrays of the column may live long.
+    // Frees the memory that only adding needs, because the arrays of the column may be used for a long time.
     void end() {
         columns[0].values.free_table();
         std::vector<Values::Key>().swap(keys_);
@@ -172,8 +172,8 @@ uint8_t outcome(Call call) {
 
 }  // namespace
 
-// A column without rows, to which chunks are added that have so many values, bytes of values, and rows together. Free it with
-// nightrank_free. Returns null if memory runs out.
+// A column without rows. The arguments are the numbers of values, bytes of values and rows of all chunks that will be added. Free
+// the column with nightrank_free. Returns null if memory runs out.
 EXPORT Scanned* nightrank_pages(int64_t values, int64_t bytes, int64_t rows) {
     try {
         return new Pages(values, bytes, rows);
@@ -193,5 +193,5 @@ EXPORT uint8_t nightrank_add_page(Scanned* pages, int64_t rows, const uint8_t* l
     return outcome([&] { return static_cast<Pages*>(pages)->add(rows, levels, level_bytes, indices, size); });
 }
 
-// Frees what only adding needs. No chunk or page may be added afterwards.
+// Frees the memory that only adding needs. No chunk or page may be added afterwards.
 EXPORT void nightrank_end_pages(Scanned* pages) { static_cast<Pages*>(pages)->end(); }

@@ -9,7 +9,7 @@ from conf.errors import InfrastructureError
 from etl.native.library import Handle, library
 from etl.native.scan import column_of
 
-# Number of bytes of a value in a page. A text has a variable size, and follows its length.
+# Number of bytes of a value in a page. A text has a variable size: its length is stored before its bytes.
 _WIDTHS = {pa.string(): 0, pa.int32(): 4, pa.int64(): 8}
 KINDS = frozenset(_WIDTHS)
 
@@ -64,7 +64,8 @@ class PagedColumn:
     def result(self) -> tuple[pa.DictionaryArray, np.ndarray]:
         """Returns the n rows as an array with one dictionary, and the number of rows with each of its values.
 
-        An empty text is null. The dictionary may have values without rows. Do not add pages afterwards.
+        An empty text is null. The dictionary may have values without rows. After this call, no page may be
+        added.
         """
         library().nightrank_end_pages(self._pages.address)
         return column_of(self._pages, 0, self._rows, self._kind)

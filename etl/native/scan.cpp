@@ -160,7 +160,7 @@ private:
 
 }  // namespace
 
-// Increase it with every change of the interface. etl/native/library.py loads only its own version.
+// Increase this number with every change of the interface. etl/native/library.py loads only the version that it expects.
 EXPORT int32_t nightrank_version() { return 6; }
 
 // A scan of `length` bytes (below 2 GiB) at `block`: whole lines, the last of which may lack its LF. Returns null if memory
@@ -202,7 +202,7 @@ EXPORT void nightrank_rows(const Scanned* scan, int64_t* sizes, const void** add
     addresses[3] = scan->other_lines.data();
 }
 
-// Sizes and addresses of one column, valid as those of nightrank_rows.
+// Sizes and addresses of one column, valid as long as those of nightrank_rows.
 EXPORT void nightrank_column(const Scanned* scan, int32_t column, int64_t* sizes, const void** addresses) {
     const Column& selected = scan->columns[column];
     sizes[0] = static_cast<int64_t>(selected.values.counts.size());

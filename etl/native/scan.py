@@ -13,19 +13,21 @@ from conf.errors import InfrastructureError
 from device.columns import Values
 from etl.native.library import Handle, library, string_addresses
 
-# The scanner's positions in a block are 32-bit numbers.
+# The scanner stores positions in a block as 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
-_OTHERS_AT_ONCE = 1 << 17  # JSON lines for another reader that are copied at a time
+_OTHERS_AT_ONCE = 1 << 17  # maximum number of JSON lines that are copied at once for another reader
 _REASONS = ("", "field_count", "not_utf8")  # by the number of the reason in the compiled library
 
-# A function: texts of n lines → one array of n values per field, and n reasons why a line cannot be split.
+# Takes the texts of n lines. Returns one array of n values per field, and n reasons why a line cannot be
+# split (or null).
 SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 
 class Rejections(Mapping[int, str]):
-    """Maps the indices of rejected lines or rows, ascending, to the reasons, in 12 bytes for each of them.
+    """Maps the indices of rejected lines or rows, ascending, to the reasons. An entry needs 12 bytes.
 
-    A block of hostile bytes can consist of millions of rejected lines, and a dict needs 100 bytes for each.
+    A dict would need 100 bytes per entry, and a block of hostile bytes can consist of millions of rejected
+    lines.
 
     Attributes:
         indices: (n,) int64, ascending.
@@ -52,7 +54,7 @@ class Rejections(Mapping[int, str]):
         return len(self.indices)
 
     def pairs(self) -> Iterator[tuple[int, str]]:
-        """Returns the pairs (index, reason), ascending. It is faster than `items`."""
+        """Returns the pairs (index, reason), ascending. This method is faster than `items`."""
         return zip(self, (self.reasons[code] for code in self.codes.tolist()), strict=True)
 
     def counts(self) -> dict[str, int]:
@@ -65,7 +67,7 @@ class Rejections(Mapping[int, str]):
         return counts
 
     def where(self, kept: np.ndarray) -> Rejections:
-        """Returns those for which the array of booleans (n,) is true."""
+        """Returns the rejections for which the (n,) bool array is true."""
         return Rejections(self.indices[kept], self.codes[kept], self.reasons)
 
 
@@ -96,7 +98,7 @@ class RejectedRows:
         self._codes[rows] = self._reasons.setdefault(reason, len(self._reasons) + 1)
 
     def add_all(self, rejected: Mapping[int, str]) -> None:
-        """Rejects the rows of a mapping of rows to reasons."""
+        """Rejects each row of a mapping from rows to reasons."""
         if not isinstance(rejected, Rejections):
             rejected = rejections_of(rejected.items())
         for code, reason in enumerate(rejected.reasons):
@@ -116,7 +118,7 @@ class RejectedRows:
 
 
 def rejections_of(pairs: Iterable[tuple[int, str]]) -> Rejections:
-    """Returns the rejections of pairs (index, reason) in any order. Each index occurs once."""
+    """Returns the rejections for pairs (index, reason), which may be in any order. No index occurs twice."""
     ordered = sorted(pairs)
     reasons = {reason: code for code, reason in enumerate(dict.fromkeys(reason for _, reason in ordered))}
     indices = np.array([index for index, _ in ordered], np.int64)
@@ -136,7 +138,7 @@ class Scanned:
         lines: number of lines of the block.
         row_lines: (n,) int64. row_lines[i] is the index of the line of row i. The indices are ascending.
         columns: maps the index of a field to a dictionary array with one string per row. An empty field is
-            null. If a device has scanned the block, the codes are there.
+            null. If a device scanned the block, the codes are in the memory of this device.
         counts: maps the index of a field to an int64 array. Element v is the number of rows with dictionary
             value v.
         broken: maps the index of each rejected line to the reason why the line was rejected.
@@ -251,8 +253,8 @@ class ScannedJson:
     broken: Mapping[int, str]
 
 
-# A function: a block of m lines → which of them are objects, (m,) bool; for each name, m texts of JSON values
-# or null; and the reason of each line that is rejected.
+# Takes a block of m lines, and the names of fields. Returns which lines are objects, (m,) bool; for each
+# name, m texts of JSON values or null; and the reason of each rejected line.
 ReadJson = Callable[[bytes], tuple[np.ndarray, Sequence[pa.Array], Mapping[int, str]]]
 
 
@@ -277,7 +279,8 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
             paths.setdefault(path[:end], False)
         paths[path] = True
     places = {path: index for index, path in enumerate(paths)}
-    keys = pa.array([path[-1] for path in paths], pa.string())  # the scanner reads its memory
+    # keep this array until the scan ends, because the scanner reads its memory
+    keys = pa.array([path[-1] for path in paths], pa.string())
     offsets, data = string_addresses(keys)
     parents = (ctypes.c_int32 * len(paths))(*(places.get(path[:-1], -1) for path in paths))
     is_column = (ctypes.c_uint8 * len(paths))(*paths.values())

@@ -11,8 +11,8 @@ using nightrank::Values;
 
 namespace {
 
-// The sum of each value's counts on each side, and the last day on which it was seen. Both are in one row of numbers, because most of the time
-// goes to the memory accesses of values in random order.
+// The sum of each value's counts on each side, and the last day with the value. Sums and day are in one row of numbers, because most of
+// the time is spent on memory accesses in random order.
 class Sums {
 public:
     explicit Sums(int32_t sides) : width_(sides + 1) {}

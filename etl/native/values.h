@@ -12,8 +12,8 @@
 
 namespace nightrank {
 
-// The secret of a hash table. Somebody who knows how a table places its values can choose ids that all get one place, so that
-// each look-up compares thousands of values. So each process draws a seed, and a table that is stored contains its seed.
+// The secret seed of a hash table. An attacker who knows the positions of values in a table can choose ids that all have the same
+// position, so that each look-up compares thousands of values. So each process draws its own seed, and a stored table contains its seed.
 class Seed {
 public:
     explicit Seed(uint64_t number) : number(number), first(folded(number, kOdd)), second(folded(~number, kOdd) | 1) {}
@@ -24,10 +24,10 @@ public:
         return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
     }
 
-    // Adds 8 bytes of a value to the number that stands for the bytes before them.
+    // Combines 8 bytes of a value with the hash state of the bytes before them.
     uint64_t step(uint64_t before, uint64_t word) const { return folded(before ^ word ^ first, second); }
 
-    // The hash of a value that has these bits and this length.
+    // The hash of a value with these bits and this length.
     uint64_t hash(uint64_t bits, uint32_t length) const { return folded(folded(bits ^ first, second) + length, kOdd); }
 
     const uint64_t number;
@@ -106,7 +106,7 @@ public:
 
     const std::vector<Slot>& slots() const { return slots_; }
 
-    // Prepares an empty table for a number of values that have this number of bytes together.
+    // Prepares an empty table for a number of values, with the total number of bytes of these values.
     void reserve(int64_t values, int64_t size) {
         uint64_t slots = slots_.size();
         while (slots < 2 * static_cast<uint64_t>(values)) slots *= 2;

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedBucketize(RowWise):
-    """The operator `bucketize` after its fit."""
+    """The fitted step of the operator `bucketize`."""
 
     name: ClassVar[str] = "bucketize"
     boundaries: tuple[float, ...] = ()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedCategorify(Fitted):
-    """The operator `categorify` after its fit."""
+    """The fitted step of the operator `categorify`."""
 
     name: ClassVar[str] = "categorify"
     takes_codes: ClassVar[bool] = True
@@ -140,8 +140,8 @@ class Categorify(Operator):
     min_count: Count | Mapping[str, Count] = Field(
         default=1,
         description="Minimum number of occurrences in the training rows for a value to get its own id. To "
-        "set it for each vocabulary, write a mapping. Its keys are names of columns or, with `share`, the "
-        "name of the shared vocabulary.",
+        "set a number for each vocabulary, write a mapping. The keys are names of columns or, "
+        "with `share`, the name of the shared vocabulary.",
     )
     max_size: Count | None = Field(
         default=None,
@@ -202,7 +202,10 @@ class Categorify(Operator):
 
     @property
     def rule(self) -> Categorify:
-        """Returns the operator with `counts` set: columns that share a vocabulary must have equal rules."""
+        """Returns the operator with counts=true.
+
+        If two columns share a vocabulary, their rules must be equal.
+        """
         return self.model_copy(update={"counts": True})
 
     @property

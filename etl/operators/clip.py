@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedClip(RowWise):
-    """The operator `clip` after its fit."""
+    """The fitted step of the operator `clip`."""
 
     name: ClassVar[str] = "clip"
     min: float | None = None
@@ -33,7 +33,7 @@ class FittedClip(RowWise):
     def expression(self, *values: Column) -> Column:
         """Returns the Spark expression of the output."""
         clipped = values[0].cast("double")
-        # Use when(): greatest() and least() ignore nulls, so they would replace null by the limit.
+        # Do not use greatest() and least(): they ignore nulls, and would replace null by the limit.
         if self.min is not None:
             clipped = F.when(clipped < self.min, F.lit(self.min)).otherwise(clipped)
         if self.max is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedDataStats(RowWise):
-    """The operator `data_stats` after its fit."""
+    """The fitted step of the operator `data_stats`."""
 
     name: ClassVar[str] = "data_stats"
     takes_codes: ClassVar[bool] = True
@@ -89,7 +89,7 @@ class DataStats(Operator):
         return measured | {"rows": int(counts.sum()), "nulls": int(counts[nulls].sum())}
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Returns the statistics of two parts of a column of lists, from those of both parts."""
+        """Merges the statistics of two parts of a column of lists."""
         added = {name: first[name] + second[name] for name in ("rows", "nulls")}
         return added | merge_extremes(first, second)
 

@@ -43,8 +43,8 @@ class DifferenceLag(RowChanger):
     columns: Texts = Field(min_length=1, description="Numeric columns whose differences are computed.")
     lag: Integer = Field(
         default=1,
-        description="The value of a row is compared with the value of the row that is this number of rows "
-        "earlier, among the rows with the same key. A negative number selects a later row. 0 is not allowed.",
+        description="Distance between a row and the earlier row, as a number of rows with the same key. A "
+        "negative number selects a later row. 0 is not allowed.",
     )
 
     @field_validator("lag")
@@ -81,7 +81,8 @@ class DifferenceLag(RowChanger):
             - F.lag(F.col(name), self.lag).over(by_key).cast("double")
             for name in self.columns
         }
-        # Use a second withColumns: with only one, the plan would repeat the window for each use of its value.
+        # Use a second withColumns: in a single one, the plan would repeat the window for each use of a
+        # difference.
         return rows.withColumns(differences).withColumns(
             {name: bounded_column(F.col(name)) for name in differences}
         )

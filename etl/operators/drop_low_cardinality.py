@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedDropLowCardinality(RowWise):
-    """The operator `drop_low_cardinality` after its fit."""
+    """The fitted step of the operator `drop_low_cardinality`."""
 
     name: ClassVar[str] = "drop_low_cardinality"
     size: int | None = None

@@ -37,7 +37,7 @@ def kinds_of(columns: Mapping[str, Type]) -> dict[str, Kind]:
 
 @dataclass(frozen=True)
 class FittedExpression(RowWise):
-    """The operator `expression` after its fit."""
+    """The fitted step of the operator `expression`."""
 
     name: ClassVar[str] = "expression"
     formula: str = ""

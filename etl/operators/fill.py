@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedFill(Fitted):
-    """The operator `fill` after its fit."""
+    """The fitted step of the operator `fill`."""
 
     name: ClassVar[str] = "fill"
     value: float | str = 0.0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedFillMedian(RowWise):
-    """The operator `fill_median` after its fit."""
+    """The fitted step of the operator `fill_median`."""
 
     name: ClassVar[str] = "fill_median"
     median: float = 0.0

@@ -95,7 +95,7 @@ class Groupby(RowChanger):
         """Returns one row for each combination of values in the columns `by`."""
         order = [EVENT_TIME, ROW_ID] if EVENT_TIME in rows.columns else [ROW_ID]
         place = F.struct(*order)
-        # The other columns of each new row, if the rows have them.
+        # Columns of each new row that are not in `by` or `aggregates`, if the rows have them.
         carried: dict[str, Column] = {ROW_ID: F.min(ROW_ID), LABEL: F.max(LABEL)}
         carried |= {name: F.first(name) for name in (USER_KEY, ITEM_KEY, GROUP_KEY) if name in rows.columns}
         carried |= {name: F.max(name) for name in (EVENT_TIME,) if name in rows.columns}

@@ -36,7 +36,7 @@ def bucket_array(texts: pa.Array, buckets: int, first: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FittedHashBucket(RowWise):
-    """The operator `hash_bucket` after its fit."""
+    """The fitted step of the operator `hash_bucket`."""
 
     name: ClassVar[str] = "hash_bucket"
     buckets: int = 1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedHashedCross(RowWise):
-    """The operator `hashed_cross` after its fit."""
+    """The fitted step of the operator `hashed_cross`."""
 
     name: ClassVar[str] = "hashed_cross"
     buckets: int = 1

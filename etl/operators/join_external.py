@@ -32,14 +32,14 @@ ColumnKind = Literal["int", "float", "string", "bool", "date", "timestamp", "dec
 
 
 class ExternalColumn(Strict):
-    """How a column of an external table is read."""
+    """The type of a column of an external table, and how its values are read."""
 
     type: ColumnKind = Field(
         description="Type of the values, as in the section `log`. `int`: 64 bits. `float`: a double. "
         "`string`: UTF-8 text. `bool`: 1 or 0. `date`: days since 1970-01-01. `timestamp`: µs since "
         "1970-01-01 00:00 UTC. `decimal`: rounded to a double."
     )
-    format: TimeFormat = Field(default=ISO, description="How texts of a date or timestamp are written.")
+    format: TimeFormat = Field(default=ISO, description="Notation of dates or timestamps in files of text.")
     source: PlainText | None = Field(default=None, description="Name of the column in the files.")
     optional: bool = Field(default=False, description="Whether files may lack the column.")
 
@@ -64,7 +64,7 @@ _ARROW_TYPES: Mapping[Type, pa.DataType] = {"int": pa.int64(), "float": pa.float
 
 @dataclass(frozen=True)
 class FittedJoinExternal(KeyedFitted):
-    """The operator `join_external` after its fit."""
+    """The fitted step of the operator `join_external`."""
 
     name: ClassVar[str] = "join_external"
     kinds: tuple[Type, ...] = ()
@@ -114,8 +114,8 @@ class JoinExternal(Operator):
     )
     columns: Mapping[str, TypedColumn] = Field(
         min_length=1,
-        description="Maps each column of the table that is to be added to its type, such as `{price: "
-        "float}`, or to a type with the keys `format`, `source` and `optional` of a column of the log, such "
+        description="The columns to add. Maps each column to its type, such as `{price: float}`, or to a "
+        "mapping with its `type` and the keys `format`, `source` and `optional` of a column of the log, such "
         'as `{since: {type: date, format: "%d/%m/%Y"}}`. The types are `int`, `float`, `string`, `bool`, '
         "`date`, `timestamp` and `decimal`, as in the section `log`.",
     )
@@ -141,7 +141,7 @@ class JoinExternal(Operator):
 
     @property
     def column_types(self) -> dict[str, OperatorType]:
-        """Maps the name of each added column to the type that operators see."""
+        """Maps the name of each added column to the type that operators receive."""
         return {name: operator_type(column.named(name)) for name, column in self.columns.items()}
 
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:

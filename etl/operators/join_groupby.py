@@ -29,7 +29,7 @@ Statistic = Literal["count", "sum", "mean", "var", "std", "min", "max"]
 
 @dataclass(frozen=True)
 class FittedJoinGroupby(KeyedFitted):
-    """The operator `join_groupby` after its fit."""
+    """The fitted step of the operator `join_groupby`."""
 
     name: ClassVar[str] = "join_groupby"
     measures: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedListSimilarity(RowWise):
-    """The operator `list_similarity` after its fit."""
+    """The fitted step of the operator `list_similarity`."""
 
     name: ClassVar[str] = "list_similarity"
 
@@ -35,7 +35,8 @@ class FittedListSimilarity(RowWise):
         sizes = [F.size(F.array_intersect(value, value)) for value in values]
         both = F.size(F.array_intersect(left, right))
         similarity = both / F.sqrt((sizes[0] * sizes[1]).cast("double"))
-        # The size of null is -1 or null, depending on a Spark setting. Neither is above 0.
+        # The size of null is -1 or null, depending on a Spark setting. So this condition is never true for
+        # null.
         return F.when((F.size(left) > 0) & (F.size(right) > 0), similarity)
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:

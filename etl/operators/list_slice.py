@@ -27,7 +27,7 @@ _LONGEST = 10_000
 
 @dataclass(frozen=True)
 class FittedListSlice(Fitted):
-    """The operator `list_slice` after its fit."""
+    """The fitted step of the operator `list_slice`."""
 
     name: ClassVar[str] = "list_slice"
     takes_codes: ClassVar[bool] = True

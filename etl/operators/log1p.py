@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedLog1p(RowWise):
-    """The operator `log1p` after its fit."""
+    """The fitted step of the operator `log1p`."""
 
     name: ClassVar[str] = "log1p"
 

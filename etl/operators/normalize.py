@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedNormalize(RowWise):
-    """The operator `normalize` after its fit."""
+    """The fitted step of the operator `normalize`."""
 
     name: ClassVar[str] = "normalize"
     mean: float = 0.0

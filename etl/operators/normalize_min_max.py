@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedNormalizeMinMax(RowWise):
-    """The operator `normalize_min_max` after its fit."""
+    """The fitted step of the operator `normalize_min_max`."""
 
     name: ClassVar[str] = "normalize_min_max"
     min: float = 0.0

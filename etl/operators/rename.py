@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedRename(RowWise):
-    """The operator `rename` after its fit."""
+    """The fitted step of the operator `rename`."""
 
     name: ClassVar[str] = "rename"
     size: int | None = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedSplitList(RowWise):
-    """The operator `split_list` after its fit."""
+    """The fitted step of the operator `split_list`."""
 
     name: ClassVar[str] = "split_list"
     separator: str = "|"
@@ -40,7 +40,7 @@ class FittedSplitList(RowWise):
         kept = pc.not_equal(flat, "")
         if pc.all(kept).as_py() in (True, None):
             return [parts]
-        # Number of elements of each list: of its parts that are not empty.
+        # Number of elements of each list, without empty elements.
         lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
         ends = np.cumsum(lengths)
         running = np.concatenate([[0], np.cumsum(kept.to_numpy(zero_copy_only=False))])

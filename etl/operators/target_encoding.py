@@ -45,7 +45,7 @@ def smoothed(total: Column, count: Column, prior: Column, smoothing: float) -> C
 
 @dataclass(frozen=True)
 class FittedTargetEncoding(KeyedFitted):
-    """The operator `target_encoding` after its fit."""
+    """The fitted step of the operator `target_encoding`."""
 
     name: ClassVar[str] = "target_encoding"
     out_of_fold: ClassVar[bool] = True

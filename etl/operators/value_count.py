@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedValueCount(FittedDataStats):
-    """The operator `value_count` after its fit."""
+    """The fitted step of the operator `value_count`."""
 
     name: ClassVar[str] = "value_count"
 
@@ -56,7 +56,7 @@ class ValueCount(Operator):
         return extremes(pc.list_value_length(values))
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Returns the statistics of two parts of a column of lists, from those of both parts."""
+        """Merges the statistics of two parts of a column of lists."""
         return merge_extremes(first, second)
 
     def fit(self, step: Step, statistics: Statistics) -> FittedValueCount:

@@ -17,7 +17,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class FittedWinsorize(FittedClip):
-    """The operator `winsorize` after its fit. `min` and `max` are the quantiles."""
+    """The fitted step of the operator `winsorize`. `min` and `max` are the quantiles."""
 
     name: ClassVar[str] = "winsorize"
 
@@ -40,8 +40,12 @@ class Winsorize(Operator):
     name: ClassVar[str] = "winsorize"
     page: ClassVar[str] = "numbers"
     needs: ClassVar[Need] = "quantiles"
-    lower: Probability = Field(default=0.01, description="Probability of the quantile that is the minimum.")
-    upper: Probability = Field(default=0.99, description="Probability of the quantile that is the maximum.")
+    lower: Probability = Field(
+        default=0.01, description="Probability of the quantile that is the lower limit."
+    )
+    upper: Probability = Field(
+        default=0.99, description="Probability of the quantile that is the upper limit."
+    )
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Winsorize:

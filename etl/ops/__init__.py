@@ -1,7 +1,7 @@
-"""Finds the operators of the sections `features` and `prepare` by name, and has their shared code.
+"""Finds the operators of the sections `features` and `prepare` by name, and contains their shared code.
 
-Each file of etl/operators is one operator. discovery.py finds these operators and those of packages. A module
-is imported if a configuration or a stored workflow uses its operator.
+Each file of etl/operators is one operator. discovery.py finds these operators, and the operators of other
+packages. A module is imported only if a configuration or a stored workflow uses its operator.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def frame_operator_from_config(entry: Entry) -> FrameOperator:
 
 
 def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
-    """Returns the operator of `features` with this name, and the type of its fitted step.
+    """Returns the operator of the section `features` named `name`, and the type of its fitted step.
 
     Raises:
         ConfigError: the operator does not exist, or the operator of a package cannot be used.
@@ -123,7 +123,8 @@ def stored_fitted_type(name: str, package: str | None) -> type[Fitted]:
     if plugin.package != package:
         owner = f"the package {package}" if package else "another release"
         raise ConfigError(
-            f"a workflow contains the operator {name!r} of {owner}, but here it is {plugin.origin}",
+            f"a workflow contains the operator {name!r} of {owner}, but the installed operator is "
+            f"{plugin.origin}",
             "install only the package with which the workflow was fitted, or fit a new workflow",
         )
     return fitted

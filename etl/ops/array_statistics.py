@@ -21,7 +21,7 @@ _LARGEST = 10**38  # a Spark decimal has 38 digits
 _EXACT = 2.0**53
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS - 1
-# Number of limbs of a sum: if all numbers are below 2**53 units, and if they have at most 38 digits.
+# Number of limbs of a sum if all numbers are below 2**53 units, and if some numbers have up to 38 digits.
 _FEW_LIMBS, _ALL_LIMBS = 2, 5
 # A sum of integers of 31 bits is exact as a double for at most this number of rows.
 _ROWS_ADDED_AS_DOUBLES = 2**22
@@ -179,7 +179,7 @@ def doubles_of_sums(sums: np.ndarray) -> pa.Array:
 
 
 def _normalised(limbs: np.ndarray) -> np.ndarray:
-    """Returns the same sums as 5 limbs, (size, 5). The first four have 31 bits and are not negative."""
+    """Returns sums as 5 limbs, (size, 5). The first four limbs have 31 bits and are not negative."""
     wide = np.zeros((len(limbs), _ALL_LIMBS), np.int64)
     wide[:, : limbs.shape[1]] = limbs
     for index in range(_ALL_LIMBS - 1):
@@ -190,7 +190,7 @@ def _normalised(limbs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GroupParts:
-    """Statistics of some training rows of each group, which are merged with those of other rows.
+    """Statistics of some training rows by group. They can be merged with statistics of other training rows.
 
     Attributes:
         size: the number of groups.
@@ -210,7 +210,10 @@ class GroupParts:
         return np.ascontiguousarray(self.sums[name][:, 0])
 
     def regrouped(self, groups: np.ndarray, size: int) -> GroupParts:
-        """Merges groups: group i becomes part of group `groups[i]`. Each of the `size` groups has a part."""
+        """Merges groups: group i becomes part of the new group `groups[i]`.
+
+        None of the `size` new groups is empty.
+        """
         order = np.argsort(groups, kind="stable")
         starts = np.searchsorted(groups[order], np.arange(size))
         if not size:
@@ -289,7 +292,7 @@ def extremes(values: pa.Array) -> dict[str, Any]:
 
 
 def merge_extremes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `extremes` of two parts together."""
+    """Returns the smallest and the largest value of two parts, from the `extremes` of both parts."""
     merged = {}
     for name, choose in (("min", min), ("max", max)):
         present = [part[name] for part in (first, second) if part[name] is not None]

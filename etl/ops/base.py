@@ -211,14 +211,14 @@ class Operator(Parameters, ABC):
         An override can avoid an array of all rows.
 
         Args:
-            values: (n,) distinct values. One of them may be null, and none is a list.
+            values: (n,) distinct values. Null may be one of them. They are not lists.
             counts: (n,) int64, the number of rows with each value.
             kind: the type of the values.
         """
         return self.aggregate_values(values.take(pa.array(np.repeat(np.arange(len(counts)), counts))), kind)
 
     def merge_aggregates(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-        """Returns the statistics of two parts of a column of lists, from those of both parts.
+        """Merges the statistics of two parts of a column of lists.
 
         Raises:
             ConfigError: the operator accepts lists, but does not define this method.
@@ -251,7 +251,7 @@ class Operator(Parameters, ABC):
         """Returns the statistics of `groups` from rows in memory: one array of `rows.size` values for each.
 
         Raises:
-            ConfigError: the operator defines neither this method nor `group_parts`.
+            ConfigError: the operator does not define this method, and does not define `group_parts`.
         """
         parts = self.group_parts(rows)
         if self.reads_rows_twice:
@@ -265,7 +265,7 @@ class Operator(Parameters, ABC):
         return False
 
     def group_parts(self, rows: GroupedRows) -> GroupParts:
-        """Returns statistics of some training rows by key. They are merged to the statistics of all rows.
+        """Returns statistics of some training rows by key. They are merged into the statistics of all rows.
 
         Raises:
             ConfigError: the operator does not define this method.

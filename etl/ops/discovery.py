@@ -1,4 +1,4 @@
-"""Finds the operators by name: those of the checkout (etl/operators), and those of packages."""
+"""Finds operators by name: operators of the checkout (etl/operators), and operators of other packages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FrameOperators(Mapping[str, type[FrameOperator]]):
 
 
 def find_operator(name: str) -> tuple[Plugin, Found] | None:
-    """Returns the operator with this name, and imports its module; None if there is none.
+    """Returns the operator named `name`, and imports its module; None if there is no such operator.
 
     Raises:
         ConfigError: two operators have this name, or the module of a package cannot be imported or does not
@@ -98,7 +98,7 @@ def operator_in(module: ModuleType) -> Found:
         raise ConfigError(
             f"{module.__name__} defines {len(operators)} operators, but it must define one",
             "define one subclass of Operator or FrameOperator that sets `name`; code that operators share "
-            "belongs into etl/ops",
+            "belongs in etl/ops",
         )
     operator = operators[0]
     if issubclass(operator, FrameOperator):
@@ -113,7 +113,7 @@ def operator_in(module: ModuleType) -> Found:
 
 
 def _built_in(name: str) -> Found:
-    """Returns an operator of the checkout. Raises KeyError if there is none."""
+    """Returns the operator of the checkout named `name`. Raises KeyError if there is no such operator."""
     return _of_module(OPERATOR.built_in()[name], name)
 
 

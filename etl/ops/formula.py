@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["number", "text", "truth"]
 
-# Limits of a formula. Each level of operations is a few nested calls when the formula is computed.
+# Limits of a formula. Each level of operations needs a few nested calls when the formula is computed.
 _MOST_TEXT = 20_000
 _MOST_DEPTH = 150
-_MOST_SHOWN = 500  # characters of a formula in a message
+_MOST_SHOWN = 500  # maximum number of characters of a formula in a message
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
     return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
 
 
-# The input of a compiled formula: column name → value. In the engine arrow, constants need the row count.
+# Maps the names of columns to their values: the input of a compiled formula. In the engine arrow, constants
+# need the number of rows.
 Columns: TypeAlias = "Mapping[str, Column]"
 Arrays = Mapping[str, pa.Array]
 
@@ -194,7 +195,8 @@ def parse(text: str, kinds: Mapping[str, Kind]) -> Formula:
         raise ConfigError(
             f"the formula {shown} does not parse: {error.msg}", "correct the syntax of the formula"
         ) from error
-    except (RecursionError, MemoryError) as error:  # Python's parser has limits too
+    # Python's parser raises these errors if the formula exceeds its limits
+    except (RecursionError, MemoryError) as error:
         raise _too_deep(shown) from error
     if _depth(tree) > _MOST_DEPTH:
         raise _too_deep(shown)

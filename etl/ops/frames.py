@@ -102,9 +102,9 @@ class RowChanger(FrameOperator):
         )
 
     def key_columns(self) -> tuple[str, ...]:
-        """Returns the key columns: the operator needs rows of a day with equal values in them together.
+        """Returns the key columns. All rows of a day with equal values in these columns are passed together.
 
-        The result of a row must depend only on the rows of the day with the same values in these columns.
-        Without columns, the operator needs all rows of the day.
+        The result of a row must depend only on these rows. If there are no key columns, all rows of the day
+        are passed together.
         """
         return ()

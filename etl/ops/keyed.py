@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 KEY = "key"
 # Columns by which statistics are grouped: the number of a table, and the key in this table.
 GROUP = ("_table", "_key")
-_UNITS = float(2**24)  # values are rounded to multiples of 6e-8, so sums do not depend on row order
+# values are rounded to multiples of 6e-8, so that sums do not depend on the order of rows
+_UNITS = float(2**24)
 
 
 def exact_sum(value: Column) -> Column:

@@ -16,7 +16,8 @@ from etl.ops.base import Operator
 from etl.ops.formula import FUNCTIONS
 from etl.ops.frames import FrameOperator, RowChanger
 
-# Page → (its title, its first sentence). The attribute `page` of an operator is one of these keys.
+# Maps the name of a page to its title and its first sentence. The attribute `page` of an operator is such a
+# name.
 PAGES: Mapping[str, tuple[str, str]] = {
     "numbers": (
         "Numbers",
@@ -51,7 +52,7 @@ _FORMS = (
     "On one machine, tasks apply this operator to Arrow tables when they "
     "[prepare rows](../roads.md). Elsewhere, Spark applies it to frames.\n"
 )
-_HEAD = "<!-- Made from the docstrings of etl/operators by `make docs`; changes here are lost. -->\n"
+_HEAD = "<!-- Generated from the docstrings of etl/operators. `make docs` overwrites changes. -->\n"
 
 
 def _operators() -> dict[str, type[Operator] | type[FrameOperator]]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from etl.ops.doubles import as_doubles
 
-# The product of the columns' numbers of distinct values stays below this limit, so codes fit into 64 bits.
+# Limit of the product of the columns' numbers of distinct values. Below it, codes fit into 64 bits.
 _LARGEST = 2**62
 
 
@@ -107,7 +107,7 @@ def integers_of(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    """Returns the rows with a new column at the end, or with new values in the column of this name."""
+    """Returns the rows with a new column at the end, or with new values in the existing column `name`."""
     if name in rows.column_names:
         return rows.set_column(rows.column_names.index(name), name, values)
     return rows.append_column(name, values)

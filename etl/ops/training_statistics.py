@@ -82,9 +82,9 @@ class MergeableStatistic(ABC):
       job with a DataError.
     * `merge` must be associative and commutative, and `measure` must agree with it: measuring two batches as
       one must give the same bytes as merging the states of both. A value with the count n must count like n
-      equal values. So the result depends neither on the order of values nor on batches, partitions, machines
-      or the source of the statistics. Add integers, compute minima and maxima, or unite sorted sets. Do not
-      add floating-point numbers, because the sum depends on their order.
+      equal values. So the result does not depend on the order of values, on batches, partitions or machines,
+      or on the source of the statistics. Add integers, compute minima and maxima, or unite sorted sets. Do
+      not add floating-point numbers, because the sum depends on their order.
     * The state must not depend on a clock, on random numbers or on Python's `hash`.
 
     Attributes:

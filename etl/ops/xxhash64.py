@@ -59,7 +59,8 @@ def xxhash64_of_draws(row_ids: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """Returns Spark's `xxhash64(row_id, draw, seed)` of n rows for each draw from 1 to `draws`.
 
     Spark uses the hash of a column as the seed of the hash of the next column. A row_id has 64 bits, and a
-    draw has 32 bits. `seed` has 32 bits if these suffice, as in `pyspark.sql.functions.lit`, else 64 bits.
+    draw has 32 bits. `seed` is hashed as 32 bits if it fits into them, as in `pyspark.sql.functions.lit`,
+    otherwise as 64 bits.
 
     Args:
         row_ids: (n,) int64
@@ -81,13 +82,13 @@ def xxhash64_of_draws(row_ids: np.ndarray, draws: int, seed: int) -> np.ndarray:
 
 
 def _of_long(words: Any, seeds: np.ndarray) -> np.ndarray:
-    """Hashes integers of 64 bits with a seed for each of them. `words` has the type uint64."""
+    """Hashes integers of 64 bits, with one seed per integer. `words` has the type uint64."""
     hashed = seeds + _P5 + np.uint64(8)
     return _mixed(_left(hashed ^ (_left(words * _P2, 31) * _P1), 27) * _P1 + _P4)
 
 
 def _of_int(words: Any, seeds: np.ndarray) -> np.ndarray:
-    """Hashes integers of 32 bits, which are not negative, with a seed for each of them."""
+    """Hashes non-negative integers of 32 bits, with one seed per integer."""
     hashed = seeds + _P5 + np.uint64(4)
     return _mixed(_left(hashed ^ (words * _P1), 23) * _P2 + _P3)
 

@@ -30,8 +30,7 @@ def read_attribute_table(
 ) -> pa.Table:
     """Reads a table other than the log, such as attributes of users or items, with one row per key.
 
-    This function has many parameters, because its callers need many combinations of table, key, section and
-    id column. `etl.spark.raw_frames.read_attributes` returns the same rows as a frame.
+    `etl.spark.raw_frames.read_attributes` returns the same rows as a frame.
 
     Args:
         config: the configuration of the run.

@@ -84,7 +84,7 @@ class ClickTables:
 
     Attributes:
         plan, history: the plan of the run, and the section `history`.
-        lake: the lake.
+        lake: data lake with the table `last_clicks`.
         rows_of: takes a day, and returns its good rows in any number of tables, in any order: user_key,
             item_key, label, row_id and, if the log has times, event_time. Rows with label 0 may be missing.
     """
@@ -180,7 +180,7 @@ def _write(clicks: pa.Table, partition: Partition, row_group_rows: int) -> list[
     """Writes one row per user, sorted by user_key, to files of at most `row_group_rows` rows.
 
     Only the strings of one file are in memory at a time. Returns the names of the files relative to the
-    partition (storage.file_digests.named). A table without rows gives one file.
+    partition (storage.file_digests.named). For a table without rows, one file is written.
     """
     order = pc.sort_indices(clicks.column(USER_KEY))
     count = max(1, -(-len(clicks) // row_group_rows))
@@ -217,7 +217,7 @@ def good_rows_of(
     Tasks of `workers` parse the file splits. The rows of erased users are left out.
 
     Args:
-        workers: processes of this machine, because this process gets the rows.
+        workers: processes of this machine, because the rows are returned to this process.
         plan, raw: the plan of the run, and the files of the day.
         columns: names of the columns to return, from user_key, item_key, group_key (string), label (float32),
             event_time (int64, µs) and row_id (int64: the index of the row's line in the day).

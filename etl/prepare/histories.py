@@ -26,7 +26,8 @@ ITEMS, TIMES = "items", "times"
 _KEYS = pa.dictionary(pa.int32(), pa.string())
 # The offsets of a list array have 32 bits, so a column with more values has several arrays.
 _LIST_VALUES = 2**31 - 1
-# Number of values that one step copies or compares. So its temporary arrays fit into the cache of a core.
+# Number of values that one step copies or compares. With this number, temporary arrays fit into the cache of
+# a core.
 _STEP_VALUES = 2**18
 _FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
@@ -40,7 +41,7 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
         rows: n rows with user_key and item_key (string, or a dictionary of strings), label, row_id (int64,
             unique) and, if the log has them, group_key (the same types) and event_time (int64, µs). If a user
             has a row in the table, all rows of this user on the day must be in the table.
-        history: the settings.
+        history: the section `history` of the configuration.
         earlier: the last clicks on earlier days, with one row per user: user_key, items and, if the log has
             them, times. Rows of users who are not in `rows` are not used. None: there are no earlier days.
 
@@ -138,7 +139,7 @@ def lists_of_clicks(clicks: pa.Table) -> pa.Table:
 
 
 def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
-    """Merges the last clicks of several days, which are given oldest first.
+    """Merges the last clicks of several days, in ascending order of the days.
 
     Each element of `days` and the result have the columns user_key, items and, if the log has them, times.
     Clicks of a later day are more recent than clicks of an earlier day. The result has one row per user with
@@ -222,7 +223,7 @@ def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
 
 @dataclass(frozen=True)
 class _Keyed:
-    """An array of keys: codes (int32) of the strings `keys`."""
+    """An array of keys. It is stored as int32 codes, which are indices of the strings in `keys`."""
 
     codes: np.ndarray
     keys: pa.Array
@@ -280,7 +281,7 @@ def _timelines(today: np.ndarray, items: _Keyed, older: _Older) -> _Timelines:
         older: the clicks of earlier days.
     """
     both, keys = codes_of(_encoded([items.to_array(), older.items.to_array()]))
-    last = len(both) - 1  # the array is filled from its end: the last user comes first
+    last = len(both) - 1  # the array is filled from its end, beginning with the last user
     of_day = last - np.arange(len(items.codes)) - np.repeat(np.cumsum(older.counts), today)
     of_older = last - np.arange(len(older.items.codes)) - np.repeat(np.cumsum(today) - today, older.counts)
     codes = np.empty(len(both), np.int32)
@@ -298,8 +299,9 @@ def _rows_with_later_clicks(
     Such rows exist because the time of a row may precede the day of its partition.
 
     Args:
-        older: the clicks of earlier days. A click without time is before no row.
-        users, times, known: (n,) user, time (µs) and number of known clicks of the day of each row.
+        older: the clicks of earlier days. A click without a time is not before any row.
+        users, times, known: (n,) for each row: its user, its time (µs), and the number of clicks of this user
+            on the same day before the row.
         length: the largest length of a history.
     """
     some = np.flatnonzero(older.counts)
@@ -323,8 +325,9 @@ def _earlier_than_rows(
     """Returns the histories of rows. Clicks of earlier days are used only if they are before the row.
 
     Args:
-        timelines, older: the clicks of all users.
-        users, times, known: (n,) user, time (µs) and number of known clicks of the day of each row.
+        timelines, older: clicks of all users: of all days, and only of earlier days.
+        users, times, known: (n,) for each row: its user, its time (µs), and the number of clicks of this user
+            on the same day before the row.
         length: the largest length of a history; `known` is less.
 
     Returns:
@@ -348,7 +351,7 @@ def _earlier_than_rows(
 
 
 def _earlier_clicks(earlier: pa.Table | None, user_keys: pa.Array) -> _Older:
-    """Returns the earlier clicks of the users with these keys."""
+    """Returns the earlier clicks of the users with the keys `user_keys`."""
     counts = np.zeros(len(user_keys), np.int64)
     if earlier is None or not len(earlier):
         return _Older(counts, _Keyed(np.zeros(0, np.int32), pa.array([], pa.string())), None)
@@ -396,7 +399,7 @@ def _order(users: np.ndarray, times: np.ndarray | None, row_ids: np.ndarray) -> 
     if times is not None:
         first, last, count = int(times.min()), int(times.max()), int(users.max()) + 1
         span = last - first + 1
-        # Sorting one combined number takes less than half the time.
+        # Sorting by one combined number takes less than half the time of sorting by two numbers.
         fits = span * count < 2**63
         keys = [users.astype(np.int64) * span + (times - first)] if fits else [times, users]
     if (np.diff(row_ids) > 0).all():
@@ -457,7 +460,7 @@ def _parts(lengths: np.ndarray) -> Iterator[slice]:
 
 
 def _divided(lengths: np.ndarray, most: int) -> Iterator[slice]:
-    """Yields slices of n rows. Each has at most `most` values, or it is a single row."""
+    """Yields slices of n rows. Each slice has at most `most` values, or is a single row."""
     ends, first = np.cumsum(lengths), 0
     while first < len(ends):
         before = int(ends[first]) - int(lengths[first])

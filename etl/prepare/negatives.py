@@ -1,4 +1,4 @@
-"""Draws negatives without Spark, with the same results as etl/split/negatives.py, which has the rules.
+"""Draws negatives without Spark, with the same results as etl/split/negatives.py, which describes the rules.
 
 The rows of a day are prepared in tasks. First, each task returns the items of its rows (`items_of`), and the
 driver merges them (`merge_items`). Then each task draws negatives for its rows (`add_negatives`).
@@ -252,7 +252,7 @@ def _slots(pairs: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _chosen(values: pa.Array, indices: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Returns the values with these indices, with a dictionary if `kind` is a dictionary type."""
+    """Returns the values at `indices`, with a dictionary if `kind` is a dictionary type."""
     if pa.types.is_dictionary(kind):
         return pa.DictionaryArray.from_arrays(indices.cast(kind.index_type), values.cast(kind.value_type))
     return values.take(indices).cast(kind)

@@ -81,7 +81,8 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     keys = [pa.chunked_array([*_texts(rows, name), *_texts(impressions, name)]) for name in _KEYS]
     pairs, size = groups_of(pa.table(keys, names=list(_KEYS)), _KEYS)
     of_rows, of_impressions = pairs[: len(rows)], pairs[len(rows) :]
-    # Most rows have no impression, and most impressions have no row. They need no sorting.
+    # Most rows have no impression, and most impressions have no row. Such rows and impressions need not be
+    # sorted.
     rows_with, impressions_with = _in_both(of_rows, of_impressions, size)
     positions = integers_of(impressions.column(POSITION))[impressions_with]
     row_positions = np.zeros(len(rows), np.int64)
@@ -99,7 +100,8 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     # At equal times, impressions come before rows, and the smallest position comes last.
     descending = np.concatenate([-positions, np.zeros(len(times), np.int64)])
     order = np.lexsort((descending, is_row, np.concatenate([shown, times]), pair))
-    # For each index in this order, the index of the last impression up to it; -1 before the first impression.
+    # For each index in this order, the index of the last impression at or before it; -1 before the first
+    # impression.
     last = np.maximum.accumulate(np.where(is_row[order], -1, np.arange(len(order))))
     row_places = np.flatnonzero(is_row[order])
     last_of_rows = last[row_places]
@@ -120,7 +122,10 @@ def _texts(table: pa.Table, name: str) -> list[pa.DictionaryArray]:
 
 
 def _in_both(rows: np.ndarray, impressions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the indices of rows and of impressions whose pair is in both arrays. Pairs are below `size`."""
+    """Returns the indices of rows and of impressions whose pair is in both arrays.
+
+    All pairs are less than `size`.
+    """
     in_rows, in_impressions = np.zeros(size, bool), np.zeros(size, bool)
     in_rows[rows], in_impressions[impressions] = True, True
     both = in_rows & in_impressions

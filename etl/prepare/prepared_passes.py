@@ -72,14 +72,15 @@ from storage.paths import LakePaths, Partition
 from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of
 from storage.remove import is_younger, remove, written_dates
 
-if TYPE_CHECKING:  # workers do not import pyspark
+if TYPE_CHECKING:  # Python workers do not import pyspark
     from pyspark.sql import DataFrame
 
     from etl.workflow.fitted_workflow import FittedWorkflow
 
 log = logging.getLogger("nightrank.etl")
 
-# Versions of the files of the tables `prepared` and `value_counts`. If they differ, a day is written again.
+# Versions of the files of the tables `prepared` and `value_counts`. If a version changes, days are written
+# again.
 _PREPARED_FORMAT, _COUNTS_FORMAT = 1, 1
 _TABLES = ("users", "items")
 
@@ -95,7 +96,7 @@ class PreparedPasses(ABC):
         Args:
             workers: run the tasks.
             plan: the plan of the run.
-            lake: the lake.
+            lake: data lake that the run reads and writes.
             digest_before: takes a day, and returns a digest of the earlier clicks that its histories use.
                 None if there are no histories, or if the log is one table.
         """
@@ -107,13 +108,13 @@ class PreparedPasses(ABC):
     def keep_tables(self, days: Collection[str]) -> None:
         """Keeps the counted rows of some days valid after the tables of users and items are replaced.
 
-        A run that applies a workflow calls this method first, for the days whose features are published.
-        These days keep their attributes. Days that a job after build_features encodes with another workflow
-        also keep them. A fit uses the current tables for all days.
+        A run that applies a workflow calls this method first, with the days whose features are published. The
+        rows of these days keep the attributes with which they were joined. The same holds if a job after
+        build_features encodes the days with another workflow. A fit uses the current tables for all days.
         """
         self._kept = set(days)
 
-    # The interface of TextPasses
+    # The following methods have the same interface as those of TextPasses (etl/text/two_passes.py).
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Prepares and counts the days that are not counted yet, and returns the row counts of each day.
@@ -136,7 +137,7 @@ class PreparedPasses(ABC):
         return counts
 
     def is_scanned(self, raw: RawFiles) -> bool:
-        """Returns whether the quarantine and the value counts of this log of a day are published."""
+        """Returns whether quarantine and value counts are published for the current log of a day."""
         return self._has_quarantine(raw) and self._is_counted(raw)
 
     def counts_of(self, raw: RawFiles, split: Split | None = None) -> Counts:
@@ -254,7 +255,7 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Replaces the tables in the inputs by those of the published value counts, if all else is equal."""
+        """Replaces digests of tables by those of the value counts, if all other inputs are equal."""
         partition = self._lake.value_counts.partition(raw.dt)
         if not is_published(partition):
             return inputs
@@ -290,9 +291,10 @@ class PreparedPasses(ABC):
         return {**prepared, "counted": digest_of([_COUNTS_FORMAT, *self._plan.counted_columns])}
 
     def _has_quarantine(self, raw: RawFiles) -> bool:
-        """Returns whether the quarantine of a day was computed from this log with this layout.
+        """Returns whether the quarantine of a day was computed from its current log with the current layout.
 
-        Another configuration may have replaced it, because all configurations of a lake share this table.
+        Another configuration may have replaced the quarantine, because all configurations of a lake share
+        this table.
         """
         partition = self._lake.quarantine.partition(raw.dt)
         return current_manifest(partition, self._log_inputs(raw)) is not None
@@ -432,7 +434,10 @@ class PreparedPasses(ABC):
 
 @dataclass(frozen=True)
 class _CountTask:
-    """A prepared file whose values are counted (None for a day without rows), and the file to write."""
+    """A prepared file whose values a task counts, and the file of counts to write.
+
+    `None` stands for a day without rows.
+    """
 
     path: str | None
     counts_file: str
@@ -458,8 +463,8 @@ def _count_file(tasks: tuple[_CountTask, ...], counted: tuple[str, ...], index: 
 # A file has rows of one split, with row_id, keys, label, event_time and the raw columns that features read.
 # Texts and lists of texts have dictionaries in the files. They are read as dictionary arrays.
 
-# Number of rows of a row group. A task reads one row group at a time. A history may have 50 values in each
-# row.
+# Number of rows of a row group. A task reads one row group at a time, and a history may have 50 values in
+# each row.
 ROW_GROUP_ROWS = 131_072
 _FIXED = (ROW_ID, USER_KEY, ITEM_KEY, GROUP_KEY, EVENT_TIME, LABEL, WEIGHT)
 _REPAIR = "delete the partition of the table `prepared`; build_features computes it again"
@@ -479,7 +484,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            store_schema=False,  # so that other readers read the columns as texts
+            store_schema=False,  # without the Arrow schema, other readers read the columns as texts
         )
     return file.name
 
@@ -524,7 +529,7 @@ def _block(rows: pa.Table) -> ParsedBlock:
     return ParsedBlock(rows.nbytes, len(rows), row_ids, columns, {}, NOTHING_REJECTED)
 
 
-# Deletes prepared rows, and copies of tables of Spark's catalogue, that no run needs any more.
+# Deletes prepared rows, and copies of tables of Spark's catalogue, that are no longer needed by any run.
 
 
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:

@@ -1,8 +1,9 @@
 """Divides rows into train, validation and test without Spark, with the same results as time_split.py.
 
 The Spark code is etl/split/time_split.py. With `split.by=leave_last_out`, each task divides the rows of its
-users. With `split.by=fraction`, the driver computes the two cuts from counts of the whole log (`time_cuts` or
-`position_cuts`). Tasks compare rows with these cuts.
+users. With `split.by=fraction`, the driver computes where the train split and the validation split end, from
+counts of the whole log (`time_cuts` or `position_cuts`). Tasks compare rows with these two times or
+positions, the cuts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def assign_split(rows: pa.Table, config: SplitConfig, cuts: Cuts | None) -> pa.T
 
 
 def count_times(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct event times (µs), ascending, and the number of rows with each: both int64."""
+    """Returns the distinct event times (µs), ascending, and the number of rows with each time: both int64."""
     times, counts = np.unique(integers_of(rows.column(EVENT_TIME)), return_counts=True)
     return times, counts.astype(np.int64)
 
@@ -118,7 +119,7 @@ def _by_cuts(rows: pa.Table, cuts: Cuts | None) -> np.ndarray:
         raise no_good_row()
     timed = EVENT_TIME in rows.column_names
     order = integers_of(rows.column(EVENT_TIME if timed else ROW_ID))
-    # As in Spark, times are compared with cuts as doubles. Cuts of positions are integers.
+    # As in Spark, times are compared as doubles. Positions are compared as integers.
     compared = order.astype(np.float64) if timed else order
     return np.where(compared <= cuts[0], _TRAIN, np.where(compared <= cuts[1], _VALIDATION, _TEST))
 
@@ -133,7 +134,7 @@ def _leave_last_out(rows: pa.Table) -> np.ndarray:
     in_order = users[order]
     last_rows = np.searchsorted(in_order, in_order, side="right") - 1
     first_rows = np.searchsorted(in_order, in_order, side="left")
-    later = until_now[last_rows] - until_now  # positives of the user strictly after this row
+    later = until_now[last_rows] - until_now  # number of positives of the user after this row
     total = until_now[last_rows] - until_now[first_rows] + positive[first_rows]
     of_ordered = np.where(later == 0, _TEST, np.where((later == 1) & (total > 1), _VALIDATION, _TRAIN))
     numbers = np.empty(len(rows), np.int64)

@@ -46,7 +46,7 @@ from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, WEIGHT, ra
 from storage.paths import LakePaths
 from storage.publish import new_attempt, publish_files
 
-# Bytes of raw text for each task that prepares rows. Histories and negatives need much more memory.
+# Bytes of raw text for each task that prepares rows. A task's histories and negatives need much more memory.
 _TASK_BYTES = 8 * 2**20
 _MAX_BUCKETS = 256
 _COMPRESSED = 5  # approximate size of a text relative to its compressed file
@@ -66,13 +66,14 @@ class TaskPasses(PreparedPasses):
         """Creates the passes.
 
         Raises:
-            ConfigError: an operator of `prepare` has only a form for Spark frames.
+            ConfigError: an operator of `prepare` can process only Spark frames.
         """
         clicks = click_tables(workers, plan, lake)
         super().__init__(workers, plan, lake, clicks.digest_before if clicks else None)
         self._local, self._clicks = workers, clicks
         require_table_forms(self._plan.changers)
-        self._saved: dict[tuple[str, ...], str] = {}  # maps a table of attributes to the file with its rows
+        # maps the paths of a table of attributes to the file with its rows
+        self._saved: dict[tuple[str, ...], str] = {}
 
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
         run_id = uuid.uuid4().hex[:12]
@@ -122,7 +123,8 @@ class TaskPasses(PreparedPasses):
         """Publishes the prepared rows of a day.
 
         Raises:
-            InfrastructureError: fewer rows than the `good` rows of the log were read: stored rows are lost.
+            InfrastructureError: fewer rows were read than the log has good rows (`good`), so stored rows are
+                lost.
         """
         read = sum(file.good for file in files)
         if read != good:
@@ -190,7 +192,7 @@ class TaskPasses(PreparedPasses):
     ) -> list[DayInputs]:
         """Reads the tables that tasks need. Computes the items of each day, and the times of its cuts.
 
-        `cuts` maps the index of each day to the row_ids at which its splits end; it is empty if they end at
+        `cuts` maps the index of each day to the row_ids at which its splits end. It is empty if splits end at
         times.
         """
         inputs = []
@@ -272,7 +274,7 @@ class Preparation:
 
     Attributes:
         split: the section `split` if one partition contains all splits; None if each day is in one split.
-        history, negatives: the sections of the configuration; None if they are not set.
+        history, negatives: these sections of the configuration; None if a section is not set.
         item_column: the raw column of the item key; empty without keys.
         position_column: `serving.impressions.row_column`; None if it is not set.
         has_time: whether the log has event times.
@@ -303,7 +305,7 @@ class DayInputs:
         impressions: path of the impressions of the day; None if there are none.
         tables: maps `users` and `items`, if they are tables, to the path of their rows.
         items: folder of the items of the day (etl.prepare.negatives.DayItems); None without negatives.
-        cuts: the cuts of a log that is divided by times; None for other logs.
+        cuts: the times at which splits end; None if the log is not divided by times.
     """
 
     earlier: ClickFiles | None
@@ -359,7 +361,10 @@ def load_table(path: str) -> pa.Table:
 
 
 def times_of(workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation) -> pa.Table:
-    """Counts the rows with each event time by day, in each task: an unmerged table with TIMES_SCHEMA."""
+    """Returns the numbers of rows with each event time of each day, with TIMES_SCHEMA.
+
+    The counts of different tasks are not added.
+    """
     return workers.run(len(tasks), partial(_count_times, tuple(tasks), preparation), TIMES_SCHEMA)
 
 
@@ -402,7 +407,7 @@ def _find_items(
 def prepare_buckets(
     workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation, days: Sequence[DayInputs]
 ) -> list[list[PreparedFile]]:
-    """Prepares the rows of all tasks, and returns the files of each task. They are not published."""
+    """Prepares the rows of all tasks, and returns the files of each task. The files are not published."""
     texts = workers.collect(len(tasks), partial(_prepare_bucket, tuple(tasks), preparation, tuple(days)))
     return [[PreparedFile(*file) for file in json.loads(text)] for text in texts]
 
@@ -471,7 +476,10 @@ def _of_users(impressions: pa.Table, rows: pa.Table) -> pa.Table:
 
 
 def _users_of(rows: pa.Table) -> pa.Array:
-    """Returns the keys of the users of some rows, and perhaps of others. A key may occur more than once."""
+    """Returns the keys of the users of some rows.
+
+    Keys of other users may be included, and a key may occur twice.
+    """
     chunks = rows.column(USER_KEY).chunks
     keys = [chunk.dictionary if isinstance(chunk, pa.DictionaryArray) else chunk for chunk in chunks]
     return pa.concat_arrays(keys) if keys else pa.array([], pa.string())
@@ -500,7 +508,7 @@ def _in_folder(path: str, split: Split | None) -> str:
 
 
 def require_table_forms(changers: Sequence[RowChanger]) -> None:
-    """Raises ConfigError if an operator has only a form for Spark frames."""
+    """Raises ConfigError if an operator can process only Spark frames."""
     for changer in changers:
         if type(changer).apply_table is RowChanger.apply_table:
             changer.apply_table(pa.table({}))
@@ -526,7 +534,7 @@ def apply_row_operators(rows: pa.Table, changers: Sequence[RowChanger]) -> pa.Ta
         changers: the operators of the configuration that change rows.
 
     Raises:
-        ConfigError: an operator has only a form for Spark frames, or does not return a table with the columns
+        ConfigError: an operator can process only Spark frames, or does not return a table with the columns
             `row_id` and `label`.
     """
     require_table_forms(changers)

@@ -35,7 +35,7 @@ class Finding:
         level: "warn" or "stop".
         check: name of the figure, such as `psi`. The limit is the setting `quality.<check>_<level>`.
         column: the raw column; None if the figure is not about one column, such as `row_excess`.
-        value, limit: the figure and its limit.
+        value, limit: value of the figure, and the limit that it exceeds.
     """
 
     level: Level
@@ -77,8 +77,8 @@ def check_limits(
     A figure above both of its limits has the level "stop".
 
     Args:
-        quality, split: the sections of the configuration.
-        compared: the figures.
+        quality, split: the sections `quality` and `split` of the configuration.
+        compared: the figures of the day and of its train days.
         draws: whether the section `negatives` adds rows.
         drawn_columns: columns that these rows change (Config.drawn_columns). Their figures have no limit.
     """
@@ -165,7 +165,7 @@ def _why_no_click_rate(split: SplitConfig, compared: DayComparison, draws: bool)
     if compared.only_clicks:
         return "every row is a click"
     if draws:
-        return "the section negatives sets how many rows are no clicks"
+        return "the section negatives sets how many rows are not clicks"
     if split.by == "leave_last_out":
         return "split.by=leave_last_out chooses the test rows by their clicks"
     return None if compared.click_rates else "the day has no rows, or the train days have no clicks"
@@ -174,8 +174,8 @@ def _why_no_click_rate(split: SplitConfig, compared: DayComparison, draws: bool)
 def _row_figures(split: SplitConfig, compared: DayComparison, draws: bool) -> Iterator[LimitedFigure]:
     """Yields the figures about the number of rows and the click rate of the day.
 
-    Numbers of rows are compared only if the log is split by days. Click rates are compared only if they
-    depend neither on the split nor on drawn rows.
+    Numbers of rows are compared only if the log is split by days. Click rates are compared only if the method
+    of the split and drawn rows do not affect them.
     """
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)
@@ -221,7 +221,7 @@ def _quoted(value: str) -> str:
 
 
 def _rounded_up(value: float) -> str:
-    """Rounds a value up to two significant digits. If the result is the limit, the value is accepted."""
+    """Rounds a value up to two significant digits, so that a limit equal to the result accepts it."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / step) * step:.6g}"
 
@@ -449,7 +449,7 @@ class MissingRows:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> MissingRows | None:
-        """Reads the numbers from the facts of a manifest; None if the facts lack them."""
+        """Reads the numbers from the facts of a manifest; None if the facts do not contain the numbers."""
         return cls(**facts[FACT]) if FACT in facts else None
 
 
@@ -473,7 +473,7 @@ def require_rows(quality: Quality, missing: Sequence[MissingRows], paths: Mappin
     """Stops the job if a share is above its limit `…_stop`.
 
     Args:
-        quality: the limits.
+        quality: the section `quality`, with the limits.
         missing: the numbers of users and of items.
         paths: maps each section to the path of its table, for the error message.
 

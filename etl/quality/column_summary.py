@@ -152,7 +152,8 @@ def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int
     least = 1
     if len(counts) > TOP:
         least = max(int(np.partition(counts, len(counts) - TOP)[len(counts) - TOP]), 1)
-    places = np.flatnonzero(counts >= least)  # more than TOP if several values have the least count
+    # more than TOP values, if several values have the smallest of these counts
+    places = np.flatnonzero(counts >= least)
     if not len(places):
         return places
     table = pa.table({"value": values.take(pa.array(places)), "count": counts[places]})
@@ -168,8 +169,9 @@ def _numbers(texts: pa.Array, kind: Kind) -> pa.Array:
 def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     """Returns the sum of numbers[i] * times[i] in units of 2**-1074.
 
-    Numbers with the same exponent are summed together. Their significands have 53 bits. Each is divided into
-    two halves of at most 31 bits. So the products with the counts of fewer than 2**31 cells fit into 64 bits.
+    Numbers with the same exponent are summed together. Their significands have 53 bits. Each significand is
+    divided into two halves of at most 31 bits. So the products with the counts of fewer than 2**31 cells fit
+    into 64 bits.
     """
     fractions, exponents = np.frexp(numbers)
     significands = np.ldexp(fractions, 53).astype(np.int64)
@@ -179,7 +181,8 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     total = 0
     for exponent, places in zip(kinds.tolist(), np.split(by_exponent, starts[1:]), strict=True):
         high, low = significands[places] >> 31, significands[places] & (2**31 - 1)
-        of_places = times[places] if few_cells else times[places].astype(object)  # integers of any size
+        # Python integers, which cannot overflow
+        of_places = times[places] if few_cells else times[places].astype(object)
         highs, lows = int((high * of_places).sum()), int((low * of_places).sum())
         shift = exponent - 53 + 1074
         units = (highs << 31) + lows

@@ -65,7 +65,7 @@ def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
 
 
 def _quarantined(partition: Partition, reason: str, raw: RawFiles) -> list[RejectedLine]:
-    """Returns the first rows of a published quarantine that have this reason, at most _SHOWN_ROWS.
+    """Returns the first rows of a published quarantine with the reason `reason`, at most _SHOWN_ROWS.
 
     The raw files may have been moved since the quarantine was published, so their current paths are returned.
     """

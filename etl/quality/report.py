@@ -114,7 +114,8 @@ def _compare(
 ) -> DayComparison:
     """Compares the last test day with the train days.
 
-    `values` is the comparison of the text columns if it has been made with the profiles.
+    `values` has the comparisons of text columns, if they were computed with the profiles. None: computes
+    them.
     """
     train = [profile for profile in profiles if profile.piece.split == "train"]
     today = [profile for profile in profiles if profile.piece.split == "test"][-1]
@@ -179,7 +180,7 @@ _MAX_CHARACTERS = 200
 
 
 class CountedDays(Protocol):
-    """Figures of days whose values were counted while the text of their log was read."""
+    """Figures of days whose values were counted while the text of the log was read."""
 
     def figures_of(
         self,
@@ -298,7 +299,7 @@ def profiles_of(
 
 
 def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:
-    """Returns the pieces of the train days, and the piece of the last test day, which is compared to them."""
+    """Returns the pieces of the train days, and the piece of the last test day, which is compared."""
     train = [piece for piece in pieces if piece.split == "train"]
     return train, [piece for piece in pieces if piece.split == "test"][-1]
 

@@ -78,7 +78,7 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
 
 
 def _separator_remedy(header: str, table: RawTable) -> str | None:
-    """Returns the remedy if another separator fits the header better than the table's; None if none does.
+    """Returns the remedy if another separator fits the header better than the table's; otherwise None.
 
     A separator fits better if it finds more of the table's columns. If the table's separator gives a single
     field, any separator that divides the header fits better.

@@ -35,7 +35,7 @@ class DeltaFile:
     Attributes:
         path: its full path.
         below: its path below the folder of the table.
-        bytes: its size.
+        bytes: size of the file.
         modified_ms: time of the last change, in ms since 1970-01-01 UTC.
         row: its index in `DeltaVersion.partitions`.
     """
@@ -126,9 +126,9 @@ def version_of(file: str) -> DeltaVersion:
 
 
 def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
-    """Returns, for each of these files with a deletion vector, whether each of its rows is kept.
+    """Returns, for each file of `paths` with a deletion vector, whether each of its rows is kept.
 
-    If a list is shorter than the file, all later rows are kept.
+    If an array has fewer elements than the file has rows, all later rows are kept.
 
     Raises:
         DataError: a deletion vector cannot be read.
@@ -162,7 +162,7 @@ def current_version(root: str) -> DeltaVersion | None:
     if not file_io.list_files(f"{root}/{_LOG}"):
         if file_io.exists(root):
             raise ConfigError(
-                f"{root} is no Delta table: it has no folder {_LOG}",
+                f"{root} is not a Delta table: it has no folder {_LOG}",
                 "correct `path` and `format` of this table in the configuration",
             )
         return None

@@ -2,8 +2,9 @@
 
 The job erase_user does not change raw logs. It adds users to the list of storage/erased_users.py, with the
 last day whose rows are left out. A row of an erased user gets the reason ERASED instead of any other reason.
-Such rows are counted, but neither used nor quarantined. The quarantine would store the text of a rejected
-line. So a rejected line also gets the reason ERASED if one of its fields is the id of an erased user.
+Such rows are counted, but they are not used. They are not quarantined either, because the quarantine stores
+the text of rejected lines. So a rejected line also gets the reason ERASED if one of its fields is the id of
+an erased user.
 
 If the log is not stored by day, it is read again as a whole for each run date. Then the rows of these users
 are left out in every run.
@@ -21,7 +22,7 @@ from conf.types import Config, RawTable
 from storage.erased_users import ErasedUsers, read_erased
 from storage.paths import LakePaths
 
-if TYPE_CHECKING:  # workers do not import pyspark
+if TYPE_CHECKING:  # Python workers do not import pyspark
     from pyspark.sql import Column
 
 ERASED = "erased_user"

@@ -23,14 +23,15 @@ _LONGEST_LINE_BYTES = 64 * 2**20
 # A block has at most this number of lines, because readers need memory for each line. A block of 64 MiB has
 # fewer lines if these have 32 bytes or more.
 _MOST_LINES = 1 << 21
-# A compressed file may always become this large, so that very regular small files are accepted.
+# A compressed file may always become this large, because a small file of equal lines can be compressed very
+# strongly.
 _ALWAYS_ALLOWED_BYTES = 256 * 2**20
 _PIECE_BYTES = 1 << 19  # bytes that are decompressed at a time; so few that they fit into the cache
 _READ_AHEAD_BYTES = 1 << 14  # read after a split, because its last line may end there
 _LF, _CR = ord("\n"), ord("\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_COMPRESSED = (
-    "deliver the file again: it is damaged or incomplete, or it is not compressed as the end of its name says"
+    "deliver the file again: it is damaged or incomplete, or its compression does not match its name"
 )
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
@@ -67,9 +68,10 @@ def split_files(
     The splits have the order of the files and of their lines. An empty file has no split.
 
     Args:
-        paths: the files.
+        paths: paths of the files.
         split_bytes: number of bytes of a split.
-        max_expansion: how many times its size a compressed file may become, unless it becomes small.
+        max_expansion: maximum size of a decompressed file, as a multiple of its compressed size.
+            _ALWAYS_ALLOWED_BYTES are always allowed.
     """
     splits = []
     for path in paths:
@@ -102,7 +104,7 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
 
     Args:
         block_bytes: number of bytes to read at once. With the default, a split of a plain file is one block,
-            unless its lines are very short, and a compressed file is read in blocks of 64 MiB.
+            and a compressed file is read in blocks of 64 MiB. If lines are very short, blocks are smaller.
 
     Raises:
         DataError: a line is longer than 64 MiB, or a compressed file is damaged or becomes too large.
@@ -118,7 +120,7 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
             elif isinstance(data, bytes) and (start, end) == (0, len(data)):
                 yield data
             else:
-                yield memoryview(data)[start:end]  # data[start:end] would copy
+                yield memoryview(data)[start:end]  # a slice data[start:end] of bytes would be a copy
 
 
 def _few_lines(data: bytes | bytearray, start: int, stop: int, has_cr: bool) -> Iterator[tuple[int, int]]:
@@ -142,7 +144,7 @@ def _few_lines(data: bytes | bytearray, start: int, stop: int, has_cr: bool) -> 
 
 
 def line_start(data: bytes | bytearray, position: int, stop: int) -> int:
-    """Returns the start of the first line that begins at `position` or later; `stop` if none begins before.
+    """Returns the start of the first line that begins at `position` or later; `stop` if no line begins there.
 
     Args:
         data: bytes; a line begins at their start.
@@ -163,7 +165,7 @@ def _complete(data: bytes | bytearray, searched: int = 0) -> int:
     """Returns the number of bytes at the start of `data` that form complete lines.
 
     A CR at the end may be the first half of CR LF, so it does not complete a line yet. The first `searched`
-    bytes are known to have no line end, except a CR as the last one.
+    bytes have no line end, except that the last of them may be a CR.
     """
     from_ = max(searched - 1, 0)
     lf = data.rfind(b"\n", from_)
@@ -197,7 +199,8 @@ def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
     Raises:
         DataError: the line before it is too long.
     """
-    position = file_split.start - 1  # of the first byte of `data`; no line ends before the last byte of it
+    # position of the first byte of `data`; only the last byte of `data` can end a line
+    position = file_split.start - 1
     source.seek(position)
     data = source.read(_READ_AHEAD_BYTES)
     while True:
@@ -205,7 +208,7 @@ def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
         if start < len(data) or data[-1:] == b"\n":
             break
         read = source.read(_READ_AHEAD_BYTES)
-        if not read:  # a CR ends the line, or the line is the last one
+        if not read:  # a CR ends the line, or it is the last line of the file
             return None
         position += len(data) - 1
         _require_short(position - file_split.start, file_split)
@@ -223,7 +226,8 @@ def _plain_blocks(
     while True:
         # The last line is rarely longer than _READ_AHEAD_BYTES.
         remaining = end - position - len(carry) + _READ_AHEAD_BYTES
-        # Reading at least as much as before makes the time for a long line proportional to its length.
+        # Reading at least as much as in the step before makes the time for a long line proportional to its
+        # length.
         read = source.read(max(min(max(block_bytes, len(carry)), remaining), 1))
         data = carry + read if carry else read
         if not data:
@@ -252,7 +256,7 @@ def _last_lines(
     line = _complete(data)  # if `stop` is the end of the bytes, the last line begins here
     # Without LF at the end of the bytes, the line may continue, or a CR may be the first half of CR LF.
     while stop == len(data) and stop > 0 and data[-1:] != b"\n":
-        # Reading as much as there is of the line makes the time proportional to its length.
+        # Reading as many bytes as the line already has makes the time proportional to its length.
         read = source.read(max(_READ_AHEAD_BYTES, len(data) - line))
         if not read:
             break
@@ -268,7 +272,7 @@ class _Stream(Protocol):
     """The decompressed bytes of a file."""
 
     def read(self, size: int, /) -> bytes:
-        """Returns at most `size` bytes; none at the end."""
+        """Returns at most `size` bytes; empty bytes at the end."""
 
 
 class _Gzip:
@@ -281,7 +285,7 @@ class _Gzip:
         self._damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # declared as an instance
 
     def read(self, size: int, /) -> bytes:
-        """Returns at most `size` bytes; none at the end.
+        """Returns at most `size` bytes; empty bytes at the end.
 
         Raises:
             OSError: the file is damaged or incomplete.
@@ -304,7 +308,8 @@ def _compressed_blocks(
     carry = memoryview(b"")
     total = 0
     while True:
-        # Reading at least as much as before makes the time for a long line proportional to its length.
+        # Reading at least as much as in the step before makes the time for a long line proportional to its
+        # length.
         data = bytearray(len(carry) + max(block_bytes, len(carry)))
         data[: len(carry)] = carry
         read = _fill(stream, memoryview(data)[len(carry) :], file_split)

@@ -228,7 +228,7 @@ def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
     Returns None if there are none, or if positions are not a column of the click log's rows.
 
     Args:
-        config: the configuration.
+        config: the configuration, whose section `serving.impressions` has the path.
         raw: the files of the click log. Its recorder records the impressions as an input of the run.
     """
     settings = config.serving.row_positions

@@ -1,4 +1,4 @@
-"""Computes a digest of parsing rules and settings. If it changes, stored days are obsolete."""
+"""Computes a digest of parsing rules and settings. If the digest changes, stored days are obsolete."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from etl.raw.files import RawFiles, find_raw
 from storage.manifest import Manifest, current_manifest, digest_of, is_published, read_manifest
 from storage.paths import LakePaths, Partition
 
-# Increase this number if new code accepts or rejects other lines. Then all stored days are written again.
+# Increase this number if new code accepts or rejects different lines. Then all stored days are written again.
 _RULES = 3
 
-# The rules of the earlier releases that stored clicks (last_clicks).
+# The version of the parsing rules of earlier releases that stored clicks in the table `last_clicks`.
 _EARLIER_RULES = 2
 
 
 def layout_digest(config: Config) -> str:
     """Returns a digest of the parsing rules and of the settings of all raw tables, except the paths.
 
-    The digest does not include `missing`, `title` and `image` of the table of items either, because these
-    settings do not change how rows are parsed.
+    The settings `missing`, `title` and `image` of the table of items are left out too, because they do not
+    change how rows are parsed.
     """
     settings = [_settings(table) if table else None for table in _tables(config)]
     return _digest(_RULES, config, settings)
@@ -52,10 +52,11 @@ def _digest(rules: int, config: Config, settings: Sequence[dict[str, Any] | None
 
 
 def _settings(table: RawTable) -> dict[str, Any]:
-    """Returns the settings of a table. They are the same whether a default separator is written or left out.
+    """Returns the settings of a table.
 
-    Keys that did not exist in earlier releases are included only if they are set. So days that an earlier
-    release has stored remain valid.
+    The result is the same whether the configuration contains the default separator or omits it. Keys that did
+    not exist in earlier releases are included only if they are set. So days that an earlier release has
+    stored remain valid.
     """
     settings = table.model_dump(exclude={"path", "missing", "title", "image", "columns", "max_expansion"})
     if table.time_zone == UTC:
@@ -68,7 +69,7 @@ def _settings(table: RawTable) -> dict[str, Any]:
 
 
 def _earlier_settings(table: RawTable) -> dict[str, Any]:
-    """Returns the settings of a table without unset keys that the earlier release did not have."""
+    """Returns the settings of a table, without unset keys that did not exist in the earlier release."""
     settings = _settings(table)
     if table.null_values == [""]:
         del settings["null_values"]
@@ -97,7 +98,7 @@ def _column_settings(column: Column) -> dict[str, Any]:
 log = logging.getLogger("nightrank.etl")
 
 # Parts of the digest of prepared rows: METHOD for logs without groups, GROUP_METHOD for logs with groups.
-# Change a text if the code computes other histories for the same log than before.
+# Change a text if the code computes different histories for the same log.
 METHOD = "clicks before the row"
 GROUP_METHOD = "clicks before the group"
 
@@ -123,9 +124,9 @@ def _published(
 ) -> Manifest | None:
     """Returns the manifest of a day's partition. Publishes the partition if it is missing or obsolete.
 
-    Returns None if the day has neither a raw log nor a partition. A partition without a raw log cannot be
-    computed again, so it is used only if it was computed with the current settings. It may have been computed
-    with the parsing rules of an earlier release.
+    Returns None if the day has no raw log and no partition. A partition without a raw log cannot be computed
+    again, so it is used only if it was computed with the current settings. It may have been computed with the
+    parsing rules of an earlier release.
     """
     partition = lake.last_clicks.partition(dt)
     raw = find_raw(config, config.log, dt, lake.recorder)

@@ -46,11 +46,12 @@ _TEXTS = ("STRING", "ENUM", "JSON")
 
 @dataclass(frozen=True)
 class Stored:
-    """The form in which a file stores a listed column.
+    """How a file stores a column that the table lists.
 
     Attributes:
-        kind: the name of its type; None if all values are null and need not be read.
-        unit: the unit of a timestamp: ms, us or ns; `int96` for a timestamp of 96 bits; empty for others.
+        kind: name of the stored type; None if all values are null, so that the column need not be read.
+        unit: the unit of a timestamp: ms, us or ns; `int96` for a timestamp of 96 bits; empty for other
+            types.
         is_local: whether the timestamp has no time zone.
     """
 
@@ -172,7 +173,10 @@ def _parts_of(name: str, leaves: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
-    """Raises DataError if a file has two columns whose names differ at most in case. Spark reads neither."""
+    """Raises DataError if a file has two columns whose names differ at most in case.
+
+    Spark cannot read such columns.
+    """
     plain = [leaf.name for leaf in leaves if leaf.path == leaf.name]
     nested = {_top_name(leaf) for leaf in leaves if leaf.path != leaf.name}
     same = [other for other in (*plain, *nested) if other.lower() == name.lower()]
@@ -249,10 +253,10 @@ def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, ind
 
 
 def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
-    """Returns the error for a value in a column of texts that has no certain text.
+    """Returns the error for a value of a column of texts that cannot be converted to a text without loss.
 
     Args:
-        path, column: the file and the column.
+        path, column: path of the file and name of the column.
         row: number of the row in the file, from 1.
         value: the value, as bytes if it is not UTF-8.
         count: number of such values.
@@ -262,18 +266,19 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
     more = f" ({count} values of the column)" if count > 1 else ""
     remedy = "store the column as texts in UTF-8, or as integers, and deliver the file again"
     if not isinstance(value, bytes | bytearray):
-        remedy += "; if its values are no ids, you can also declare it with `type: float`"
+        remedy += "; if its values are not ids, you can also declare it with `type: float`"
     return DataError(
         f"{path}, row {row}: the value {shown[:_SHOWN]} of the column {column.source_name!r} {what}{more}",
         remedy,
     )
 
 
-# Reads the footers of Parquet files, even if the writer used types that this version of Arrow does not have.
+# Reads the footers of Parquet files, even if the writer used types that this version of Arrow does not
+# support.
 #
-# Arrow's writers store the Arrow schema in the footer, beside the Parquet schema. Newer writers, such as
-# delta-rs, store types in it that pyarrow 14 refuses, such as string views. The Parquet types suffice to read
-# such a file.
+# Arrow's writers store the Arrow schema in the footer, beside the Parquet schema. The Arrow schemas of newer
+# writers, such as delta-rs, may contain types that pyarrow 14 refuses, such as string views. The Parquet
+# types suffice to read such a file.
 
 _FOOTER_MAGIC = b"PAR1"
 _END_BYTES = 8  # length of the footer, magic
@@ -281,7 +286,7 @@ _ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # both have the same 
 
 
 def parquet_metadata(source: pa.NativeFile) -> pq.FileMetaData:
-    """Returns the footer of an open Parquet file, without its Arrow schema if Arrow cannot read that.
+    """Returns the footer of an open Parquet file. The Arrow schema is left out if Arrow cannot read it.
 
     Raises:
         pa.ArrowException, OSError: the footer is damaged.

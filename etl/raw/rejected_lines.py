@@ -1,7 +1,7 @@
 """Describes rejected rows in error messages: file, line, column, value, rule and remedy.
 
-The remedy depends on the reason. For example, a wrong separator and a label that is a text have different
-remedies.
+The remedy depends on the reason. For example, a wrong separator has another remedy than a label that is a
+text.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class RejectedLine:
 
     Attributes:
         file: path of the file.
-        line_number: number of the line, from 1. In a file without lines, such as Parquet, the number of
-            the row.
+        line_number: number of the line, from 1; in a file without lines, such as Parquet, number of the row.
         reason: the reason of the quarantine, such as `integer:age`.
         line: text of the line; for formats without lines, the row as JSON.
     """
@@ -94,7 +93,7 @@ def description(table: RawTable, rejected: RejectedLine) -> str:
 
 
 def values_of(table: RawTable, rejected: Sequence[RejectedLine]) -> list[str]:
-    """Returns some distinct values for which these rows were rejected. All rows have the same reason."""
+    """Returns some distinct values for which rows were rejected. `rows` have the same reason."""
     column = _split(rejected[0].reason)[1] if rejected else ""
     if not column:
         return []
@@ -108,7 +107,7 @@ def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
     """Returns the remedy for rows with the same reason as `rejected`.
 
     Args:
-        table: the table.
+        table: the table of the rows.
         section: the section of the configuration that describes the table, such as `log` or `users`.
         rejected: one of the rows.
     """
@@ -239,7 +238,7 @@ def _time_remedy(section: str, column: Column, value: str | None) -> str:
 
 
 def _format_of(value: str) -> str | None:
-    """Returns the first of the known notations that a text has; None if it has none of them."""
+    """Returns the first known notation that fits a text; None if no known notation fits."""
     for pattern in (date + time for time in _TIMES for date in _DATES):
         with suppress(ValueError):
             datetime.strptime(value, pattern)
@@ -275,7 +274,7 @@ def _broken_rule(table: RawTable, rejected: RejectedLine, kind: str, column: str
         threshold = isinstance(table, Log) and table.label.positive_at_least is not None
         rule = "is not a number" if threshold else "is not 0 or 1"
     elif kind == "event":
-        rule = "is no event that log.label names"
+        rule = "is not an event that log.label names"
     elif kind == "time_range":
         rule = "is beyond 64 bits in µs"
         if _column_of(table, column).type == "date":

@@ -1,4 +1,4 @@
-"""The rules of a row: the columns that are computed from raw columns, and the reasons to reject a row.
+"""The rules for rows: columns that are computed from raw columns, and reasons to reject a row.
 
 A rule computes the label, the weight, the id of a user, item or group, or the time, from an array of raw
 values (etl/text/parse_block.py). `row_rules` returns the rules in the order in which rows are checked. If a
@@ -24,10 +24,7 @@ from etl.raw.text_values import numbers, text_array
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, starts_of_days
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
-# Checks ids of users, items and groups. The same rule has two forms: Spark expressions and Arrow operations.
-#
-# A single id that violates the rule could stop the delivery of all recommendation lists, because PostgreSQL
-# can store neither NUL characters nor index entries of more than 2,704 bytes.
+# Checks ids of users, items and groups. The rule has two forms: Spark expressions and Arrow operations.
 
 MAX_KEY_BYTES = 256  # bytes of the text in UTF-8
 RULE = (
@@ -95,10 +92,10 @@ def row_rules(
     """Returns the rules of a log, in the order of their checks.
 
     Args:
-        types: maps each raw column to the type that operators see: int, float or string.
+        types: maps each raw column to the type that operators receive: int, float or string.
         label, keys, event_time: sections of the configuration.
-        log: the table of the rows. Its declared types decide whether times are integers, timestamps or dates.
-            None: times are integers.
+        log: the table of the rows. The declared types of its columns show whether times are integers,
+            timestamps or dates. None: times are integers.
     """
     rules = _label_rules(label, keys, types)
     rules += [
@@ -128,7 +125,10 @@ def _label_rules(label: Label, keys: Keys | None, types: Mapping[str, str]) -> l
 
 
 def _always_one(column: str) -> RowRule:
-    """Returns the rule of a label that is 1 in every row. Only the number of values of `column` is used."""
+    """Returns the rule of a label that is 1 in every row.
+
+    The values of `column` are not used, only their number.
+    """
     return RowRule(LABEL, column, (), lambda values: pa.array(np.ones(len(values), np.float32)))
 
 
@@ -166,12 +166,12 @@ def _weight_of_event(label: Label, column: str, is_text: bool) -> RowRule:
 
 
 def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
-    """Returns events as values of their column."""
+    """Returns events as values of the type of their column."""
     return [*names] if is_text else [int(name) for name in names]
 
 
 def _label(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of the label: a column of 0 and 1, or whether a number reaches `positive_at_least`."""
+    """Returns the rule of a label: a column of 0 and 1, or 1 if a number reaches `positive_at_least`."""
     threshold = label.positive_at_least
 
     def array(values: pa.Array) -> pa.Array:
@@ -208,7 +208,7 @@ def _is_zero_or_one(values: pa.Array) -> pa.Array:
 
 
 def _key(output: str, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of an id (an integer or a text): its text, which must obey `RULE`."""
+    """Returns the rule of an id. The computed value is the text of the id, which must obey `RULE`."""
     missing = RowCheck(f"missing_key:{column}", lambda values: values.is_null())
     checks = (missing, bad_key(column)) if is_text else (missing,)
     return RowRule(output, column, checks, text_array)
@@ -288,7 +288,7 @@ def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:
 # Counts the rows of a day's log whose event_time is outside this day, in `log.time_zone` (default: UTC).
 #
 # A log may have some such rows: late events, or days of another time zone. If nearly all rows have such
-# times, the unit of the time is wrong, or the file of another day was delivered.
+# times, the configured unit is probably wrong, or the file is of another day.
 
 # The fact of a quarantine manifest. Manifests of earlier releases lack it.
 MISDATED = "misdated"
@@ -320,7 +320,7 @@ class Misdated:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Misdated | None:
-        """Returns the counts in the facts of a quarantine manifest; None if they were not counted."""
+        """Returns the counts in the facts of a quarantine manifest; None if the rows were not counted."""
         counted = facts.get(MISDATED)
         return None if counted is None else cls(**counted)
 
@@ -332,7 +332,7 @@ def bounds_of_day(config: Config, dt: str) -> tuple[int, int] | None:
     """Returns the first µs of a day in `log.time_zone`, and the first µs after the day, since 1970-01-01 UTC.
 
     A day on which clocks change has 23 or 25 hours. Returns None if the log is not stored by day, or has no
-    event_time: then no time can be on a wrong day.
+    event_time. Then no time can be outside its day.
     """
     if not config.log.by_day or config.log.event_time is None:
         return None

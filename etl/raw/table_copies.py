@@ -15,10 +15,10 @@ from storage.manifest import digest_of
 from storage.paths import LakePaths, Partition, Table
 
 COPIES = "copies"
-ALL_DAYS = "all"  # stands in place of the date if the table is not read by day
+ALL_DAYS = "all"  # name of the partition if the table is not read by day
 # The fact in a copy's manifest with the name of the column of user ids; missing if there is no such column.
 USER_COLUMN = "user"
-# The fact with the digest of the rows. erase_user removes it, because it removes rows.
+# The fact with the digest of the rows. When erase_user removes rows, it also removes this fact.
 CONTENT = "content"
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_CHARACTERS = 60
@@ -46,7 +46,10 @@ def time_column(table: RawTable) -> str | None:
 
 
 def copies_of(config: Config, table: RawTable, recorder: LineageRecorder = NOT_RECORDED) -> Table:
-    """Returns the table of the lake with the copies. It depends on the columns and the path of `table`."""
+    """Returns the table of the lake with the copies.
+
+    The name of the table of copies depends on the columns and the path of `table`.
+    """
     rules = [table.path, table.time_zone, sorted(source_columns(table)), time_column(table)]
     name = _UNFIT.sub("_", table.path.split("/")[0])[:_NAME_CHARACTERS].lstrip("._-")
     return LakePaths(config.lake, recorder).copies(config.name, f"{name or 'table'}-{digest_of(rules)}")

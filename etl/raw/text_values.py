@@ -37,7 +37,7 @@ _MOST_DIGITS = 38  # largest number of digits of a decimal in Spark, Arrow and P
 _DECIMAL = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)$"
 _BOOLEANS = {1: ("true", "t", "yes", "y", "1"), 0: ("false", "f", "no", "n", "0")}
 
-# Integers of up to 18 digits fit into 64 bits. Longer integers are rare, and are converted one by one.
+# Integers of up to 18 digits fit into 64 bits. Longer integers are rare, so they are converted one by one.
 _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
 
 
@@ -89,7 +89,7 @@ def text_lists(text: pa.Array, separator: str) -> pa.Array:
 
 
 def integer_lists(text: pa.Array, separator: str) -> pa.Array:
-    """Does the same as `text_lists`, and converts elements to int64.
+    """Divides n texts at a separator, as `text_lists` does, and converts the elements to int64.
 
     The list is null if one of its elements is not an integer of 64 bits.
     """
@@ -123,13 +123,13 @@ def without_elements(lists: pa.Array, unwanted: pa.Array | None) -> pa.Array:
 
 
 def _with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
-    """Returns lists with the lengths and nulls of `lists`, and with these elements."""
+    """Returns lists with the lengths and nulls of `lists`, and with the elements `elements`."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return _lists(lengths, lists, elements)
 
 
 def _lists(lengths: np.ndarray, like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Returns lists of these lengths (n,), null where `like` is null."""
+    """Returns lists with the lengths (n,). A list is null where `like` is null."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     nulls = np.append(like.is_null().to_numpy(zero_copy_only=False), False)
     starts = pa.array(offsets, pa.int32(), mask=nulls) if nulls.any() else pa.array(offsets, pa.int32())
@@ -262,8 +262,8 @@ def split_line(line: str, separator: str) -> list[str] | None:
 #
 # Both engines, `sql` and `arrow`, convert a value to the same bytes.
 
-# Below its bound, a float represents every integer exactly. From the bound on, an integer may have been
-# rounded. The keys are the names of the types in Arrow. Spark has the same names, except halffloat.
+# Floats below the bound of their type represent every integer exactly. At and above the bound, an integer may
+# have been rounded. The keys are the names of the types in Arrow. Spark has the same names, except halffloat.
 EXACT_BELOW = {"halffloat": 2.0**11, "float": 2.0**24, "double": 2.0**53}
 WHOLE_RULE = (
     "only a whole number becomes a text, and a float only below 2⁵³ (2²⁴ for 32 bits), because larger floats "
@@ -278,7 +278,7 @@ _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}])")
 
 
 def literal_pattern(text: str) -> str:
-    """Returns a regular expression that matches only this text.
+    """Returns a regular expression that matches only the text `text`.
 
     re.escape would also escape tabs and blanks, which the accelerator does not support.
     """
@@ -301,10 +301,10 @@ def nan_to_null(values: pa.Array) -> pa.Array:
 
 
 def not_exact(values: pa.Array) -> pa.Array:
-    """Returns n booleans that are true for floats or decimals that are not certainly an exact integer.
+    """Returns n booleans.
 
-    They are true for fractions, infinity, and floats that may have been rounded. They are false for null and
-    NaN.
+    They are true for floats and decimals that may not be exact integers: fractions, infinity, and floats that
+    may have been rounded. They are false for null and NaN.
     """
     kind = values.type
     if pa.types.is_decimal(kind):

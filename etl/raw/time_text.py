@@ -1,12 +1,12 @@
 """Converts texts to times and dates, and local times to instants. All functions work on whole arrays.
 
-Times are µs since 1970-01-01 00:00 UTC, and dates are days since 1970-01-01. Both are in the proleptic
-Gregorian calendar, from year 1 to year 9999. There are no leap seconds: the second 60 is not valid, and
-neither is the hour 24.
+Times are µs since 1970-01-01 00:00 UTC, and dates are days since 1970-01-01. Times and dates are in the
+proleptic Gregorian calendar, from year 1 to year 9999. Leap seconds are not supported: the second 60 is not
+valid. The hour 24 is not valid either.
 
-A text without an offset is a local time, which two rules convert to an instant. If clocks are set back and a
-local time occurs twice, it is the first of the two instants. If clocks skip a local time, it is moved forward
-by the length of the gap. Both rules are those of Python's zoneinfo with fold=0 (PEP 495).
+A text without an offset is a local time, which two rules convert to an instant. If a local time occurs twice
+because clocks are set back, the first of the two instants is used. If clocks skip a local time, it is moved
+forward by the length of the gap. Both rules are those of Python's zoneinfo with fold=0 (PEP 495).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _FIRST_US = FIRST_DAY * US_OF_DAY
 _DATE_BYTES = 10  # length of YYYY-MM-DD
 _MINUTE_BYTES = 16  # length of YYYY-MM-DDTHH:MM
 _ROWS = 1 << 16  # number of texts that are converted at once; it limits the memory of their characters
-_LONGEST = 64  # largest number of bytes of a text; only a time with many blanks would be longer
+# largest number of bytes of a text. Longer texts are not times, except for times with many blanks
+_LONGEST = 64
 _PADDING = 16  # number of zeros after the characters of a text, so that a cursor may look ahead
 _MOST_DAYS = 1 << 17  # number of days of time zones whose offsets are kept
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
@@ -75,10 +76,11 @@ def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
 
 
 def _plain_iso(text: pa.Array, time_zone: str) -> pa.Array | None:
-    """Converts texts with Arrow's faster parser; None if Arrow may read one of them by other rules.
+    """Converts texts with Arrow's faster parser.
 
-    Arrow also accepts hours without minutes, and the year 0. It refuses fractions of more than six digits.
-    Its rules for offsets differ, so it gets only texts without an offset, or with Z.
+    Returns None if Arrow's rules for one of the texts may differ. Arrow also accepts hours without minutes,
+    and the year 0. It refuses fractions of more than six digits. Its rules for offsets differ, so this
+    function accepts only texts without an offset, or with Z.
     """
     lengths = pc.binary_length(text)
     fits = pc.or_(pc.equal(lengths, _DATE_BYTES), pc.greater_equal(lengths, _MINUTE_BYTES))
@@ -147,8 +149,9 @@ def starts_of_days(days: Ints, time_zone: str) -> Ints:
 def _offsets_of_day(time_zone: str, day: int) -> tuple[tuple[int, int], ...]:
     """Returns (local µs, offset in µs) for each part of a local day in which the zone's offset is constant.
 
-    The local µs are the beginning of the part. Offsets at full hours of the day are compared. If two differ,
-    a binary search finds the second of the change, because offsets change at whole seconds.
+    The local µs are the beginning of the part. The offsets at the full hours of the day are compared. If two
+    of them differ, a binary search finds the second at which the offset changes. Offsets change only at whole
+    seconds.
     """
     zone = zone_of(time_zone)
     midnight = _EPOCH + timedelta(days=day)
@@ -161,7 +164,8 @@ def _offsets_of_day(time_zone: str, day: int) -> tuple[tuple[int, int], ...]:
     grid = [*range(3600, 86_400, 3600), 86_399]
     for low, high in zip([0, *grid], grid, strict=False):
         if offset_at(high) != parts[-1][1]:
-            first, last = low, high  # the offset differs from the one before at `last`, not at `first`
+            # the offset at `last` is the new offset, the offset at `first` is the old one
+            first, last = low, high
             while last - first > 1:
                 middle = (first + last) // 2
                 first, last = (first, middle) if offset_at(middle) != parts[-1][1] else (middle, last)
@@ -211,7 +215,7 @@ class _Cursor:
         return self.chars[self._rows, np.minimum(self.at + ahead, self.chars.shape[1] - 1)]
 
     def skip(self, char: str, when: Bools | None = None) -> None:
-        """Reads one character, which all texts (or those in `when`) must have."""
+        """Reads one character, which all texts (or all texts in `when`) must have at their position."""
         where = np.ones(len(self.at), bool) if when is None else when
         self.ok &= ~where | (self.peek() == ord(char))
         self.at += where
@@ -266,7 +270,10 @@ class _Cursor:
         self.has_offset |= is_z | signed
 
     def name(self, names: tuple[str, ...]) -> Ints:
-        """Reads one of some English names, in any case. Returns its position, from 0."""
+        """Reads an English name from a list, in upper or lower case.
+
+        Returns the position of the name, from 0.
+        """
         match_index = np.full(len(self.at), -1, np.int64)
         for index, name in enumerate(names):
             fits = np.ones(len(self.at), bool)
@@ -332,8 +339,8 @@ def _iso_date(cursor: _Cursor) -> None:
 def _reader(pattern: str) -> Callable[[_Cursor], None]:
     """Returns the function that reads texts by a pattern of directives.
 
-    Numbers have one or two digits where Python's strptime accepts both. `%Y` has four digits, and `%f` has
-    one to nine. Other characters of the pattern, including blanks, must be the same in the text.
+    Numbers may have one or two digits where Python's strptime accepts one or two. `%Y` has four digits, and
+    `%f` has one to nine. Other characters of the pattern, including blanks, must be the same in the text.
     """
     tokens = tokens_of(pattern)
 

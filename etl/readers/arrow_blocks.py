@@ -75,7 +75,7 @@ def typed_block(
         rows_before: returns the number of rows of the file before `rows`, for error messages.
 
     Raises:
-        DataError: a value has no certain text.
+        DataError: a value has no exact text.
     """
     is_time = event_time.column if event_time else None
     columns: dict[str, pa.Array] = {}

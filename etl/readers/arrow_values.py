@@ -27,10 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
-from conf.raw_types import Column, RawTable
+from conf.raw_types import Column, ColumnType, RawTable
+from conf.time_notation import UTC
+from etl.raw import time_text
 from etl.raw.parquet_columns import ONE_VALUE, no_text
 from etl.raw.row_rules import NANOSECONDS, floor_divide_array
-from etl.raw.stored_values import can_hold, stored_values, utc_micros
 from etl.raw.text_values import (
     integers,
     nan_to_null,
@@ -40,10 +41,9 @@ from etl.raw.text_values import (
     whole_number_texts,
     without_elements,
 )
+from etl.raw.time_text import FIRST_DAY, LAST_DAY, US_OF_DAY
 from etl.readers.text import rows_with, without_null_values
 from storage.feature_spec import FLOAT32_MAX
-
-UTC = "UTC"
 
 # The type of the values of each declared type.
 VALUE_TYPES: Mapping[str, pa.DataType] = {
@@ -84,13 +84,13 @@ class Converted:
 
 
 class NoTextError(Exception):
-    """A value in a column of texts cannot be converted to a certain text: 1.5, or bytes that are not UTF-8.
+    """A value in a column of texts has no exact text, such as 1.5, or bytes that are not UTF-8.
 
-    Such a row is not quarantined: a rounded id is a valid id of somebody else, so the whole column may be
-    wrong.
+    The job stops, and such a row is not quarantined. For example, a rounded id may be the id of another user,
+    so the whole column may be wrong.
 
     Attributes:
-        column: the column.
+        column: the name and the declared type of the column.
         row: the index of the first row with such a value.
         value: the value of this row.
         count: number of such values among those that were converted together.
@@ -106,7 +106,7 @@ class NoTextError(Exception):
 
 
 class _InexactError(Exception):
-    """Some of n distinct values have no certain text. The argument is (n,) bool: which of them."""
+    """Some of n distinct values have no exact text. The argument, (n,) bool, is true for these values."""
 
     def __init__(self, wrong: np.ndarray) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def convert(
         time_zone: the time zone of timestamps without a zone, for the types `date` and `timestamp`.
 
     Raises:
-        NoTextError: a value in a column of texts cannot be converted to a certain text.
+        NoTextError: a value in a column of texts has no exact text.
     """
     array = one_array(values)
     if column.type in _ELEMENTS and is_list(array.type):
@@ -184,7 +184,7 @@ def null_values(column: Column, rows: int) -> pa.Array:
 
 
 def instants(values: pa.Array | pa.ChunkedArray, unit: str, time_zone: str = UTC) -> pa.Array:
-    """Converts n timestamps to int64 of a unit, rounded down. A value beyond 64 bits is null.
+    """Converts n timestamps to integers (int64) in a unit, rounded down. A value beyond 64 bits is null.
 
     Timestamps without a time zone are in `time_zone`. If `time_zone` is not UTC, they are rounded down to µs.
     """
@@ -316,7 +316,7 @@ _DECLARE: Mapping[Callable[[pa.DataType], bool], str] = {
 def _typed(
     values: pa.Array, column: Column, unit: str | None, time_zone: str
 ) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns n values in the declared type, and (n,) bool that is true if a value does not fit, or None."""
+    """Returns n values in the declared type, and (n,) bool: which values do not fit; None if all fit."""
     kind, declared = values.type, column.type
     if pa.types.is_null(kind):
         return values.cast(VALUE_TYPES[declared]), None
@@ -336,12 +336,12 @@ def _typed(
 
 
 def _with_mask(typed: pa.Array, reasons: pa.Array | None) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns n values, and (n,) bool that is true if there is a reason, or None without reasons."""
+    """Returns n values, and an (n,) bool array that is true where there is a reason; None without reasons."""
     return typed, None if reasons is None else reasons.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _utf8(values: pa.Array) -> pa.Array:
-    """Returns texts or bytes as strings. Raises _InexactError if some are not UTF-8."""
+    """Returns texts or bytes as strings. Raises _InexactError if some texts are not UTF-8."""
     try:
         if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
             values.validate(full=True)
@@ -364,7 +364,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _texts_of(values: pa.Array) -> pa.Array:
-    """Returns the texts of whole numbers. Raises _InexactError if a value has no certain text."""
+    """Returns the texts of whole numbers. Raises _InexactError if a value has no exact text."""
     kind = values.type
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         wrong = not_exact(values).to_numpy(zero_copy_only=False)
@@ -464,3 +464,146 @@ def _shown(values: pa.Array, row: int) -> Any:
     value = values.slice(int(row), 1)
     value = value.dictionary_decode() if pa.types.is_dictionary(values.type) else value
     return (value.cast(pa.binary()) if is_text(kind) else value)[0].as_py()
+
+
+# Converts columns of the types bool, date, timestamp, decimal, list<int> and list<string>.
+
+_LARGEST = 2**63 - 1
+_US_OF_UNIT = {"s": 10**6, "ms": 10**3, "us": 1}
+
+
+def can_hold(column: Column, kind: pa.DataType) -> bool:
+    """Returns whether `stored_values` reads values of an Arrow type as the declared type of a column.
+
+    The column must have one of the types bool, date, timestamp, decimal, list<int> and list<string>.
+    """
+    if pa.types.is_dictionary(kind):
+        return can_hold(column, kind.value_type)
+    return pa.types.is_null(kind) or _is_text(kind) or _FITS[column.type](kind)
+
+
+def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tuple[pa.Array, pa.Array | None]:
+    """Converts n stored values to the type that operators receive.
+
+    Returns the values, and an array of reasons (None if no value is rejected). As in
+    `etl.raw.text_values.typed_column`, a value that does not fit is null, and has a reason. Timestamps are
+    rounded down to µs. Timestamps without a time zone are in `time_zone`. A timestamp beyond 64 bits in µs
+    and NaN become null. Null or empty elements of lists are left out.
+
+    Args:
+        values: n values of an Arrow type for which `can_hold` is true.
+        column: a column of the type bool, date, timestamp, decimal, list<int> or list<string>.
+        time_zone: the IANA name of the zone of timestamps that have no zone.
+    """
+    if pa.types.is_dictionary(values.type):
+        distinct, reasons = stored_values(values.dictionary, column, time_zone)
+        return distinct.take(values.indices), None if reasons is None else reasons.take(values.indices)
+    if pa.types.is_null(values.type):
+        values = values.cast(pa.string())
+    if _is_text(values.type):
+        return typed_column(values.cast(pa.string()), column, [""], time_zone)
+    if column.type == "bool":
+        return _booleans(values, column)
+    if column.type == "decimal":
+        return _decimals(values, column)
+    if column.type == "date":
+        return values.cast(pa.date32()).cast(pa.int32()).cast(pa.int64()), None
+    if column.type == "timestamp":
+        return utc_micros(values, time_zone), None
+    element = pa.int64() if column.type == "list<int>" else pa.string()
+    lists = values.cast(pa.list_(element))
+    unwanted = None if column.type == "list<string>" else pc.list_flatten(lists).is_null()
+    return without_elements(lists, unwanted), None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_boolean(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
+def _is_list_of(element: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    def fits(kind: pa.DataType) -> bool:
+        return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and (
+            element(kind.value_type) or pa.types.is_null(kind.value_type)
+        )
+
+    return fits
+
+
+def _never(kind: pa.DataType) -> bool:
+    return False
+
+
+_FITS: Mapping[ColumnType, Callable[[pa.DataType], bool]] = {
+    "int": _never,
+    "float": _never,
+    "string": _never,
+    "bool": _is_number,
+    "decimal": _is_number,
+    "date": pa.types.is_date,
+    "timestamp": pa.types.is_timestamp,
+    "list<int>": _is_list_of(lambda kind: pa.types.is_integer(kind) and kind != pa.uint64()),
+    "list<string>": _is_list_of(_is_text),
+}
+
+
+def _doubles(values: pa.Array) -> pa.Array:
+    """Returns numbers or booleans as doubles, and decimals as the nearest double; null for NaN."""
+    if pa.types.is_decimal(values.type):
+        return values.cast(pa.string()).cast(pa.float64())  # Arrow's own cast of decimals is not exact
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int64())
+    return nan_to_null(values.cast(pa.float64(), safe=False))
+
+
+def _booleans(values: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
+    numbers = _doubles(values)
+    fits = pc.or_(pc.equal(numbers, 0.0), pc.equal(numbers, 1.0))
+    good = pc.if_else(fits, numbers, pa.scalar(None, pa.float64())).cast(pa.int64())
+    return good, _reasons(numbers, good, f"boolean:{column.name}")
+
+
+def _decimals(values: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
+    numbers = _doubles(values)
+    fits = pc.less_equal(pc.abs(numbers), FLOAT32_MAX)
+    if pa.types.is_boolean(values.type) or pa.types.is_integer(values.type):
+        return numbers, None
+    good = pc.if_else(fits, numbers, pa.scalar(None, pa.float64()))
+    return good, _reasons(numbers, good, f"decimal:{column.name}")
+
+
+def _reasons(values: pa.Array, good: pa.Array, reason: str) -> pa.Array | None:
+    bad = pc.and_(values.is_valid(), good.is_null())
+    if not pc.any(bad).as_py():
+        return None
+    return pc.if_else(bad, pa.scalar(reason), pa.scalar(None, pa.string()))
+
+
+def utc_micros(values: pa.Array, time_zone: str) -> pa.Array:
+    """Returns n timestamps as int64 µs since 1970-01-01 UTC, rounded down.
+
+    Timestamps without a time zone are in `time_zone`.
+    """
+    unit, is_local = values.type.unit, values.type.tz is None
+    numbers = values.cast(pa.int64())
+    nulls = numbers.is_null().to_numpy(zero_copy_only=False)
+    units = numbers.fill_null(0).to_numpy(zero_copy_only=False)
+    if unit == "ns":
+        micros = units // 1000
+    else:
+        last = _LARGEST // _US_OF_UNIT[unit]
+        nulls = nulls | (units > last) | (units < -last)
+        micros = np.where(nulls, 0, units) * _US_OF_UNIT[unit]
+    if is_local and time_zone != UTC:
+        known = (micros >= FIRST_DAY * US_OF_DAY) & (micros < (LAST_DAY + 1) * US_OF_DAY)
+        nulls = nulls | ~known
+        micros = time_text.instants(np.where(nulls, 0, micros), time_zone)
+    return pa.array(micros, pa.int64(), mask=nulls)

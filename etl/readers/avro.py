@@ -53,7 +53,8 @@ _PRIMITIVES: Mapping[str, pa.DataType] = {
     "enum": pa.string(),
 }
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
-_NESTED = pa.struct([])  # represents records, maps and unions of several types, which no column can hold
+# represents records, maps and unions of several types; no column can have these types
+_NESTED = pa.struct([])
 _WIDER = ({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64())
 
 
@@ -118,7 +119,7 @@ class AvroReader(TableReader):
         """Yields the rows of the file's blocks that begin in the range of bytes.
 
         Raises:
-            DataError: the file is damaged, or a value has no certain text.
+            DataError: the file is damaged, or a value has no exact text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         end = file.size if file_split.end is None else file_split.end
@@ -267,7 +268,7 @@ def _plain(schema: Any) -> Any:
 
 
 def _rows(file: _File, start: int, end: int) -> Iterator[pa.Table]:
-    """Yields the rows of the blocks that begin in a range of bytes, some at a time."""
+    """Yields the rows of the blocks that begin in a range of bytes, in batches."""
     import fastavro
 
     files, inner = file_io.filesystem(file.path)
@@ -303,7 +304,10 @@ def _array(records: list[Any], name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _texts(values: list[Any]) -> pa.Array:
-    """Returns texts (bytes, or str for an enum) as an array of strings; of bytes if some are not UTF-8."""
+    """Returns texts (bytes, or str for an enum) as an array of strings.
+
+    If some texts are not UTF-8, the array has bytes.
+    """
     if any(isinstance(value, str) for value in values):
         return pa.array(values, pa.string())
     octets = pa.array(values, pa.binary())
@@ -314,7 +318,7 @@ def _texts(values: list[Any]) -> pa.Array:
 
 
 def _block_at(source: pa.NativeFile, file: _File, position: int) -> int:
-    """Returns the start of the first block at or after a position; the end of the file if there is none."""
+    """Returns the start of the first block at or after a position, or the end of the file."""
     start = max(position, file.first_block) - _MARKER_BYTES
     while start < file.size:
         offset = source.read_at(min(_SEARCH_BYTES, file.size - start), start).find(file.marker)

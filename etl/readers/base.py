@@ -57,7 +57,8 @@ def map_in_threads(
     """Yields the results of a function for some items, in order.
 
     Args:
-        items: such as the texts of blocks. This thread iterates over them, and so reads and decompresses.
+        items: the arguments of the calls, such as the texts of blocks. This thread iterates over `items`;
+            files are read and decompressed during the iteration.
         function: spends most of its time in compiled code, which threads run in parallel.
         threads: number of threads, including this one. At most this number of items is in memory at a time.
     """
@@ -118,8 +119,8 @@ class TableReader(ABC):
 
         Args:
             file_split: one of the results of `splits`.
-            wanted: the columns to return. Other columns may be missing in the result. Their values are still
-                checked if they may violate their type.
+            wanted: the columns to return. Other columns may be missing in the result. The values of these
+                columns are still checked if they may not fit the declared type.
 
         Raises:
             DataError: the file is damaged.

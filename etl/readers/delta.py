@@ -1,7 +1,7 @@
 """Reads Delta tables: the Parquet files of the current version, with their partition columns.
 
 If a column was added to the table after a file was written, the column is null in the rows of this file. Rows
-that a deletion vector deletes are left out: they count as lines, but are neither rows nor rejected.
+that a deletion vector deletes are left out: they are counted as lines, but not as rows or rejected rows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DeltaReader(TableReader):
         """Yields the rows of a file split, with the values of the file's partition.
 
         Raises:
-            DataError: the file is damaged, or a value has no certain text.
+            DataError: the file is damaged, or a value has no exact text.
         """
         in_files = [name for name in wanted if name not in self.values]
         first = self._rows_before(file_split)
@@ -152,7 +152,7 @@ def _values_of(
 
 
 def _with_columns(table: RawTable, columns: Sequence[Column]) -> RawTable:
-    """Returns a table of Parquet files with other columns."""
+    """Returns the settings of a table of Parquet files with the columns `columns`."""
     return table.model_copy(update={"format": "parquet", "columns": list(columns)})
 
 
@@ -160,7 +160,7 @@ def _without_deleted(block: RawBlock, kept: np.ndarray | None, first: int) -> Ra
     """Returns a block without the rows that a deletion vector deletes.
 
     Args:
-        block: the block.
+        block: rows of one Parquet file, including deleted rows.
         kept: whether each of the first rows of the file is kept; None if all rows are kept.
         first: the index in the file of the first row of the block.
     """

@@ -59,7 +59,7 @@ def read_impressions(workers: Workers, config: Config, raw: RawFiles) -> Rows:
     Args:
         workers: run a task for each file split.
         config: the configuration, with the section `serving.impressions`.
-        raw: the files.
+        raw: the files of the log of impressions of the day.
 
     Raises:
         DataError: a file lacks a column, or is damaged.
@@ -81,7 +81,7 @@ def unreadable(error: str) -> DataError:
 
 
 def log_counts(settings: Impressions, dt: str, rows: int, invalid: int) -> None:
-    """Logs the number of invalid impressions of a day, as a warning if it is too large.
+    """Logs the number of invalid impressions of a day, as a warning if their share is above the limit.
 
     Args:
         settings: the section `serving.impressions`.
@@ -144,7 +144,10 @@ def _layout(config: Config, paths: tuple[str, ...]) -> _Layout:
 
 
 def _with_times_of_log(table: RawTable, settings: Impressions, config: Config) -> RawTable:
-    """Returns the table with time type, format and zone of the click log, unless the section sets its own."""
+    """Returns the table.
+
+    If the section does not set type, format and zone of times, those of the click log are used.
+    """
     log_time = config.log.event_time
     if settings.time is None or log_time is None:
         return table
@@ -184,7 +187,7 @@ def _broken(
     Args:
         layout, splits, index: as for `_read_split`.
         lines: number of lines of the split before the block.
-        block: the block.
+        block: a block with a line that is not a row.
     """
     path = splits[index].path
     before = [one for one in splits[:index] if one.path == path]

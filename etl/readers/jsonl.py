@@ -114,11 +114,12 @@ class JsonLinesReader(TableReader):
         for column in self.table.columns:
             place = names.index(column.source_name)
             encoded = scanned.columns[place]
-            if broken:  # leave out the broken lines
+            if broken:  # leaves out the broken lines
                 encoded = pa.DictionaryArray.from_arrays(
                     encoded.indices.take(pa.array(rows)), encoded.dictionary
                 )
-            if column.type == "string" and column.name not in wanted:  # check only for objects and arrays
+            # the values are only checked for objects and arrays
+            if column.type == "string" and column.name not in wanted:
                 _reject(malformed, encoded, column)
                 continue
             values, reasons = typed_tokens(encoded.dictionary, column, self.table)
@@ -158,7 +159,7 @@ def _scan(block: bytes | memoryview, names: Sequence[str]) -> ScannedJson:
         is_object, tokens = _tokens(lines, names)
         if broken:
             is_object[list(broken)] = False
-        if not is_object.all():  # DuckDB finds values in some texts that are not objects
+        if not is_object.all():  # DuckDB extracts values from some texts that are not objects
             kept, null = pa.array(is_object), pa.scalar(None, pa.string())
             tokens = [pc.if_else(kept, of_column, null) for of_column in tokens]
         return is_object, tokens, broken
@@ -195,7 +196,7 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
     Args:
         tokens: (n,) strings: texts of JSON values, or null. A JSON string may have no quotes around it if its
             text is not the text of another JSON value.
-        column: the column.
+        column: name, type, time format and separator of elements.
         table: the table, with its texts for null and its time zone.
 
     Returns:

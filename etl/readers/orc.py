@@ -78,7 +78,7 @@ class OrcReader(TableReader):
         """Yields the rows of the stripes as one block.
 
         Raises:
-            DataError: the file is damaged, or a value has no certain text.
+            DataError: the file is damaged, or a value has no exact text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         rows = _read(file, range(file_split.start, file_split.end or 0), self.table.columns)
@@ -128,6 +128,6 @@ def _read(file: _File, stripes: Sequence[int], columns: Sequence[Column]) -> pa.
 
 
 def _rows_before(file: _File, stripe: int) -> int:
-    """Returns the number of rows in the stripes before this one, for an error message."""
+    """Returns the number of rows before a stripe of a file, for an error message."""
     with _opened(file.path) as source:
         return sum(len(source.read_stripe(index)) for index in range(stripe))

@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
+from conf.time_notation import UTC
 from etl.native.library import is_built
+from etl.native.pages import KINDS, DamagedPageError, PagedColumn
 from etl.native.scan import merge_dictionaries
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.raw.parquet_columns import (
@@ -26,7 +28,6 @@ from etl.raw.parquet_columns import (
 )
 from etl.raw.text_values import EXACT_BELOW
 from etl.readers.arrow_values import (
-    UTC,
     NoTextError,
     convert,
     instants,
@@ -38,8 +39,7 @@ from etl.readers.arrow_values import (
     time_zone_of,
 )
 from etl.readers.base import RawBlock, TableReader
-from etl.readers.parquet_checksums import WrongPageError, verify_pages
-from etl.readers.parquet_pages import read_paged
+from etl.readers.parquet_checksums import Header, WrongPageError, chunk_bytes, pages_of, verify_pages
 from etl.readers.row_json import row_texts
 from storage import file_io
 from storage.file_digests import open_file
@@ -59,7 +59,7 @@ _INT96_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True)
 class _StoredColumn:
-    """The form in which a file stores a column of the table.
+    """How a file stores a column of the table.
 
     Attributes:
         is_stored: whether the file has the column. If not, its values are null.
@@ -149,10 +149,10 @@ class ParquetReader(TableReader):
         return FileSplit(file.path, start, None if is_large else end, size)
 
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
-        """Yields the rows of some row groups as one block, or the rows of a large one as several blocks.
+        """Yields the rows of some row groups as one block, or of a large row group as several blocks.
 
         Raises:
-            DataError: the file is damaged, or a value has no certain text.
+            DataError: the file is damaged, or a value has no exact text.
         """
         file = next(one for one in self.files if one.path == file_split.path)
         first_row = sum(file.group_rows[: file_split.start])
@@ -281,7 +281,7 @@ class ParquetReader(TableReader):
 def _read(
     file: _File, file_split: FileSplit, names: Sequence[str], counted: bool = False
 ) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
-    """Yields the rows of a file split, with the columns of these names in the file.
+    """Yields the rows of a file split, with the columns `names` of the file.
 
     With `counted`, columns that can be read by their pages are not in the table. They are returned
     separately, with the number of rows with each value. Without names, the table has one column of nulls.
@@ -294,7 +294,7 @@ def _read(
     if not names:
         yield pa.table({"": pa.nulls(count)}), {}
         return
-    with open_file(file.path) as source:  # a copied table is in the lake
+    with open_file(file.path) as source:  # copied tables are in the lake, whose storage may be remote
         try:
             footer = parquet_metadata(source)
             paged = read_paged(source, footer, groups, names) if counted and end is not None else {}
@@ -325,7 +325,7 @@ def _read(
 
 
 def _rows_at(parts: Iterator[pa.Table], wanted: np.ndarray) -> pa.Table:
-    """Returns the rows with these indices, (n,) int64 ascending, among the rows of all parts."""
+    """Returns the rows with the indices `wanted`, (n,) int64 ascending, among the rows of all parts."""
     taken = []
     first = 0
     for rows in parts:
@@ -339,7 +339,7 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
     """Returns the values of a column as they are stored.
 
     Some writers store a time before 1970 in 96 bits as a day and a negative number of nanoseconds of the day.
-    Arrow reads this number as unsigned. Then the time is 2⁶⁴ ns too late, in the years 2262 to 2554.
+    Arrow reads this number as unsigned. Then the times are 2⁶⁴ ns too late, in the years 2262 to 2554.
     """
     values = rows.column(column.source_name)
     if not stored.is_int96:
@@ -400,3 +400,161 @@ def _group_bytes(footer: pq.FileMetaData, table: RawTable) -> tuple[int, ...]:
         least = _VALUE_BYTES * group.num_rows
         sizes.append(sum(max(least, group.column(index).total_uncompressed_size) for index in indices))
     return tuple(sizes)
+
+
+# Reads columns whose pages are all dictionary-encoded, without Arrow.
+#
+# Such a column chunk has one page with its distinct values, and pages with the index of each row's value.
+# Arrow creates an array for each chunk. Then the dictionaries must still be merged, and the rows counted. The
+# compiled library does all this in one pass over the pages (etl/native/pages.cpp). Most columns of a log are
+# stored in this way. Arrow reads nested columns, and columns with other pages.
+
+_CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "ZSTD": "zstd", "UNCOMPRESSED": None}
+# Fields of the header of a page, by the identifiers of parquet.thrift, and some of their values.
+_TYPE, _BYTES = (1,), (2,)
+_DATA, _VALUES, _DATA_2 = 0, 2, 3
+_COUNT, _ENCODING = (
+    {_DATA: (5, 1), _VALUES: (7, 1), _DATA_2: (8, 1)},
+    {_DATA: (5, 2), _VALUES: (7, 2), _DATA_2: (8, 4)},
+)
+_LEVEL_ENCODING, _LEVEL_BYTES, _IS_COMPRESSED = (5, 3), (8, 5), (8, 7)
+_PLAIN, _OLD_DICTIONARY, _RUNS, _DICTIONARY = 0, 2, 3, 8
+_LENGTH_BYTES = 4  # size of the length before the levels
+_LEAST_BYTES = 4  # smallest size of a number, and size of the length of a text
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A page after decompression: number of values or rows, levels if rows may be null, and the data."""
+
+    count: int
+    levels: pa.Buffer | None
+    body: pa.Buffer
+
+
+def read_paged(
+    source: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]
+) -> dict[str, tuple[pa.DictionaryArray, np.ndarray]]:
+    """Reads the columns that have only dictionary-encoded pages, and verifies the checksums of the pages.
+
+    Args:
+        source: the open file.
+        footer: the footer of the file.
+        groups: indices of row groups, at least one.
+        names: names of columns.
+
+    Returns:
+        For each column that was read: its n values, and the number of rows with each value of its dictionary,
+        int64. An empty text is null. Without the compiled library, no column is read.
+
+    Raises:
+        WrongPageError: a page is damaged.
+        OSError: a page cannot be read or decompressed.
+    """
+    read = {}
+    for index, kind in _kinds(footer, names).items() if is_built() else ():
+        name = footer.schema.column(index).path
+        try:
+            column = _read_column(source, footer, groups, index, kind)
+        except DamagedPageError:
+            raise WrongPageError(f"a page of the column {name!r} cannot be decoded") from None
+        if column is not None:
+            read[name] = column.result()
+    return read
+
+
+def _kinds(footer: pq.FileMetaData, names: Sequence[str]) -> dict[int, pa.DataType]:
+    """Returns the types of the columns that may be read, by their indices in the file."""
+    schema, wanted = footer.schema.to_arrow_schema(), frozenset(names)
+    kinds = {}
+    for index in range(footer.num_columns):
+        column = footer.schema.column(index)
+        if column.path not in wanted or column.max_repetition_level or column.max_definition_level > 1:
+            continue
+        places = schema.get_all_field_indices(column.path)
+        if len(places) == 1 and schema.field(places[0]).type in KINDS:
+            kinds[index] = schema.field(places[0]).type
+    return kinds
+
+
+def _read_column(
+    source: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], index: int, kind: pa.DataType
+) -> PagedColumn | None:
+    """Returns a column of some row groups; None if a page has another encoding."""
+    nullable = footer.schema.column(index).max_definition_level == 1
+    chunks: list[list[_Page]] = []
+    rows = 0
+    for group in groups:
+        row_group = footer.row_group(group)
+        chunk = row_group.column(index)
+        if not chunk.has_dictionary_page or chunk.compression not in _CODECS:
+            return None
+        pages = _pages(memoryview(chunk_bytes(source, chunk)), chunk, nullable)
+        if pages is None:
+            return None
+        if sum(page.count for page in pages[1:]) != row_group.num_rows:
+            raise WrongPageError(
+                f"the pages of the column {chunk.path_in_schema!r} do not have as many rows as the row group"
+            )
+        chunks.append(pages)
+        rows += row_group.num_rows
+    values = sum(pages[0].count for pages in chunks)
+    column = PagedColumn(kind, values, sum(pages[0].body.size for pages in chunks), rows)
+    for dictionary, *pages in chunks:
+        column.begin_chunk(dictionary.count, dictionary.body)
+        for page in pages:
+            column.add_page(page.count, page.levels, page.body)
+    return column
+
+
+def _pages(data: memoryview, chunk: pq.ColumnChunkMetaData, nullable: bool) -> list[_Page] | None:
+    """Returns the pages of a column chunk, first the page of values.
+
+    Returns None if a page has another encoding.
+    """
+    stored = [page for page in pages_of(data, chunk.path_in_schema) if page[0].get(_TYPE) in _COUNT]
+    if not all(_is_read(header, index == 0, nullable) for index, (header, _) in enumerate(stored)):
+        return None
+    codec = _CODECS[chunk.compression]
+    pages = [_page(header, data, codec, nullable) for header, data in stored]
+    read = [page for page in pages if page is not None]
+    if len(read) < len(pages) or not pages:
+        raise WrongPageError(f"a page of the column {chunk.path_in_schema!r} has no valid size")
+    return read
+
+
+def _is_read(header: Header, is_first: bool, nullable: bool) -> bool:
+    """Returns whether this module can read a page: the first must have values, the others indices."""
+    kind = header[_TYPE]
+    encodings = (_PLAIN, _OLD_DICTIONARY) if is_first else (_OLD_DICTIONARY, _DICTIONARY)
+    has_runs = kind != _DATA or not nullable or header.get(_LEVEL_ENCODING) == _RUNS
+    return (kind == _VALUES) == is_first and header.get(_ENCODING[kind]) in encodings and has_runs
+
+
+def _page(header: Header, stored: memoryview, codec: str | None, nullable: bool) -> _Page | None:
+    """Decompresses a page; None if its sizes are wrong."""
+    kind, count, size = header[_TYPE], header.get(_COUNT[header[_TYPE]], -1), header.get(_BYTES, -1)
+    if min(count, size) < 0:
+        return None
+    if kind == _DATA_2:  # the levels are not compressed
+        length = header.get(_LEVEL_BYTES, 0)
+        if not 0 <= length <= min(size, len(stored)):
+            return None
+        codec = codec if header.get(_IS_COMPRESSED, 1) else None
+        levels = pa.py_buffer(stored[:length]) if nullable else None
+        return _Page(count, levels, _decompressed(stored[length:], size - length, codec))
+    body = _decompressed(stored, size, codec)
+    if kind == _VALUES and count * _LEAST_BYTES > body.size:
+        return None
+    if kind == _VALUES or not nullable:
+        return _Page(count, None, body)
+    length = int.from_bytes(memoryview(body)[:_LENGTH_BYTES], "little")
+    if body.size < _LENGTH_BYTES + length:
+        return None
+    return _Page(count, body.slice(_LENGTH_BYTES, length), body.slice(_LENGTH_BYTES + length))
+
+
+def _decompressed(stored: memoryview, size: int, codec: str | None) -> pa.Buffer:
+    if codec is None or not size:
+        return pa.py_buffer(stored)
+    return pa.Codec(codec).decompress(stored, size)

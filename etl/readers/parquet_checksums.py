@@ -35,7 +35,7 @@ def verify_pages(
 
     Args:
         source: the open file.
-        footer: its footer.
+        footer: the footer of the file.
         groups: indices of row groups.
         names: names of columns. The name of a nested column includes all its leaves.
 
@@ -98,7 +98,7 @@ def _integers(data: memoryview, position: int, fields: Header, outer: tuple[int,
     """Reads a struct, adds its integers to `fields`, and returns the position after it.
 
     Args:
-        data: the bytes.
+        data: bytes that contain the header of a page.
         position: the position of the struct.
         fields: the integers by the identifiers of their fields.
         outer: the identifiers of the fields around the struct.

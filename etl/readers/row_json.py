@@ -31,7 +31,7 @@ def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> l
 
     Args:
         columns: maps the name of each column, in order, to its n values.
-        rows: n.
+        rows: the number n of rows.
     """
     parts = []
     for name, values in columns.items():
@@ -49,9 +49,9 @@ def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> l
 
 
 def _encoded(array: pa.Array) -> pa.DictionaryArray:
-    if pa.types.is_dictionary(array.type):  # keep only the values of these rows
+    if pa.types.is_dictionary(array.type):  # drops values of the dictionary that other rows have
         array = array.dictionary_decode()
-    if pa.types.is_nested(array.type):  # Arrow cannot find distinct lists
+    if pa.types.is_nested(array.type):  # Arrow cannot compute distinct lists
         indices = pa.array(np.arange(len(array), dtype=np.int32), mask=np.asarray(array.is_null()))
         return pa.DictionaryArray.from_arrays(indices, array)
     return array.dictionary_encode()

@@ -32,7 +32,7 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
     will read the table, a later check may still refuse it, because Spark can read fewer types of columns.
 
     Args:
-        table: a table other than the log. All its rows must parse.
+        table: a table other than the log. All rows of the table must be valid.
         paths: the files of the table.
         section: the section of the configuration, for error messages.
         id_column: the column with ids of users or items; None if there is none.
@@ -137,7 +137,7 @@ def first_reasons(block: RawBlock, text_id: str | None) -> dict[int, str]:
     """Returns the reason of each rejected line of a block, by its index in the block.
 
     Args:
-        block: the block.
+        block: rows of a reader, before the rules for ids are applied.
         text_id: the column of strings with ids of users or items; None if there is none.
     """
     reasons = dict(block.broken)

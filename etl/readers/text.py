@@ -1,7 +1,7 @@
 """Reads text: `tsv` without a header, and `csv` with a header line and quotes by RFC 4180.
 
-The compiled scanner (etl/native/scan.py) finds the fields, or a device does (device/text_scan.py). This
-module checks types, once per distinct value.
+The compiled scanner (etl/native/scan.py) or a GPU (device/text_scan.py) finds the fields. This module checks
+types, once per distinct value.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TextReader(TableReader):
         """Yields the rows of the lines that begin in the range of bytes."""
         positions, width = self.of_files.get(file_split.path, (self.positions, self.width))
         reader = replace(self, positions=positions, width=width)
-        has_header = file_split.start == 0 and self.table.format == "csv"  # as its first line
+        has_header = file_split.start == 0 and self.table.format == "csv"  # the header is the first line
 
         def parse(numbered: tuple[int, bytes | memoryview]) -> RawBlock:
             index, block = numbered
@@ -86,8 +86,8 @@ class TextReader(TableReader):
             block: lines that end with LF. The last line may lack the LF.
             wanted: the columns of texts and of lists of texts to return. Columns of other types are always
                 parsed, to check their values.
-            header: whether the first line is a header. A header counts as a line, but is neither a row nor
-                rejected.
+            header: whether the first line is a header. A header is counted as a line, but not as a row or a
+                rejected line.
         """
         table = self.table
         quoted, separator = table.format == "csv", table.field_separator
@@ -113,7 +113,8 @@ class TextReader(TableReader):
         for column in parsed:
             encoded = scanned.columns[position[column.name]]
             of_values = scanned.counts[position[column.name]]
-            if column.type == "string" and len(table.null_values) == 1:  # the scanner finds empty fields
+            # the scanner already converts empty fields to null
+            if column.type == "string" and len(table.null_values) == 1:
                 columns[column.name], counts[column.name] = encoded, of_values
                 continue
             distinct, reasons = typed_column(encoded.dictionary, column, table.null_values, table.time_zone)
@@ -175,7 +176,7 @@ def _without_first(rejected: Mapping[int, str], first: int, less: int = 0) -> Re
 
 
 def texts_of_lines(block: bytes | memoryview, lines: Sequence[int]) -> list[str]:
-    """Returns the texts of the lines of a block with these indices, without their line ends."""
+    """Returns the texts of the lines of a block with the indices `lines`, without line ends."""
     if not lines:
         return []
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
@@ -210,7 +211,7 @@ def _nulls_of(column: Column, rows: int) -> pa.Array:
 
 
 def without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
-    """Returns a dictionary array of these values, without nulls in the dictionary.
+    """Returns a dictionary array of the values at `indices`, without nulls in the dictionary.
 
     A row whose value is null gets a null index, because Arrow cannot unify dictionaries with nulls.
     """

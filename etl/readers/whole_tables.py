@@ -21,7 +21,7 @@ class ReadBlock:
     """The rows of a block that has no rejected rows, and their position in the file.
 
     Attributes:
-        path: the file.
+        path: path of the file.
         line_numbers: (n,) int64: for each row, the number of its line in the file, from 1.
         columns: for each column of the table, an array of n values.
     """
@@ -34,11 +34,11 @@ class ReadBlock:
 def read_whole_table(
     table: RawTable, paths: tuple[str, ...], section: str, text_id: str | None = None
 ) -> tuple[pa.Table, list[ReadBlock]]:
-    """Reads all rows of a table. Each row must parse.
+    """Reads all rows of a table. Each row must be valid.
 
     Args:
         table: names and types of the columns.
-        paths: the files.
+        paths: paths of the files.
         section: the section of the configuration, for error messages.
         text_id: the column of strings with ids of users or items, which must obey the rule for ids in
             etl/raw/row_rules.py; None if there is none.

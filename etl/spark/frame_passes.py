@@ -56,7 +56,10 @@ class FramePasses(PreparedPasses):
         days: Mapping[str, tuple[RawFiles, DayCounts, dict[str, str]]],
         rules: Rules,
     ) -> dict[str, Manifest]:
-        """Writes the feature partitions of days, and publishes them. The engine `sql` does so with frames."""
+        """Writes the feature partitions of days, and publishes them.
+
+        The engine `sql` computes the features with Spark frames.
+        """
         if workflow.engine == "arrow":
             return super().encode_days(workflow, days, rules)
         self._prepare([raw for raw, _, _ in days.values() if not self._is_prepared(raw)])
@@ -214,7 +217,7 @@ _POSITION, _IS_ROW = "position", "_is_row"
 
 
 def add_positions(workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: RawFiles) -> DataFrame:
-    """Adds the column `serving.impressions.row_column` (bigint), unless it is not configured.
+    """Adds the column `serving.impressions.row_column` (bigint) if it is configured.
 
     Logs a warning if too many impressions are invalid. Invalid impressions give no position.
 
@@ -245,7 +248,7 @@ def join_positions(rows: DataFrame, impressions: DataFrame, column: str) -> Data
 
     Args:
         rows: rows with user_key, item_key and, if the log has it, event_time.
-        impressions: user_key, item_key, position and event_time, not null where they are used.
+        impressions: user_key, item_key, position and event_time. Columns that the join uses have no nulls.
         column: the name of the new column.
     """
     if EVENT_TIME not in rows.columns:

@@ -1,8 +1,8 @@
 """Computes the history of each row: the items that its user clicked last before the row.
 
 Rows of a user are ordered by event_time, then by row_id; without an event_time, by row_id. The history of a
-row has only clicks of earlier rows in this order, so it contains neither the row's own click nor later
-clicks. If the log is stored by day, the clicks of earlier days precede the clicks of the row's day.
+row has only clicks of earlier rows in this order, so the row's own click and later clicks are not in it. If
+the log is stored by day, the clicks of earlier days precede the clicks of the row's day.
 
 In the functions below, a click is a struct `time`, `item`. `time` is the event_time, or null if the log has
 none. An array of clicks is ordered from the oldest to the most recent click.
@@ -43,7 +43,7 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
 
     Args:
         rows: frame with user_key, item_key, label, row_id and, if the log has them, group_key and event_time.
-        history: the settings.
+        history: the section `history` of the configuration.
         earlier: one row per user with user_key and clicks, an array of the last clicks on earlier days; None
             if there are no earlier days.
     """
@@ -79,7 +79,7 @@ def last_clicks(rows: DataFrame, length: int) -> DataFrame:
 
 
 def merge_days(days: list[DataFrame], length: int) -> DataFrame:
-    """Merges the last clicks of several days, which are given oldest first.
+    """Merges the last clicks of several days, in ascending order of the days.
 
     Each element of `days` and the result have the columns user_key and clicks. Clicks of a later day are more
     recent than clicks of an earlier day. The result has one row per user with at most `length` clicks.
@@ -164,7 +164,10 @@ class LastClicks:
 
 
 def clicks_before(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> LastClicks | None:
-    """Returns the reader of earlier days' clicks; None without histories, or if the log is one table."""
+    """Returns the reader of clicks of earlier days.
+
+    Returns None if there are no histories, or if the log is one table.
+    """
     if plan.config.history is None or plan.is_divided:
         return None
     return LastClicks(workers, plan, plan.config.history, lake)

@@ -83,7 +83,7 @@ def no_good_row() -> DataError:
 
 
 def no_training_row(days: Sequence[str], config: SplitConfig) -> DataError:
-    """Returns the error for a fit whose train split has no row on these days."""
+    """Returns the error for a fit whose train split has no row on any of `days`."""
     remedy = {
         "day": "check which rows the operators of `prepare` leave out",
         "fraction": "raise split.train, or check which rows the operators of `prepare` leave out",
@@ -165,7 +165,7 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     by_user = Window.partitionBy(USER_KEY)
     until_now = by_user.orderBy(*order).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     total = F.sum(LABEL).over(by_user)
-    later = total - F.sum(LABEL).over(until_now)  # positives strictly after this row
+    later = total - F.sum(LABEL).over(until_now)  # number of positives after this row
     split = (
         F.when(total == 0, "train")
         .when(later == 0, "test")

@@ -101,7 +101,8 @@ def assign_ids_of_column(entries: pa.Table, rule: IdRule) -> pa.Table:
     """Assigns ids to the values of one column as `assign_ids` does.
 
     Args:
-        entries: a table with the columns value, id, count, last_seen. The id is null for values without one.
+        entries: a table with the columns value, id, count, last_seen. The id is null for values without an
+            id.
         rule: the rule of the column.
     """
     ids = entries["id"].combine_chunks()

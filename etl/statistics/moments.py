@@ -228,8 +228,9 @@ def quantiles_of_counts(
     """Returns the quantiles of the (values, counts) of several parts; an empty list if there are no values.
 
     The quantile of the probability p is the smallest value v such that at least the share p of the values is
-    <= v. If there are more than _HELD_VALUES values, they are not kept in memory, but read twice. The first
-    pass counts the values of each range. The second pass collects only the ranges that contain a quantile.
+    <= v. If there are more than _HELD_VALUES values, they are read twice instead of being kept in memory. The
+    first pass counts the values of each range. The second pass collects only the ranges that contain a
+    quantile.
 
     Args:
         parts: returns the parts each time it is called.

@@ -13,7 +13,7 @@ with n levels has the codes 0 to n - 1. Codes are written as 8 hex digits in the
 example as `segment_3` in the layout `named`. Integers are decimal.
 
 In the table below, a number at the end of a meaning is the number of levels of a category. The last column of
-the table says whether a column changes the click probability. There, "with item_category" means that each
+the table shows whether a column changes the click probability. In it, "with item_category" means that each
 pair of values of the two columns has its own effect.
 
     criteo  named                  meaning                                            changes the probability
@@ -32,8 +32,8 @@ pair of values of the two columns has its own effect.
     I13     session_views          pages seen in the session                          no
     C1      user_id                the user (named: `u` and a number)                 no
     C2      item_id                the item (named: `i` and a number)                 no
-    C3      user_segment           what the user is like, 12                          with item_category
-    C4      user_interest          what the user cares about, 16                      with item_theme
+    C3      user_segment           type of the user, 12                               with item_category
+    C4      user_interest          interest of the user, 16                           with item_theme
     C5      user_age_group         eight years each, 8                                with item_brand_tier
     C6      user_household         size of the household, 6                           with item_price_band
     C7      user_plan              membership, 4                                      yes
@@ -44,7 +44,7 @@ pair of values of the two columns has its own effect.
     C12     item_category          20                                                 with user_segment
     C13     item_theme             12                                                 with user_interest
     C14     item_brand_tier        from budget to luxury, 6                           with user_age_group
-    C15     item_price_band        price among its like, 8                            with user_household
+    C15     item_price_band        range of prices, 8                                 with user_household
     C16     item_popularity        tenth of the catalogue by today's popularity, 10   yes
     C17     item_origin            10                                                 no
     C18     item_colour            10                                                 with user_style

@@ -52,7 +52,7 @@ def generate_settings(config: Config) -> Generate:
     generate = config.generate
     if generate is None:
         raise ConfigError(
-            "the configuration has no section `generate`, which says what log to generate",
+            "the configuration has no section `generate`, which describes the log to generate",
             "add `generate: {}` to the configuration file",
         )
     layout = kind_of(generate).layout

@@ -1,11 +1,10 @@
 """Generates the export of an invented web shop: events by day, and tables of users and items, as CSV files.
 
-docs/tutorial.md uses it, because people need an export that they can look at. The generator of click logs
-(generate.py) makes logs of impressions, with known click probabilities, for measurements.
-
-The signal is that of a shop. A user has tastes for categories and a price level. Some items are popular. Who
-views an item often views the item that goes with it next. So models and popularity differ, and no list is
-perfect.
+docs/tutorial.md uses it, because readers of the tutorial should be able to read the export. The generator of
+click logs (generate.py) writes logs of impressions with known click probabilities, for measurements. Users of
+the shop prefer some categories and one price level, and some items are popular. After an item, users often
+view its companion, an item that fits it. So a model can be better than a list of popular items, but no list
+is perfect.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 from conf.errors import ConfigError
 
 FIRST_DAY = date(2026, 1, 1)
-_FORMAT = 1  # changes if the same seed gives other files
+_FORMAT = 1  # increase this number if the same seed writes different files
 _BRANDS = ("Nordvik", "Brückner", "Olmeca", "Atelier Noé", "Hartwell & Sons", "Kumo", "Faro", "Łódź Works")
 _COLOURS = ("black", "white", "navy", "olive", "red", "sand")
 _NOUNS = {
@@ -39,21 +38,22 @@ _NOUNS = {
 _COUNTRIES, _COUNTRY_SHARES = ("DE", "FR", "PL", "GB"), (0.4, 0.25, 0.2, 0.15)
 _LEVELS = 3  # of prices
 _ITEMS_PER_CATEGORY = 15
-_LEVEL_FACTOR = 0.25  # popularity of an item whose price is one level away from the user's
-_TOGETHER = 0.35  # probability that the next viewed item is the one that goes with the item before
+# factor of the popularity of an item whose price is one level above or below the user's level
+_LEVEL_FACTOR = 0.25
+_TOGETHER = 0.35  # probability that the next viewed item is the companion of the item before
 _ACTIVE_A_DAY = 0.55  # mean share of the users who visit the shop on a day
-_MORE_VIEWS = 3.0  # mean number of views after the first of a visit
+_MORE_VIEWS = 3.0  # mean number of further views in a visit, after the first view
 _CART, _PURCHASE = 0.2, 0.4  # probabilities of a cart after a view, and of a purchase after a cart
 
 
 @dataclass(frozen=True)
 class _Shop:
-    """What is the same on all days, of U users and I items.
+    """The properties of U users and I items that are the same on all days.
 
     Attributes:
         category, level, price: (I,) int64, int64 and float64.
         titles: I titles.
-        companion: (I,) int64: the item that goes with each item.
+        companion: (I,) int64: the item that users often view after each item.
         choices: (U, I) float64: for each user, the cumulative probability of the items of a view.
         active: (U,) float64: the probability that a user visits the shop on a day.
     """
@@ -70,8 +70,8 @@ class _Shop:
 def write_shop(folder: Path, days: int, users: int, seed: int) -> list[str]:
     """Writes the files `events_<date>.csv`, `users.csv` and `items.csv`, and returns the dates, oldest first.
 
-    The file of a day does not depend on the number of days. A file that has the same content already is not
-    written again, so its time of modification stays.
+    The file of a day does not depend on the number of days. A file that already has the same content is not
+    written again, so its modification time does not change.
 
     Args:
         folder: the folder of the files; it is created if it does not exist.
@@ -169,7 +169,7 @@ def _events(rng: np.random.Generator, shop: _Shop, day: date) -> list[list[objec
 
 
 def _kinds(rng: np.random.Generator) -> list[str]:
-    """Returns the events after which a user leaves an item."""
+    """Returns the events of one visit to an item: a view, and perhaps a cart and a purchase."""
     carted = rng.random() < _CART
     bought = rng.random() < _PURCHASE
     return ["view", *(["cart"] if carted else []), *(["purchase"] if carted and bought else [])]

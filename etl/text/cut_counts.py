@@ -1,8 +1,8 @@
 """Divides the rows of a log into splits by their position, and counts the values of each split.
 
 The scan pass has counted the good rows of each block. These numbers show in which blocks train and validation
-end. Only these blocks are read once more, to count the values on both sides of the cut. The scan pass has
-saved them, so they are parsed again only if their file is lost.
+end. Only these blocks are read once more, to count the values of each of their splits. The scan pass has
+saved these blocks, so they are parsed again only if their files are lost.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ class SplitRows:
     """The rows of one block that are in one split.
 
     Attributes:
-        split: the split.
-        first, end: indices among the good rows of the block: of the first of these rows, and of the row after
-            the last one.
+        split: train, validation or test.
+        first, end: the rows have the indices [first, end) among the good rows of the block.
     """
 
     split: Split
@@ -46,8 +45,8 @@ class CountedRows:
     """The value counts of the rows of one block that are in one split.
 
     Attributes:
-        split: the split.
-        first_line, end_line: indices in the file split: of the line of the first row, and of the line after
+        split: train, validation or test.
+        first_line, end_line: indices in the file split of the line of the first row, and of the line after
             the last row.
         values: maps each counted column to the number of its distinct values.
         file: path of the file with the value counts.
@@ -93,7 +92,7 @@ class CutTask:
         first_line: index in the file split of the first line of the block.
         saved: name under which the scan pass saved the block; empty if it did not save the block.
         parts: the rows of the block in each split.
-        counts_file: path of the files to write. Each gets different digits in its name.
+        counts_file: path of the files to write. Each file gets different digits in its name.
         buckets: number of hash buckets into which the value counts are divided.
     """
 

@@ -1,8 +1,8 @@
 """Runs tasks of the scan pass and of the encode pass in processes that have a GPU of their own.
 
 Such a process runs a group of tasks in threads. One task at a time scans its text on the GPU, while the
-others read files, apply rules to distinct values, and write Parquet. So a GPU has one process, and several
-cores still work. Without GPUs, a process runs one task at a time, with the compiled scanner.
+others read files, apply rules to distinct values, and write Parquet. So one process per GPU is enough to use
+several cores. Without GPUs, a process runs one task at a time, with the compiled scanner.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class GpuTasks:
 
         on_device = layout if device is None else scanned_on(layout, device)
         try:
-            # This thread only waits for the others.
+            # This thread only waits for the other threads.
             yield from map_in_threads(_needed(self.groups[group]), run_task, threads + 1)
         finally:
             _free_memory(device)
 
 
 def _needed(tasks: range) -> Iterator[int]:
-    """Yields the tasks. Ends with an error when their results are not needed any more."""
+    """Yields the tasks. Raises CancelledError when the results of the tasks are no longer needed."""
     for task in tasks:
         if are_cancelled():
             raise CancelledError(f"the tasks from {task} on were cancelled")
@@ -103,11 +103,11 @@ def scanned_on(layout: FileLayout, device: torch.device) -> FileLayout:
 class DeviceScan:
     """A scanner with the interface and the results of `etl.native.scan.scan`.
 
-    The host scans the blocks that the device leaves to it. Threads may share the scanner. It scans one block
-    at a time, so the temporary memory on the device is that of one block.
+    The host scans blocks that the device cannot scan. Threads may share the scanner. It scans one block at a
+    time, so the temporary memory on the device is that of one block.
 
     Args:
-        device: the device.
+        device: torch's device of a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -156,7 +156,7 @@ def _current(device: torch.device | None) -> AbstractContextManager[object]:
 
 
 def _free_memory(device: torch.device | None) -> None:
-    """Returns the memory that torch keeps on a GPU, because another process may run the next group."""
+    """Releases the memory that torch keeps on a GPU, because another process may run the next group."""
     import torch
 
     if device is not None and device.type == "cuda":

@@ -46,7 +46,8 @@ class ParsedBlock:
         columns: maps each raw column to a dictionary array of n values (int64, double or string), or to an
             array of n lists. It also has `label` (float) and, if the log has them, `weight` (float),
             `user_key`, `item_key`, `group_key` (dictionaries of strings) and `event_time` (int64 µs). If a
-            device has scanned the block, the codes of dictionary arrays are there until they are used.
+            device has scanned the block, the codes of dictionary arrays are on the device until they are
+            used.
         counts: maps each raw column to an array. Entry i of the array is the number of rows with the value i
             of the column's dictionary. If rows or a header line were removed after the scan, the mapping is
             empty, because the scanner's counts include them.
@@ -102,7 +103,7 @@ def parse_block(block: RawBlock, layout: FileLayout, erased: ErasedUsers | None 
 
 
 def _by_line(block: RawBlock, of_rows: Rejections) -> Rejections:
-    """Returns the rejected lines of a block: those that are no rows, and those of rejected rows."""
+    """Returns the rejected lines of a block: lines that are not rows, and the lines of rejected rows."""
     broken = block.broken if isinstance(block.broken, Rejections) else rejections_of(block.broken.items())
     lines = np.concatenate([broken.indices, block.row_lines[of_rows.indices]])
     codes = np.concatenate([broken.codes, of_rows.codes + np.int32(len(broken.reasons))])
@@ -111,7 +112,7 @@ def _by_line(block: RawBlock, of_rows: Rejections) -> Rejections:
 
 
 def _rows(columns: Mapping[str, Values], rows: np.ndarray) -> dict[str, Values]:
-    """Returns some rows of columns by their indices."""
+    """Returns the values of the rows with the indices `rows`, by column."""
     mixed = mixed_columns(columns)
     if isinstance(mixed, DeviceColumns):
         return mixed.take(rows).parts
@@ -175,7 +176,7 @@ def _derived_columns(
 
 
 def _may_have_null(encoded: Values) -> bool:
-    """Returns False if no row is null. The codes on a device are not searched for it."""
+    """Returns False if no row is null. If codes are on a device, returns True without searching them."""
     return isinstance(encoded, DeviceColumn) or encoded.indices.null_count > 0
 
 
@@ -233,7 +234,7 @@ class FileLayout:
 
     @property
     def types(self) -> Mapping[str, Type]:
-        """Maps the name of each raw column to the type that operators see."""
+        """Maps the name of each raw column to the type that operators receive."""
         return self.table.types
 
 
@@ -253,12 +254,12 @@ def file_layout(plan: FeaturePlan, paths: tuple[str, ...]) -> FileLayout:
 
     Raises:
         DataError, ConfigError: see etl.readers.base.TableReader.open.
-        ConfigError: an operator that drops rows has no form for blocks of rows.
+        ConfigError: an operator that drops rows cannot process blocks of rows.
     """
     log = plan.config.log
     filters = plan.filters
     for row_filter in filters:
-        row_filter.inputs(log.types)  # raises an error if the operator has no form for blocks
+        row_filter.inputs(log.types)  # raises an error if the operator cannot process blocks of rows
     reader = open_table(log, paths, log.event_time)
     device = plan.config.workflow.device
     return FileLayout(reader, log.label, plan.config.keys, log.event_time, filters, device=device)
@@ -364,7 +365,7 @@ def load(saved: SavedBlock, columns: set[str]) -> ParsedBlock | None:
     """Reads a block that `save` wrote. Deletes its file unless the block is shared.
 
     The returned block contains no rejected lines. The result is None if the file does not exist, is
-    incomplete, or lacks one of these columns.
+    incomplete, or lacks one of `columns`.
     """
     path = _path(saved.name)
     if path is None or not path.exists():
@@ -379,7 +380,7 @@ def load(saved: SavedBlock, columns: set[str]) -> ParsedBlock | None:
     finally:
         if not saved.shared:
             with suppress(OSError):
-                path.unlink()  # the mapping stays readable
+                path.unlink()  # the mapping stays readable after the file is deleted
     arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
     row_lines = np.asarray(arrays.pop(_ROW_LINES))
     block = ParsedBlock(size, lines, row_lines, arrays, {}, NOTHING_REJECTED)

@@ -96,8 +96,8 @@ def publish_quarantine(
 ) -> None:
     """Publishes the lines of a day that cannot be parsed, with their line numbers.
 
-    If a file split has too many of them, the partition has only the first ones. The manifest counts all of
-    them (`dropped`), and those that are missing (`not_kept` in its facts).
+    If a file split has too many of them, the partition has only the first ones. The manifest has the number
+    of all such lines (`dropped`), and the number of lines that are missing (`not_kept` in its facts).
 
     Args:
         plan: the plan of the run.

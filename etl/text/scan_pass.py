@@ -33,7 +33,7 @@ from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, LABEL
 
-if TYPE_CHECKING:  # workers do not import pyspark
+if TYPE_CHECKING:  # Python workers do not import pyspark
     from pyspark.sql import DataFrame
 
 # Number of blocks whose counts a task keeps before it merges them. This limits the memory of a task.
@@ -46,8 +46,8 @@ class ScanTask:
 
     Attributes:
         file_split: the file split to read.
-        counts_file: path of the files to write. Each has the value counts of one block, and gets different
-            digits in its name.
+        counts_file: path of the files to write. Each file has the value counts of one block, and gets
+            different digits in its name.
         buckets: number of hash buckets into which the value counts are divided.
         scratch: the name for saved blocks of the split. The name of a block has its index after a dot. None
             to save nothing.
@@ -231,8 +231,8 @@ def _writer(spill: Spill | RowsFile, index: int) -> SpillWriter | RowsFileWriter
 def _counted(task: ScanTask, index: int, parsed: ParsedBlock, counted: Sequence[str]) -> CountedBlock:
     """Counts the values of a block, and saves the block if the task has a `scratch` name.
 
-    A block that a device has scanned is not saved: it can scan the block again in less time than the block
-    could be copied and read. Compressed files are an exception, because the host decompresses them.
+    A block that a device has scanned is not saved, because the device scans it again faster than the host
+    could save and load it. Compressed files are an exception, because the host decompresses them.
     """
     name = f"{task.scratch}.{index}" if task.scratch else ""
     if isinstance(parsed.columns, DeviceColumns) and task.file_split.end is not None:
@@ -253,7 +253,7 @@ def _counted(task: ScanTask, index: int, parsed: ParsedBlock, counted: Sequence[
 
 
 def _counts_on(column: DeviceColumn, counts: np.ndarray | None) -> tuple[pa.Array, np.ndarray, int]:
-    """Returns the values of a column, the number of rows with each of them, and the number of nulls.
+    """Returns the values of a column, the number of rows with each value, and the number of nulls.
 
     Args:
         column: a column whose codes are on a device.
@@ -265,15 +265,16 @@ def _counts_on(column: DeviceColumn, counts: np.ndarray | None) -> tuple[pa.Arra
     return column.dictionary, counts, column.codes.shape[0] - int(counts.sum())
 
 
-# Limits of the lines of a file split in the quarantine. A split of hostile bytes can have tens of millions of
-# rejected lines. Beyond the limits, they are only counted.
+# Limits of the number of lines that the quarantine stores for a file split. A split of hostile bytes can have
+# tens of millions of rejected lines. Lines beyond the limits are only counted.
 _KEPT_LINES = 100_000
-_KEPT_OF_REASON = 1_000  # the first lines of each reason are kept, even if other reasons have used all lines
+# the first lines of each reason are kept, even if the lines of other reasons have reached the limit
+_KEPT_OF_REASON = 1_000
 _KEPT_BYTES = 64 << 20
 
 
 class _Sample:
-    """Chooses the rejected lines of one file split that the quarantine stores: the first ones.
+    """Chooses the first rejected lines of one file split, which the quarantine stores.
 
     Attributes:
         not_kept: maps reasons to the number of lines that were not chosen.
@@ -306,7 +307,7 @@ class _Sample:
         self._kept.update(kept.counts())
         self.not_kept.update(rejected.counts())
         self.not_kept.subtract(kept.counts())
-        self.not_kept = +self.not_kept  # without zeros
+        self.not_kept = +self.not_kept  # removes reasons with the number zero
         return kept, lines_of_texts[:count]
 
 
@@ -355,7 +356,7 @@ class ValueCounter:
         self.add_counts(encoded.dictionary, counts, nulls)
 
     def add_counts(self, values: pa.Array, counts: np.ndarray, nulls: int) -> None:
-        """Adds the values of a block, the number of rows with each of them, and the number of nulls."""
+        """Adds the values of a block, with the number of rows with each value, and the number of nulls."""
         self._nulls += nulls
         # Keep only distinct values, with one code for each. Then `unify` can merge the dictionaries of
         # several blocks.

@@ -86,7 +86,8 @@ class TextPasses:
     def __init__(self, workers: Workers, plan: FeaturePlan, lake: LakePaths) -> None:
         self._workers, self._plan, self._lake = workers, plan, lake
         self._splits: dict[str, list[_ScannedSplit]] = {}
-        self._scratch: dict[FileSplit, Sequence[CountedBlock]] = {}  # of each split that this run has scanned
+        # the scanned blocks of each file split that this run has scanned
+        self._scratch: dict[FileSplit, Sequence[CountedBlock]] = {}
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Scans the days that are not scanned yet, and returns the row counts of each day.
@@ -110,7 +111,7 @@ class TextPasses:
         return counts
 
     def is_scanned(self, raw: RawFiles) -> bool:
-        """Returns whether the quarantine and the value counts of this log of a day are published."""
+        """Returns whether quarantine and value counts are published for the current log of a day."""
         tables = (self._lake.quarantine, self._lake.value_counts)
         return all(
             current_manifest(table.partition(raw.dt), inputs) is not None
@@ -352,7 +353,7 @@ class SavedRun:
 
 
 def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> list[SavedRun]:
-    """Returns the runs of a file split of some lines, in order.
+    """Returns the runs of a file split, in order.
 
     Args:
         blocks: the blocks of the split; empty if this process has not scanned the split.

@@ -25,7 +25,7 @@ COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("co
 # Key in the footer. Its value is a JSON list with (column, bucket, number of buckets) of each row group.
 _GROUPS = b"nightrank.groups"
 
-# Lengths and counts are stored as differences. They are smaller and faster to read than in plain encoding.
+# Lengths and counts are stored as differences, which are smaller and faster to read than plain numbers.
 DELTAS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
 
 # Maximum number of bytes of a day's raw text per hash bucket.

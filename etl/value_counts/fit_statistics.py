@@ -70,7 +70,8 @@ def compute_statistics(
             by_request = results.repartition(len(tasks), "request")
             results = by_request.mapInArrow(combine, results.schema)
         rows = [row.asDict() for row in results.select("request", "result").collect()]
-    return {all_requests[row["request"]].key: json.loads(row["result"]) for row in rows}  # a row per request
+    # each request has one row
+    return {all_requests[row["request"]].key: json.loads(row["result"]) for row in rows}
 
 
 def moments_from(result: Mapping[str, Any]) -> Moments:
@@ -354,6 +355,7 @@ def _write(
             row_group_size=folders.row_group_rows,
             use_dictionary=["column", "last_seen"],
             column_encoding=DELTAS,
-            write_statistics=["column"],  # `_parent_entries` uses them to find row groups
+            # `_parent_entries` finds row groups by the statistics of this column
+            write_statistics=["column"],
         )
     return file.name.rsplit("/", 1)[1]

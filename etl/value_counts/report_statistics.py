@@ -92,14 +92,15 @@ def _figures(
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    # Counts with the same files are the same: all splits of a log without days have the same day.
+    # Counts of the same files are equal: if the log is not divided by days, all splits have the same day.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
     # One sum for each summarised day, one for the other training days, and one for the compared day.
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}
-    sides = max(side_of.values()) + 1  # no more columns than needed, because each needs memory and time
+    # the sums have no unneeded columns, because each column needs memory and time
+    sides = max(side_of.values()) + 1
     sums, nulls = Sums(sides), dict.fromkeys(summarised, 0)
     for counts in {counts.files: counts for counts in (*days, *others)}.values():
         for path, _ in counts.files:

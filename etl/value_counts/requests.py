@@ -118,7 +118,7 @@ def derived_values(column: DerivedColumn, path: str) -> tuple[pa.Array, np.ndarr
 def derived_texts(
     column: DerivedColumn, path: str, bucket: Bucket = ALL
 ) -> tuple[pa.StringArray, np.ndarray]:
-    """Computes the values of a derived column as texts, and returns those in one hash bucket.
+    """Computes the values of a derived column as texts, and returns the values in one hash bucket.
 
     The result is (values, counts), as in `derived_values`.
     """

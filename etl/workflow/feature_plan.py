@@ -26,21 +26,22 @@ from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 from storage.manifest import digest_of
 
-# The rule that divides a day into train, validation and test rows. `day` does not divide it. The other rules
-# use the position of a row in the log, its time, or the order of the rows of its user.
+# The rule that divides a day into train, validation and test rows. With the rule `day`, all rows of a day are
+# in one split. The other rules use the position of a row in the log, its time, or the order of the rows of
+# its user.
 Division = Literal["day", "position", "time", "user"]
 _COUNTED = ("int", "float", "string")
 
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """A configuration, resolved once: everything that build_features does to raw rows.
+    """A resolved configuration. It describes everything that build_features does to raw rows.
 
     A stage resolves its configuration with `plan_of`, and passes the plan on. Which days a run reads depends
     on the logs that exist (etl.checked_days.raw_days).
 
     Attributes:
-        config: the configuration.
+        config: the configuration of the run.
         filters: operators that drop rows. They run first.
         changers: operators that add columns or combine rows, in order.
         columns: maps each column that exists after the changers to its type.
@@ -110,7 +111,7 @@ class FeaturePlan:
 
     @cached_property
     def reasons_left_out(self) -> tuple[str, ...]:
-        """Returns the reasons of rows that are neither used nor quarantined.
+        """Returns the reasons of rows that are not used, and not quarantined either.
 
         These are rows of events that `log.label` does not list, rows that operators of `prepare` drop, and
         rows of erased users.
@@ -227,7 +228,7 @@ def require_chains(
     Args:
         columns: maps each raw column to its type.
         features: the names of the features.
-        chains: the chains.
+        chains: the chains that compute the features.
         label: the raw column with the label; None if the log has none.
 
     Raises:
@@ -485,7 +486,7 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 def _positions_method(config: Config) -> str | None:
-    """Returns the version of the method and a digest of its settings; None without the column.
+    """Returns the version of the method and a digest of its settings; None without positions.
 
     The unit of the impressions' times is a setting of the click log.
     """

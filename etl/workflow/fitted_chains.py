@@ -50,7 +50,7 @@ class RowPlace:
     split: str | None = None
 
     def is_training_row_of(self, step: Fitted) -> bool:
-        """Returns whether `compute_training` computes the outputs of the step for these rows."""
+        """Returns whether `compute_training` computes the outputs of `step` for rows at this place."""
         in_training = self.dt is None or (self.dt in step.training_days and self.split in (None, "train"))
         return step.out_of_fold and in_training
 
@@ -307,7 +307,10 @@ def compute_features(
 def _outputs(
     step: Fitted, inputs: Sequence[RowValues], tables: LocalTables, place: RowPlace | None
 ) -> list[RowValues]:
-    """Runs one step; over distinct values only, if all inputs are values of the same raw column."""
+    """Runs one step.
+
+    If all inputs are values of the same raw column, the step processes only distinct values.
+    """
     trains = place is not None and place.is_training_row_of(step)
     codes = None if trains else common_codes(inputs)
     if codes is not None:
@@ -333,8 +336,8 @@ def _cast(value: RowValues, kind: pa.DataType) -> pa.Array:
 # The values of rows between the steps of a chain: plain, or distinct values with an index for each row.
 #
 # Most raw columns have few distinct values. So steps process distinct values, and the features of all rows
-# are gathered by index at the end. Lists may have dictionary-encoded elements. These are decoded only for
-# steps that need it.
+# are gathered by index at the end. Lists may have dictionary-encoded elements. The elements are decoded only
+# for steps that need plain values.
 
 
 @dataclass(frozen=True)
@@ -362,7 +365,7 @@ class RowValues:
 
     @cached_property
     def encoded(self) -> pa.Array:
-        """Returns the n values dictionary-encoded, if they have codes; otherwise plain."""
+        """Returns the n values: dictionary-encoded if they have codes, otherwise as a plain array."""
         if self.codes is None:
             return self.distinct
         return pa.DictionaryArray.from_arrays(self.codes, self.distinct)
@@ -405,13 +408,16 @@ def dictionary_with_null(array: pa.DictionaryArray) -> tuple[pa.Array, pa.Array]
 
 
 def _codes_with_null(indices: pa.Array, null: int) -> pa.Array:
-    """Replaces nulls in n indices by `null`, which is above them. NumPy needs a third of Arrow's time."""
+    """Replaces nulls in n indices by `null`, which is above all indices.
+
+    NumPy needs a third of Arrow's time.
+    """
     if not indices.null_count or indices.type != pa.int32():
         return indices.fill_null(null)
     start, end = indices.offset, indices.offset + len(indices)
     bits, values = indices.buffers()
     valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=end, bitorder="little")[start:]
-    codes = valid.astype(np.uint32) - np.uint32(1)  # all bits are 1 in place of null
+    codes = valid.astype(np.uint32) - np.uint32(1)  # 0 for a valid index; for null, all bits are 1
     codes |= np.frombuffer(values, np.uint32)[start:end]
     return pa.array(np.minimum(codes, np.uint32(null), out=codes).view(np.int32))
 

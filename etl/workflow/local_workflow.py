@@ -43,8 +43,8 @@ class LocalWorkflow:
             the day's raw log.
         vocabularies: maps each vocabulary to five integers. `entries` is the number of values with an id, and
             `occurrences` is the number of rows with these values. `rare_values` is the number of values
-            without an id, and `rare_occurrences` is the number of rows with these. `highest` is the largest
-            id.
+            without an id, and `rare_occurrences` is the number of rows with these rare values. `highest` is
+            the largest id.
         local: opens the tables of this version.
     """
 

@@ -1,10 +1,10 @@
-"""Converts columns of a caller's table to the types that chains read, with the results of a log's parser.
+"""Converts columns of a caller's table to the types that chains read, as the parser of logs does.
 
 The parser converts the fields of a line to int64, float64 and strings, and empty fields to null. A table may
 have other types for the same values: nullable integers of pandas are floats with NaN, and texts may be
 dictionary-encoded. The rule is the same as for Parquet logs (etl/raw/parquet_columns.py): a whole number that
 was certainly not rounded becomes an integer, or the integer's text. Any other value whose meaning is not
-clear is an error, because the model would get another value than in training.
+clear is an error, because the model could get a different value than in training.
 """
 
 from __future__ import annotations
@@ -87,13 +87,14 @@ def _type_of(name: str, kind: pa.DataType) -> Type:
 
 
 def require_columns(rows: pa.Table, names: Iterable[str]) -> None:
-    """Raises DataError if a table lacks one of these columns."""
+    """Raises DataError if a table lacks one of the columns `names`."""
     missing = [name for name in names if name not in rows.column_names]
     if missing:
         raise DataError(
             f"the rows lack the columns {missing}; of the columns that are read, they have "
             f"{rows.column_names}",
-            "add these columns, with the names of the log; a column of nulls says that values are not known",
+            "add these columns, with the names of the log; a column of nulls means that its values are "
+            "not known",
         )
 
 

@@ -31,7 +31,7 @@ from etl.raw.files import require_raw
 from etl.readers import text
 from etl.synthetic.generate import generate_days, generate_settings
 from etl.text import gpu_tasks
-from etl.text.device_features import DeviceFeatures
+from etl.text.encode_pass import DeviceFeatures
 from etl.text.gpu_tasks import GpuTasks, scanned_on
 from etl.text.parse_block import FileLayout, ParsedBlock, columns_to_parse, layout_of_days, read_split
 from etl.workflow.feature_plan import plan_of

@@ -22,6 +22,7 @@ from conf.load import load_config
 from conf.types import Config, JoinedTable
 from etl.build import BuildResult
 from etl.fit import version_tables
+from etl.fit.fit_frame import MemoryTables
 from etl.fit.fit_workflow import fit_workflow
 from etl.fit.rounds import RowBatch, TrainingBlocks
 from etl.native import mapped_files
@@ -30,7 +31,6 @@ from etl.operators.categorify import FittedCategorify
 from etl.operators.value_count import ValueCount
 from etl.ops.array_statistics import GroupedNumbers, GroupParts, concat_groups, doubles_of_sums
 from etl.ops.base import Operator, Type
-from etl.ops.memory_tables import MemoryTables
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.raw.files import RawFiles
 from etl.split.time_split import DAY

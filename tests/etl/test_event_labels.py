@@ -314,7 +314,7 @@ def test_rows_of_refused_events_are_explained(spark: SparkSession, tmp_path: Pat
     label = {"positive": ["cart"], "weights": {"cart": 1}, "other_events": "refuse"}
     config = shop(tmp_path, label, quality={"max_bad_share": 0.1})
     with pytest.raises(
-        DataError, match=r"the value 'view', which is no event that log\.label names"
+        DataError, match=r"the value 'view', which is not an event that log\.label names"
     ) as raised:
         cases.run_build(LocalWorkers(2, lambda: spark), config, DAYS[3])
     assert "name 'view' in log.label.positive if it is a click, or give it a weight" in raised.value.remedy

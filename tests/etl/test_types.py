@@ -30,8 +30,8 @@ from etl.raw import time_text
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
 from etl.raw.row_rules import bounds_of_day, count_misdated, time_rule
-from etl.raw.stored_values import can_hold, stored_values
 from etl.raw.text_values import typed_column
+from etl.readers.arrow_values import can_hold, stored_values
 from etl.readers.text import TextReader
 from etl.spark.raw_frames import read_attributes
 from etl.text import parse_block

@@ -166,7 +166,7 @@ def test_the_operator_of_another_package_is_not_taken(shop: Path, tmp_path: Path
     points = {"operators": {"share_of_maximum": "imitation"}}
     write_package(shop.parent, "imitation", points, {"imitation": text})
     with pytest.raises(
-        ConfigError, match=r"of the package shop-extensions, but here it is .* imitation 1\.0"
+        ConfigError, match=r"of the package shop-extensions, but the installed operator is .* imitation 1\.0"
     ):
         nightrank.Workflow.load(tmp_path / "saved")
 

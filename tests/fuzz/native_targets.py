@@ -20,8 +20,8 @@ from etl.native.lookup import HashTable, Lookup
 from etl.native.pages import DamagedPageError, PagedColumn
 from etl.native.scan import merge_dictionaries, scan, scan_json
 from etl.raw.text_values import split_fields
+from etl.readers.parquet import read_paged
 from etl.readers.parquet_checksums import WrongPageError
-from etl.readers.parquet_pages import read_paged
 from tests.fuzz.inputs import divided, exact
 from tests.fuzz.sanitized import load
 

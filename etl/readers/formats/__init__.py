@@ -2,8 +2,8 @@
 
 A package adds a format by an entry point of the group `nightrank.readers`. The module of a format contains
 
-    class Settings(FormatSettings)   its docstring describes the format, and its attributes say what the
-                                     configuration must know of it (conf/raw_types.py). Optional in a package
+    class Settings(FormatSettings)   its docstring describes the format, and its attributes define rules
+                                     for settings (conf/raw_types.py). A package may omit this class
     class Reader(TableReader)        reads the files (etl/readers/base.py)
 
 Instead of the class `Reader`, a module may have a function `reader` that returns the class. Every job imports

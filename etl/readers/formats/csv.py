@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Settings(FormatSettings):
     """A header line and quotes by RFC 4180.
 
-    A value must not contain a line break, not even in quotes. Otherwise its lines are quarantined with the
+    Values must not contain line breaks, even in quotes. The lines of such a value are quarantined with the
     reason `quote` or `field_count`.
     """
 

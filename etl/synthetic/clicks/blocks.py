@@ -20,7 +20,8 @@ from etl.synthetic.clicks.impressions import DrawnImpressions, draw_impressions
 from etl.synthetic.clicks.layout import WHOLE, ImpressionLayout, LogLayout, draw_damage, lines, reasons_of
 from etl.synthetic.clicks.world import ClickWorld, world_of_day
 
-_BLOCK_ROWS = 32_768  # rows drawn at once; limits the memory, and the bytes depend on this number
+# number of rows that are drawn at once; it limits the memory, and another number would draw other rows
+_BLOCK_ROWS = 32_768
 
 
 def impression_blocks(
@@ -75,8 +76,8 @@ def midnight(day: date) -> int:
 def generators(config: Generate, day: date, file: int, block: int) -> list[np.random.Generator]:
     """Returns two independent random generators for a block.
 
-    The first draws the rows, the second selects rows and makes them malformed. So a higher share of malformed
-    rows does not change the other rows.
+    The first generator draws the rows. The second selects rows and makes them malformed. So a higher share of
+    malformed rows does not change the other rows.
     """
     seeds = np.random.SeedSequence([config.seed, day.toordinal(), file, block]).spawn(2)
     return [np.random.default_rng(seed) for seed in seeds]

@@ -140,7 +140,7 @@ def probability_of(steps: NDArray[np.int64]) -> NDArray[np.float64]:
 def auc_of_counts(counts: NDArray[np.int64]) -> float | None:
     """Returns the exact AUC of the click probability; None if no row or every row is clicked.
 
-    AUC is the probability that a clicked row has a higher score than an unclicked one (Hanley and McNeil
+    AUC is the probability that a clicked row has a higher score than a row without a click (Hanley and McNeil
     1982). Rows with equal scores count half.
 
     Args:

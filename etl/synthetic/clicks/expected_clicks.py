@@ -14,9 +14,9 @@ terms follow from the Fourier transform of sigmoid', which is π·w / sinh(π·w
 sigmoid(x) by at most 2·exp(|x| - H). With the H and the number of terms below, the difference is less than
 2e-7 for logits between -10 and 10, and less than 2e-6 at -12. Logits are between about -12 and 6.
 
-The generator also rounds the logit of a row to a multiple of 1/256, and limits it to the range from -8 to
-8 - 1/256. This module does neither. Rounding changes the mean by about 1e-6. The lower limit raises it by
-less than 4e-4, and only for pairs that are almost never clicked.
+The generator also rounds the logit of a row to a multiple of 1/256, and limits it to the range from -8 to 8 -
+1/256. This module leaves out both steps. Rounding changes the mean by about 1e-6. The lower limit raises the
+mean by less than 4e-4, and only for pairs that are almost never clicked.
 
 The products over all items are computed as complex64. This changes a probability by less than 1e-6.
 """
@@ -177,7 +177,7 @@ def _of_side(left: str) -> list[Interaction]:
 
 
 def _gather(rows: Complexes64, index: Ints, out: Complexes64) -> None:
-    """Writes the rows with these indices to `out`. A row is a vector along the last axis of `rows`."""
+    """Writes the rows with the indices `index` to `out`. A row is a vector along the last axis of `rows`."""
     # With the mode `clip`, NumPy needs no copy of `out`.
     np.take(rows.reshape(-1, rows.shape[-1]), index, axis=0, out=out, mode="clip")
 
@@ -232,7 +232,7 @@ class Exposure:
         ]
 
     def shares_of_users(self, users: Ints) -> Floats:
-        """Returns, for each user, the probability that an impression of the day is theirs: (users,)."""
+        """Returns the probability that an impression of the day is shown to each user: (users,)."""
         return self._user_shares[users]
 
     def of_user(self, user: int) -> Floats:
@@ -256,7 +256,8 @@ class Exposure:
             for name, of_level in self._appeals:
                 appeal += of_level[columns[name][user]]
             weights = np.exp(appeal - appeal.max())
-            weights /= (drawn * weights).sum()  # so that the integral has the same scale for all users
+            # normalises the weights, so that the integral has the same scale for all users
+            weights /= (drawn * weights).sum()
             np.multiply(_MINUS_T, weights.astype(np.float32), out=decay)
             np.exp(decay, out=decay)
             # The operator @ would use threads for these products, which cost more time than they save.

@@ -96,8 +96,8 @@ def _shown_items(world: ClickWorld, rng: np.random.Generator, users: Ints) -> In
 
     For each impression, CHOICES items are drawn, and one of them is shown. Each draw selects a category by
     the taste of the user's segment, then an item of this category by popularity. The probability that one of
-    the drawn items is shown is a softmax over the user's other tastes. It is drawn by Gumbel-max: the argmax
-    of weight + noise is a softmax draw.
+    the drawn items is shown is a softmax over the user's other tastes. The shown item is drawn by Gumbel-max:
+    the argmax of weight + noise is a draw from the softmax.
     """
     shape = (len(users), CHOICES)
     segments = world.users["user_segment"][users]

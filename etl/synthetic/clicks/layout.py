@@ -191,7 +191,8 @@ def lines(layout: LogLayout, texts: list[pa.StringArray], damage: Ints) -> bytes
         start, columns[-1], layout.separator, null_handling="replace", null_replacement=""
     )
     miscounted = damage == reasons_of(layout).index("field_count")
-    even = np.arange(len(damage)) % 2 == 0  # even rows lose the last field, odd rows get another field
+    # rows with even indices lose their last field, other rows get an additional field
+    even = np.arange(len(damage)) % 2 == 0
     too_long = pc.binary_join_element_wise(whole, "0", layout.separator)
     shaped = pc.if_else(pa.array(miscounted & even), start, whole)
     shaped = pc.if_else(pa.array(miscounted & ~even), too_long, shaped)

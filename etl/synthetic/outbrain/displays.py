@@ -19,7 +19,7 @@ from etl.synthetic.clicks.world import window_of_day
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-NONE = -1  # fills a row of ids after the last id
+NONE = -1  # padding after the last id of a row
 TOPICS, CATEGORIES, ENTITIES = 30, 12, 400
 PLATFORMS = 3
 FIRST_DAY = date(2026, 1, 1)  # the age of documents is counted from this day
@@ -153,7 +153,7 @@ def _lists(seed: int, kind: str, number: Ints, levels: int, first: Ints | None =
     kept = np.arange(most) < length[:, None]
     for index in range(1, most):
         kept[:, index] &= (drawn[:, :index] != drawn[:, index : index + 1]).all(axis=1)
-    order = np.argsort(~kept, axis=1, kind="stable")  # kept ids first, in their order
+    order = np.argsort(~kept, axis=1, kind="stable")  # the kept ids come first, in their order
     return np.take_along_axis(np.where(kept, drawn, NONE), order, axis=1)
 
 

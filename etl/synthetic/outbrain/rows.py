@@ -66,7 +66,9 @@ OUTBRAIN = LogLayout((LABEL, *_NAMES), ",", "csv", True, COLUMNS, _NAMES)
 
 
 Ints = NDArray[np.int64]
-_BLOCK_DISPLAYS = 8_192  # displays drawn at once; limits the memory, and the bytes depend on this number
+# number of displays that are drawn at once; it limits the memory, and another number would draw other
+# displays
+_BLOCK_DISPLAYS = 8_192
 _MILLISECONDS_A_DAY = 86_400_000
 
 

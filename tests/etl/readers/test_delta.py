@@ -219,7 +219,7 @@ def test_wrong_locations_are_errors_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\['key'\] are not partition columns .* which has \['day'\]"):
         files_at(f"{tmp_path}/t/key=1")
     (tmp_path / "plain").mkdir()
-    with pytest.raises(ConfigError, match="plain is no Delta table: it has no folder _delta_log"):
+    with pytest.raises(ConfigError, match="plain is not a Delta table: it has no folder _delta_log"):
         files_at(f"{tmp_path}/plain/day=a")
     assert files_at(f"{tmp_path}/nothing/day=a") == []
     assert files_at(f"{tmp_path}/t/day=b") == []

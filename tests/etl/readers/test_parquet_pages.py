@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from etl.native.pages import DamagedPageError, PagedColumn
-from etl.readers import parquet_pages
+from etl.readers import parquet
+from etl.readers.parquet import read_paged
 from etl.readers.parquet_checksums import WrongPageError
-from etl.readers.parquet_pages import read_paged
 
 ROWS = 3_000
 
@@ -99,7 +99,7 @@ def test_without_the_compiled_library_all_columns_are_left_to_arrow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(_table(0), tmp_path / "log.parquet")
-    monkeypatch.setattr(parquet_pages, "is_built", lambda: False)
+    monkeypatch.setattr(parquet, "is_built", lambda: False)
     assert not _read(tmp_path / "log.parquet", [0], READ)
 
 

@@ -26,7 +26,7 @@ from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.raw.files import find_raw, require_raw
 from etl.raw.table_copies import copy_of
 from etl.readers.discovery import open_table
-from etl.spark import catalogue, copy_tables
+from etl.spark import copy_tables
 from etl.workflow.feature_plan import plan_of
 from jobs.stages import build_features, erase_user, plan_night, prune
 from storage.dataset import read_dataset
@@ -191,7 +191,7 @@ def test_a_day_of_times_is_that_of_the_time_zone(shop: Shop) -> None:
         column = {"name": "at", "type": "timestamp"}
         values = {"path": "late/at={date}", "format": "spark_table", "columns": [column]}
         table = RawTable.model_validate({**values, "time_zone": "Asia/Tokyo"})
-        opened = [catalogue.open_rows(shop.spark, table, f"1970-01-0{day}", "key") for day in (1, 2)]
+        opened = [copy_tables.open_rows(shop.spark, table, f"1970-01-0{day}", "key") for day in (1, 2)]
         assert [rows.count() for rows in opened if rows is not None] == days
 
 
@@ -259,10 +259,10 @@ def test_digests_tell_nulls_and_lists_apart(spark: SparkSession) -> None:
         ([([1, 2], [3])], "a ARRAY<INT>, b ARRAY<INT>"),
         ([], "a INT, b INT"),
     ]
-    digests = [catalogue.content_of(spark.createDataFrame(values, kind)) for values, kind in rows]
+    digests = [copy_tables.content_of(spark.createDataFrame(values, kind)) for values, kind in rows]
     assert len(set(digests)) == len(rows)
     mixed = spark.createDataFrame([(2, "b"), (1, "a"), (1, None)], "a INT, b STRING")
-    assert catalogue.content_of(mixed) == catalogue.content_of(
+    assert copy_tables.content_of(mixed) == copy_tables.content_of(
         mixed.select("b", "a").orderBy("a").repartition(3)
     )
 
@@ -628,10 +628,10 @@ def test_only_what_a_retry_cannot_repair_is_a_wrong_configuration(shop: Shop) ->
     config = shop.config("{}.clicks/dt={date}")
     down = AnalysisException("java.net.ConnectException: Connection refused")
     with pytest.raises(AnalysisException):
-        catalogue.open_rows(Broken(down), config.log, DAYS[0], "log.path")  # type: ignore[arg-type]
+        copy_tables.open_rows(Broken(down), config.log, DAYS[0], "log.path")  # type: ignore[arg-type]
     jar = Py4JError("java.lang.ClassNotFoundException: org.apache.iceberg.spark.SparkCatalog")
     with pytest.raises(ConfigError, match=r"org\.apache\.iceberg(.|\n)*runtime jar"):
-        catalogue.open_rows(Broken(jar), config.log, DAYS[0], "log.path")  # type: ignore[arg-type]
+        copy_tables.open_rows(Broken(jar), config.log, DAYS[0], "log.path")  # type: ignore[arg-type]
     shop.sql("CREATE TABLE {}.base USING parquet AS SELECT 1 AS one")
     shop.sql("CREATE VIEW {}.broken AS SELECT * FROM {}.base".replace("{}", shop.name))
     shop.sql("DROP TABLE {}.base")
@@ -649,7 +649,7 @@ def test_functions_of_users_have_no_state(shop: Shop) -> None:
         ("SELECT user FROM {0}.clicks WHERE visits > (SELECT avg(visits) FROM {0}.clicks)", False),
         ("SELECT 'u' AS user", True),
     ):
-        assert (catalogue.state_of(shop.spark, shop.sql(query)) is not None) == has_state, query
+        assert (copy_tables.state_of(shop.spark, shop.sql(query)) is not None) == has_state, query
 
 
 def test_plan_night_waits_for_the_rows_of_the_day(shop: Shop) -> None:
@@ -663,5 +663,5 @@ def test_plan_night_waits_for_the_rows_of_the_day(shop: Shop) -> None:
 @pytest.mark.parametrize("kind", ["double", "float", "decimal(10, 2)", "decimal(20, 0)", "bigint", "string"])
 def test_whole_numbers_are_ids_without_a_fraction_whatever_their_type(spark: SparkSession, kind: str) -> None:
     rows = spark.sql(f"SELECT cast(17 AS {kind}) AS user UNION ALL SELECT cast(NULL AS {kind})")
-    actual = rows.select(catalogue.as_id(rows, "user").alias("id")).collect()
+    actual = rows.select(copy_tables.as_id(rows, "user").alias("id")).collect()
     assert sorted((row.id for row in actual), key=str) == ["17", None]

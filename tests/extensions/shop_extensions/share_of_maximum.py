@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedShareOfMaximum(RowWise):
-    """The operator `share_of_maximum` after its fit."""
+    """The fitted step of the operator `share_of_maximum`."""
 
     name: ClassVar[str] = "share_of_maximum"
     largest: float = 1.0
