@@ -53,7 +53,7 @@ def tell(kind: Kind, text: str, **facts: Any) -> None:
 
 
 def task_failed(context: Mapping[str, Any]) -> None:
-    """Sends an alert about a failed task. Airflow calls this function unless it retries the task."""
+    """Sends an alert about a failed task. Airflow calls this function when it does not retry the task."""
     ti = context["ti"]
     error = str(context.get("exception") or "no exception")
     tell(
