@@ -63,7 +63,7 @@ def mixed_precision(
 
 
 def product_dtype(precision: Precision) -> torch.dtype:
-    """Returns the dtype of the operands of matrix products; float32 for `tf32`, whose products round them."""
+    """Returns the dtype of the operands of matrix products: float32 for `tf32`, which rounds operands."""
     if precision == "fp32" or precision == "tf32":
         return torch.float32
     if precision == "bf16":

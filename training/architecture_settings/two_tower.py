@@ -46,5 +46,5 @@ def require_sides(num_pairs: int) -> None:
             f"the model has {num_pairs} such feature(s), in none of scopes.user, scopes.item and "
             "scopes.context",
             "add each of these features to scopes.user, scopes.item or scopes.context if it depends only on "
-            "that; otherwise remove it from `features`",
+            "the user, the item or the context; otherwise remove it from `features`",
         )

@@ -56,7 +56,7 @@ class DeepFM(ClickModel):
         self.first_order = LinearPart(inputs)
         num_vectors = inputs.num_dense + inputs.num_embedded
         num_pairs = max(num_vectors * (num_vectors - 1) // 2, 1)
-        # If the vectors have the deviation s, the sum over their pairs has the deviation s² √(pairs * E).
+        # For vectors with standard deviation s, the sum over their pairs has s² √(pairs * E).
         deviation = math.sqrt(_FIRST_DEVIATION / math.sqrt(num_pairs * dim))
         self.embedding = inputs.table(dim)
         self.embedding.init_normal(deviation)

@@ -41,7 +41,7 @@ from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear, mlp
 from training.models.sequence import distinct_sequences
 
-_DEVIATION = 0.1  # of first vectors
+_DEVIATION = 0.1  # standard deviation of initial vectors
 
 
 class ActivationUnit(nn.Module):
@@ -81,7 +81,8 @@ class ActivationUnit(nn.Module):
         of_item, of_history, of_difference, of_product = first.weight.split(dim, dim=1)  # (H, E) each
         matrices = of_history - of_difference + of_product * items.unsqueeze(2)  # (1|U, I, H, E)
         columns = matrices.flatten(1, 2).transpose(1, 2)  # (1|U, E, I * H)
-        one_matrix = not torch.compiler.is_exporting() and len(columns) == 1  # exported: other items per user
+        # An exported model gets other items for each user.
+        one_matrix = not torch.compiler.is_exporting() and len(columns) == 1
         sums = histories @ (columns[0] if one_matrix else columns)  # (U, L, I * H)
         constants = functional.linear(items, of_item + of_difference, first.bias)  # (1|U, I, H)
         values = sums.view(users, places, num_items, -1) + constants.unsqueeze(1)  # (U, L, I, H)

@@ -41,7 +41,7 @@ from training.models.factorization import (
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear, mlp
 
-_DEVIATION = 0.01  # of first vectors (section 4.1, parameter settings)
+_DEVIATION = 0.01  # standard deviation of initial vectors (section 4.1, parameter settings)
 
 
 class NeuMF(ClickModel):

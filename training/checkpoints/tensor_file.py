@@ -111,7 +111,7 @@ def _bytes_of(tensors: Mapping[str, Sequence[Tensor]], order: Sequence[str]) -> 
 
 def raw(values: Tensor) -> memoryview:
     """Returns a view of the bytes of a contiguous CPU tensor. Writing to the view changes the tensor."""
-    # A single row of a strided view counts as contiguous, although its strides are not 1.
+    # torch regards a single row of a strided view as contiguous, although its strides are not 1.
     flat = values.as_strided((values.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 
@@ -258,7 +258,7 @@ class TensorFile:
         rows = self.shape(name)[0] if self.shape(name) else 0
         if last >= rows:
             raise DataError(
-                f"{self.path}: the tensor {name} has {rows} rows, but row {last} is to be read from it",
+                f"{self.path}: the tensor {name} has {rows} rows, but row {last} is needed",
                 "delete the folder of this file and run train_model again",
             )
 
@@ -285,7 +285,7 @@ def _require_entry(name: str, entry: Mapping[str, Any], data_bytes: int) -> None
         KeyError, TypeError, ValueError: the entry is damaged.
     """
     shape, (first, end) = entry["shape"], entry["data_offsets"]
-    # An empty object or text has no numbers, but is no shape either.
+    # Without this check, an empty object or an empty string would pass as a shape.
     numbers_only = all(type(number) is int and number >= 0 for number in (*shape, first, end))
     if not isinstance(shape, list) or not numbers_only:
         raise ValueError(f"the tensor {name!r} has the shape {shape} and the offsets {[first, end]}")

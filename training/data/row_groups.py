@@ -173,8 +173,7 @@ def _open(groups: Sequence[RowGroup], names: Sequence[str], make: Callable[..., 
     return make(
         pyarrow_filesystem=files,
         dataset_path=list(dict.fromkeys(group.file.on_disk for group in groups)),
-        # A single pattern, because Petastorm's time for matching grows with the number of patterns times
-        # columns.
+        # One pattern for all columns, because Petastorm matches each pattern with each column.
         schema_fields=["|".join(re.escape(name) for name in names)],
         worker_class=_Worker,
         reader_pool=_Pool(len(groups)),

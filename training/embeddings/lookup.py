@@ -119,7 +119,7 @@ class RowRequest:
         return vectors, self._exchanged
 
     def discard(self) -> None:
-        """Waits for the started exchange, so that its name can be used again. All ranks must call it."""
+        """Waits for the started exchange. Then its name can be used again. All ranks must call this."""
         if self._receive_vectors is not None:
             self._receive_vectors()
         else:
@@ -254,7 +254,7 @@ class ListElements:
 
 @dataclass(frozen=True)
 class PaddedLists:
-    """The columns of list features with their padding. No shape depends on ids, so nothing waits for a GPU.
+    """The columns of list features with their padding. No shape depends on ids, so the host need not wait.
 
     All ids of a batch are elements, row by row. Padding belongs to the padding row of its feature, and the
     factor of its gradient is 0.
@@ -344,7 +344,7 @@ class BatchLookup:
         return (flat, *self.lists.sources(flat.shape[0], num_single, pooling))
 
 
-# Which rows of a table a batch of ids reads, and the request to the ranks that hold them.
+# The rows of a table that a batch of ids reads, and the request to the ranks that hold these rows.
 #
 # Notation: B rows of a batch, W columns of ids, N elements (lookup.py).
 
@@ -420,7 +420,7 @@ class BatchRows:
         self._early = self._of_batch(ids, f"{self.name}.request", padded=padded)
 
     def start_fetch(self, weight: RowTensor, dtype: torch.dtype) -> None:
-        """Sends the vectors that were requested early. Call it when no earlier step can change rows."""
+        """Sends the vectors that were requested early. Call this when no earlier step can change rows."""
         if self._early is not None and self._early.request is not None:
             self._early.request.start_fetch(weight, dtype)
 
@@ -430,7 +430,7 @@ class BatchRows:
             self._early.record_stream(stream)
 
     def discard(self) -> None:
-        """Forgets a request that no step has used. All ranks must call it."""
+        """Discards a request that no step has used. All ranks must call this method."""
         if self._early is not None and self._early.request is not None:
             self._early.request.discard()
         self._early = None

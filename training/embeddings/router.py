@@ -100,7 +100,7 @@ class Router(nn.Module):
         return owner * self.span + place + ids // self.strides[features]
 
     def replicated_rows(self, ids: Tensor, features: Tensor) -> Tensor:
-        """Returns the rows of this rank's matrix that hold ids, if every rank holds all rows. See `keys`."""
+        """Returns the rows of ids in this rank's matrix, if every rank holds all rows. See `keys`."""
         place = self.replicated_places[features]
         if self.tiered:
             place = torch.where(ids < self.hot[features], place, self.replicated_tail_places[features])

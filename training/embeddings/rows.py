@@ -104,7 +104,7 @@ def group(keys: Tensor, end: int) -> Groups:
 def group_and_count(keys: Tensor, ends: Tensor, end: int) -> tuple[Groups, list[int]]:
     """Groups N elements by their keys (N,), and counts the distinct keys in each of some ranges.
 
-    It waits for a GPU only once, because the number of distinct keys is the sum of the counts.
+    The host waits for a GPU only once, because the number of distinct keys is the sum of the counts.
 
     Args:
         keys: integers in [0, end).
@@ -128,7 +128,7 @@ def _counts(ends: Tensor) -> Tensor:
 
 def _sorted(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the sorted keys, their order, and where the elements of each key begin (bool); (N,) each."""
-    narrow = keys.to(torch.int32) if end < _INT32_END else keys  # 32 bits sort faster than 64
+    narrow = keys.to(torch.int32) if end < _INT32_END else keys  # sorting 32-bit keys takes less time
     ordered, order = torch.sort(narrow, stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=begins[1:])

@@ -101,7 +101,7 @@ class KeptRows:
     @torch.no_grad()
     @torch.inference_mode(False)  # tensors that are kept may be changed later
     def find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a matrix (K, E), and the place (U,) int64 in it of each of `rows`.
+        """Returns a matrix (K, E), and the position (U,) int64 of each of `rows` in this matrix.
 
         `rows` (U,) int64 are distinct and in ascending order.
         """

@@ -62,14 +62,14 @@ class StackedEmbedding(HeldRows):
         storage: dtype of the stored numbers. It does not change the dtype of vectors.
         placement: which rank holds which rows; None means that this process holds all rows.
         collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
-            exchanged. In this case, all ranks must call `forward` equally often.
+            exchanged. In this case, all ranks must call `forward` the same number of times.
         pinned: whether host memory of rows is pinned, which kernels on a GPU need.
 
     Attributes:
-        batch_rows: which rows batches read; a training requests them early (train_step.py).
+        batch_rows: computes the rows that batches read; a training requests them early (train_step.py).
         reuses_memory: whether the vectors of all training batches are written to the same memory, if kernels
             are used. A CUDA graph that reads this memory needs no copy of the vectors.
-        hot_share: counts the lookups of a training; None without a tail.
+        hot_share: counts the lookups of a training, and how many are hot; None if there is no tail.
     """
 
     reuses_memory = False
@@ -177,7 +177,7 @@ class StackedEmbedding(HeldRows):
         return BatchLookup(vectors, rows.ids, rows.keys, rows.lists, rows.groups, exchanged)
 
     def _look_up_by_kernel(self, rows: RowsOfBatch, dtype: torch.dtype, *, reused: bool) -> BatchLookup:
-        """Looks up a batch. If `reused` is true, the vectors take the memory of the last such call."""
+        """Looks up a batch. If `reused` is true, the vectors overwrite those of the last such call."""
         table, positions, exchanged = self._rows_to_read(rows, dtype)
         ids, first_rows = rows.ids, self.router.replicated_places
         weight, tail = (table.hot, table.of_kernels()) if isinstance(table, TieredRows) else (table, None)
@@ -350,7 +350,7 @@ class PendingLookups:
 
     @torch.no_grad()
     def _start_return(self, lookup: BatchLookup) -> None:
-        """Sends the gradients of the rows of other ranks. In a training step, the backward pass calls it."""
+        """Sends the gradients of other ranks' rows. In a training step, the backward pass calls this."""
         assert lookup.groups is not None
         assert lookup.exchanged is not None
         summed = self._summed(lookup, lookup.groups)
@@ -378,7 +378,7 @@ class PendingLookups:
         return SummedRowGradient(rows, values) if distinct else sum_rows(rows, values, self._router.span)
 
 
-# Lookups by plain torch operators whose shapes depend on no id, for exported models (training/export).
+# Lookups by plain torch operators for exported models (training/export). No shape depends on ids.
 #
 # Notation: B rows, C features that are ids, of which the last G are lists, W columns of ids, E numbers per
 # row.
@@ -431,10 +431,13 @@ def plain_rows(weight: Tensor, scales: Tensor | None, places: Tensor) -> Tensor:
 
 
 class HotShare:
-    """The number of lookups since the last call of `take`, and how many of them were hot. No call waits.
+    """The number of lookups since the last call of `take`, and how many of them were hot.
+
+    No call waits for the device.
 
     Args:
-        num_single: number of columns that have one id. In all other columns, PAD_ID is no lookup.
+        num_single: number of columns that have one id. In all other columns, PAD_ID does not count as a
+            lookup.
     """
 
     def __init__(self, num_single: int) -> None:

@@ -36,7 +36,7 @@ def train_in_driver(plan: TrainPlan, threads: int, show: Report | None) -> dict[
     Raises:
         InfrastructureError: a signal ended the training, or the training failed for a reason that is neither
             the configuration nor the data.
-        ConfigError, DataError: as `run_plan`.
+        ConfigError, DataError: see `run_plan`.
     """
     with torch_threads(threads), _steps_logged(show is None), _ended_by_signals():
         device = choose_device(plan.train.device, 0, "train.device")

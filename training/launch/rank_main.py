@@ -172,7 +172,7 @@ def _train_in_ring(
         raise HorovodInternalError("this rank failed") from error
 
 
-# Which GPU a rank trains on: the GPU of its Spark task, or else the GPU with its local rank.
+# The GPU on which a rank trains: the GPU of its Spark task, or else the GPU whose index is the local rank.
 
 
 def device_of_rank(train: Train) -> torch.device:
@@ -203,7 +203,7 @@ def device_of_rank(train: Train) -> torch.device:
 
 
 def _take_gpu() -> int | None:
-    """Makes the GPU of this Spark task the only one that torch sees, and returns its index, which is 0.
+    """Makes the GPU of this Spark task the only one that torch can use, and returns its index, which is 0.
 
     Returns None if Spark does not manage GPUs.
     """

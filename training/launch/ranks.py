@@ -75,8 +75,8 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     Args:
         spark: the session whose tasks run the ranks.
         plan: the plan of the training.
-        show: called with rank 0's history entries; None shows nothing. If entries are shown and the master is
-            local, the ranks do not log their steps.
+        show: called with rank 0's history entries; None: no entries are shown. If entries are shown and the
+            master is local, the ranks do not log their steps.
 
     Returns:
         The model's description (model.json).
@@ -115,7 +115,7 @@ def _run(
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(train.start_timeout_s, _COLLECTIVE_TIMEOUT_S)),
         },
         "verbose": 0,
-        # If all ranks are on this host, other hosts cannot reach their sockets.
+        # If all ranks are on this host, they use local interfaces, so other hosts cannot reach their sockets.
         "nics": get_local_intfs() if is_local(spark) else None,
     }
     if train.elastic is None:

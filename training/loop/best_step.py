@@ -39,7 +39,7 @@ def metric_of(train: Train) -> Metric:
 
 
 def best_evaluation(history: Iterable[Mapping[str, Any]], metric: Metric) -> Mapping[str, Any] | None:
-    """Returns the history entry with the best value of a metric, the first among equals; None without one.
+    """Returns the first history entry with the best value of a metric; None if there is no value.
 
     Args:
         history: the entries. An entry with a validation has the metrics by name under the key `validation`.
@@ -72,7 +72,7 @@ def keep_best(
 
     Returns:
         The entry `kept` of model.json: `step` and `epoch` (from 1) of the weights that are kept, the name of
-        the `metric` and its `value`, and the `best_step`. The last three are None if there is no choice.
+        the `metric` and its `value`, and the `best_step`. The last three are None if no step is chosen.
     """
     last = history[-1]
     if evaluate is None or not any("validation" in entry for entry in history):

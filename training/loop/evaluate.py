@@ -137,7 +137,7 @@ _METRICS = ("auc", "log_loss", "normalized_entropy")
 class Validation(Callback):
     """Adds the metrics of the validation split to history entries.
 
-    It does so every `every_steps` steps, and at the end of each epoch if `at_epoch_ends`. No metrics are
+    It adds them every `every_steps` steps, and at the end of each epoch if `at_epoch_ends`. No metrics are
     added after the last step.
 
     Args:
@@ -172,5 +172,5 @@ class Validation(Callback):
 
 
 def chosen_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those metrics of an evaluation that a history entry has."""
+    """Returns the metrics of an evaluation that are stored in a history entry."""
     return {name: metrics[name] for name in _METRICS}

@@ -38,9 +38,9 @@ from training.settings.check_settings import vectors_missing
 
 MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 
-# With up to this many different items for each item of a group, products with all of them take less time.
+# With at most this number of distinct items per item of a group, a product with all items takes less time.
 _ITEMS_PER_DRAW = 16
-# A thread costs as much as this number of multiplications.
+# The number of threads is at most the number of multiplications divided by this number.
 _PRODUCTS_OF_A_THREAD = 500_000
 
 
@@ -74,7 +74,7 @@ class _Compiled(nn.Module):
 
 
 class Forward:
-    """Runs a model forward and backward.
+    """Computes the forward pass and the backward pass of a model.
 
     Args:
         model: the model, with dense parameters in float32. It must stay on its device.
@@ -259,10 +259,10 @@ def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
         products: Tensor = _SampledProducts.apply(users, items, index)
         return products
     if items.shape[0] <= _ITEMS_PER_DRAW * index.shape[1]:
-        # One product of matrices has more numbers than are needed, but takes less time than a vector for each
-        # draw, if there are not many more items than draws.
+        # One matrix product computes more numbers than are needed. But it takes less time than a vector for
+        # each draw, if there are not many more items than draws.
         return (users @ items.t()).float().gather(1, index)
-    of_rows = functional.embedding(index, items)  # (P, G, E); its gradient is fast
+    of_rows = functional.embedding(index, items)  # (P, G, E); this lookup has a fast gradient
     return torch.bmm(of_rows, users.unsqueeze(2)).squeeze(2).float()
 
 
@@ -358,7 +358,7 @@ def read_loss(loss: str | dict[str, dict[str, Any]]) -> MeanLoss:
         loss: the value of `train.loss`.
 
     Raises:
-        ConfigError: the module of a package does not obey the contract of training/losses. The returned
+        ConfigError: the module of a package does not follow the contract of training/losses. The returned
             function raises this error too, if the loss does not return a scalar tensor.
     """
     plugin, settings = LOSS.get(loss_name(loss)), loss_settings(loss)

@@ -148,7 +148,7 @@ class StepProfiler(Callback):
     configuration, nothing is recorded. Ranks other than 0 record only if `every_rank` is set.
 
     Args:
-        config: says which steps to record on which ranks; None records nothing.
+        config: the steps to record, and the ranks that record them; None: nothing is recorded.
         folder: folder of the traces, one file per rank: `rank<n>-steps<first>-<last>.json.gz`.
         rank: the rank of this process.
     """

@@ -79,7 +79,8 @@ def run_plan(
 
     Returns:
         The content of model.json. If another attempt has already published the same version, this is the
-        model.json of that attempt. If the training is pruned, there is no model, and this is its record.
+        model.json of that attempt. If the training is pruned, there is no model, and the result is the record
+        of the pruned training.
 
     Raises:
         ConfigError, DataError: the model's configuration, the data or the parent model is not valid.
@@ -146,7 +147,7 @@ def _publish_pruned(
 
 
 def _meaningful(plan: TrainPlan, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the metrics in nested values, without those that the scores of the model cannot have.
+    """Returns metrics, in nested values, in which None replaces those that the model's scores do not define.
 
     Without probabilities, there is no log loss and no calibration: these entries become None.
     """
@@ -384,7 +385,7 @@ def plan_tiers(
         model: the configuration of the model.
         spec: the features.
         train: the section `train`.
-        counts: where the counts of ids are.
+        counts: the location of the counts of ids.
         collectives: the collectives of this rank.
         device: the device of this rank.
 

@@ -56,7 +56,7 @@ class TrainPlan:
         parent_path: folder of the parent, the model from whose weights the training starts; None for new
             random weights.
         last_step: the step after which the training ends; None if it does all steps of its epochs.
-        id_counts: where the counts of the features' ids are. Empty if the training does not need them.
+        id_counts: the locations of the counts of the features' ids. Empty if the training does not need them.
         saves_bad_rows: whether the rows of a step with a bad loss are saved in `checkpoint_path`.
         items: the features whose values are ids of the row's item, for baselines.
         pruning: when the training is pruned as a bad trial of a search; None if it is not.
@@ -158,7 +158,7 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
 
 
 def _id_counts(train: Train, lake: LakePaths, workflow_version: str) -> IdCounts:
-    """Returns where the counts of the features' ids are, if table rows may be in two memories."""
+    """Returns the locations of the counts of the features' ids, if table rows may be in two memories."""
     if train.embedding_memory == "device":
         return IdCounts()
     if train.embedding_memory != "auto":

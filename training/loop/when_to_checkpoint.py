@@ -16,8 +16,9 @@ log = logging.getLogger("nightrank.training")
 class SaveCheckpoints(Callback):
     """Saves a checkpoint every `every_steps` steps, and after each evaluation with a new best value.
 
-    All ranks must use it, because saving is a collective. The checkpoint of the best evaluation so far is not
-    deleted. If there is no space for a checkpoint, a warning is logged, and the training continues.
+    All ranks must use this callback, because saving is a collective. The checkpoint of the best evaluation so
+    far is not deleted. If there is no space for a checkpoint, a warning is logged, and the training
+    continues.
 
     Args:
         checkpoints: the checkpoints of this training.

@@ -1,7 +1,7 @@
-"""Layers of models over sequences: which rows have equal sequences, dropout, noise, self-attention blocks.
+"""Layers of models over sequences: groups of equal sequences, dropout, noise, and self-attention blocks.
 
-If a sequence is the one before it with one more item, both are parts of one timeline (`Timelines`), and a
-block of self-attention computes keys and values once for each item of the timeline.
+If a sequence extends the previous sequence by one item, both are parts of one timeline (`Timelines`). A block
+of self-attention then computes keys and values once for each item of the timeline.
 
 Sequences of items are ordered from the most recent item to the oldest. PAD_ID fills the end.
 
@@ -36,7 +36,7 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     Returns:
         (S,) int64, the first row of each group, and (B,) int64, the group of each row.
     """
-    if torch.compiler.is_exporting():  # no shape may depend on ids, so each row has a group of its own
+    if torch.compiler.is_exporting():  # no shape may depend on ids, so each row is a separate group
         rows = torch.arange(sequences.shape[0], device=sequences.device)
         return rows, rows
     begins = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
@@ -103,8 +103,8 @@ class LengthGroups:
         return torch.cat(encoded)[self.order.argsort()]
 
 
-# Number of successive sequences whose items are computed together. A timeline ends there, so that the scores
-# of attention do not grow with the square of the number of sequences.
+# Largest number of successive sequences in a timeline. Without this limit, the number of attention scores
+# would grow with the square of the number of sequences.
 TILE_ROWS = 32
 
 
@@ -211,7 +211,7 @@ class RandomSequenceLayer(RandomLayer):
         self.shard_starts: list[int] = []
 
     def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
-        """Stores what the numbers of the next step depend on. See `RandomLayer.draw_mask`."""
+        """Stores the values on which the next step's numbers depend. See `RandomLayer.draw_mask`."""
         ends = torch.tensor([0, *rows]).cumsum(0).tolist()
         self.shard_starts = [start for start, count in zip(ends[:-1], rows, strict=True) if count]
         names = [f"{key}/{shard}" for shard, count in zip(shards, rows, strict=True) if count]
@@ -353,8 +353,9 @@ class CausalBlock(nn.Module):
         """Returns the output (S, E) for the most recent item of each sequence.
 
         It equals that of `forward` for the inputs m_p + P[p], where m_p is the vector of the item at place p
-        and P[p] that of the place, counted from the most recent item. Keys and values are linear, so those of
-        items and of places are computed apart, and each item has one key for all sequences.
+        and P[p] that of the place, counted from the most recent item. Keys and values are linear in the
+        inputs. So they are computed separately for items and for places, and each item has one key for all
+        sequences.
 
         Args:
             newest: (S, E), the inputs of the most recent items, with P[0].
@@ -377,7 +378,7 @@ class CausalBlock(nn.Module):
         place_keys, place_values = by_head(self.key(positions)), by_head(self.value(positions))
         distances, lengths = timelines.distances.unsqueeze(1), timelines.lengths[:, None, :, None]
         visible = (distances >= 0) & (distances < lengths)
-        # A place without items sees all places, so that no sum of attention weights is 0 / 0.
+        # A place without items attends to all places, so that no sum of attention weights is 0 / 0.
         visible = visible | (lengths == 0)
         of_items = distances.clamp(0, length - 1).expand(-1, heads, -1, -1)
         scores = query @ keys.transpose(-1, -2) + (query @ place_keys.transpose(-1, -2)).gather(3, of_items)

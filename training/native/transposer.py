@@ -87,7 +87,7 @@ class CompiledTransposer:
 def write_pool(
     shards: Sequence[ShardRows[CompiledTransposer]], memory: PoolMemory, threads: int, block_rows: int
 ) -> None:
-    """Does the same as `training.data.pool_writer.write_pool`, without the global interpreter lock."""
+    """Writes a pool like `training.data.pool_writer.write_pool`, without the global interpreter lock."""
     groups: dict[int, int] = {}  # id of a row group's columns → its place in `columns`
     columns: list[tuple[int, ...]] = []
     ranges: list[tuple[int, ...]] = []

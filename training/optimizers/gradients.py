@@ -39,7 +39,7 @@ class LossScale:
 
     @property
     def is_active(self) -> bool:
-        """Returns whether the loss is scaled. Only then is a step ever skipped."""
+        """Returns whether the loss is scaled. Steps are skipped only in this case."""
         return self._active
 
     @property
@@ -106,9 +106,9 @@ def clipped(gradient: Tensor, norm: float | None) -> Tensor:
 #
 # With several ranks, the buffer is divided into buckets, as in PyTorch's DistributedDataParallel (Li et al.
 # 2020, Proc. VLDB Endow. 13, section 3.2). The backward pass computes the gradients of the last layers first.
-# When all gradients of a bucket are computed, the ranks start to sum them, while the backward pass goes on.
+# When all gradients of a bucket are computed, the ranks start to sum them, while the backward pass continues.
 
-# A smaller message would take as long, because the ranks must first agree on it.
+# A smaller message would take as long, because the ranks negotiate each message first.
 _BUCKET_BYTES = 2**20
 
 # The loss has the first place of the buffer. The gradients start at an aligned address.
@@ -139,8 +139,8 @@ class DenseGradient:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: a bucket has at least this number of bytes. Towards the end, half of the bytes that are
-            left are enough, but not less than a quarter of this number. The last bucket may be smaller.
+        bucket_bytes: the minimum size of a bucket. Later buckets may be smaller: half of the remaining bytes,
+            but at least a quarter of this number. The last bucket may have any size.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """A search of settings with Optuna: proposals, the rule by which trials are pruned, and pruned trainings.
 
-A search has no store of its own. A rerun asks for the same proposals in the same order. It reads the results
-of finished trials from the lake instead of training them again: from `model.json`, or from `pruned.json`.
+A search stores no state. A rerun computes the same proposals in the same order. It reads the results of
+finished trials from the lake instead of training them again: from `model.json`, or from `pruned.json`.
 
     models/<name>-experiments/<version>/pruned.json    the history of a training that was pruned
 
-The proposals depend only on the space, the seed and the results, so they are those of a search that was never
-interrupted.
+The proposals depend only on the space, the seed and the results. So a rerun and a search without an
+interruption have the same proposals.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _SEEDS = 2**32  # of Optuna's random numbers
 
 @dataclass(frozen=True)
 class PruningRule:
-    """When a training is pruned, that is, ended early because its evaluations are worse than those of others.
+    """The rule for pruning, which ends a training early if its evaluations are worse than those of others.
 
-    It is pruned after an evaluation if its best value so far is worse than the limit of this position. The
-    rule depends only on the history of a training. So all ranks and resumed trainings decide the same.
+    A training is pruned after an evaluation if its best value so far is worse than the limit of this
+    position. The rule depends only on the history of a training. So all ranks and resumed trainings decide
+    the same.
 
     Attributes:
         measure: the measure on the validation split.
@@ -80,7 +81,7 @@ class Proposals:
 
     Args:
         search: the section `search`.
-        choose_by: the measure on the validation split that is searched for.
+        choose_by: the measure on the validation split that the search optimizes.
         seed: the seed of the proposals.
     """
 
@@ -96,7 +97,7 @@ class Proposals:
         )
         self._measure = choose_by
         self._space = search.space
-        # Sorted, so that the order of keys in the file has no influence.
+        # The keys are sorted, so that their order in the file has no influence.
         self._distributions = {key: _distribution(search.space[key]) for key in sorted(search.space)}
         self._trial: Trial | None = None
 
@@ -126,8 +127,8 @@ class Proposals:
     def pruning_rule(self) -> PruningRule | None:
         """Returns the rule for the next training; None while fewer than five trials are complete.
 
-        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class decides
-        while it has the trials; ranks have only these limits.
+        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class needs all
+        trials to decide, but ranks have only these limits.
         """
         from optuna.trial import TrialState
 
@@ -160,7 +161,7 @@ def _value(values: SearchedValues, proposed: Any) -> Any:
 
 
 def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
-    """Maps the position of each evaluation to its value; of evaluations at one position, the first counts."""
+    """Maps the position of each evaluation to its value. If a position repeats, its first value is used."""
     measured: dict[int, float] = {}
     for evaluation in outcome.curve:
         value = evaluation.measures[measure]
@@ -205,7 +206,7 @@ def finished_training(
     """Returns the outcome of a training that need not be repeated; None if there is none.
 
     A search with another rule may have pruned the same training earlier than `rule` does. Then the record
-    says nothing about the rest of the training, and the result is None.
+    does not contain the rest of the training, and the result is None.
 
     Args:
         path: the folder of the model.

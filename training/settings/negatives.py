@@ -17,6 +17,6 @@ def require_no_pair_features(names: Sequence[str]) -> None:
         raise ConfigError(
             f"train.negatives draws items, but these features may differ for every pair of user and item: "
             f"{list(names)}. They are in none of scopes.user, scopes.item and scopes.context",
-            "add each of them to one of these lists if it depends only on that, remove it from `features`, "
-            "or remove train.negatives",
+            "add each of them to one of these lists if it depends only on the user, the item or the context; "
+            "otherwise remove it from `features`, or remove train.negatives",
         )
