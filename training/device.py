@@ -34,7 +34,7 @@ def choose_device(
     index = gpu or 0
     if index >= num_gpus:
         raise ConfigError(
-            f"{setting}={wanted}: this process needs GPU {index}, torch sees {num_gpus} GPUs on this host",
+            f"{setting}={wanted}: this process needs GPU {index}, but torch finds {num_gpus} GPUs here",
             f"--set {setting}=cpu, or run under a Spark profile whose executors have GPUs, "
             "with no more processes on a host than it has GPUs",
         )

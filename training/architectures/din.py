@@ -8,15 +8,14 @@ MLP computes the logit from the pooled vector, the vectors of all other features
 
 v is the vector of the row's item, and e_j the vector of an item of the history. The function a, the
 activation unit, is an MLP over [v, e_j, v - e_j, v ⊙ e_j]. The weights do not add up to 1 (section 4.3: the
-softmax is left out), so their sum measures how much of the history fits the item. An empty history has the
-vector
-0. Both MLPs use PReLU. The widths of figure 2 are the defaults.
+softmax is left out), so their sum measures how much of the history fits the item. The vector of an empty
+history is 0. Both MLPs use PReLU. The widths of figure 2 are the defaults.
 
 Differences from the paper, which docs/decisions/sequence-models.md#0052 explains:
 
 * The inputs of `a` are those of the authors' program (github.com/zhougr1993/DeepInterestNetwork). In the
-  paper, they are v, e_j and the outer product of both. The program also applies a softmax to the weights,
-  which the paper and this module do not.
+  paper, they are v, e_j and the outer product of both. The program also applies a softmax to the weights. The
+  paper and this module do not.
 * The activation is PReLU. The paper proposes Dice, and compares it with PReLU (section 5.3).
 * The paper's mini-batch aware regularization (section 5.2) is not implemented; `train.l2` is similar.
 

@@ -313,7 +313,7 @@ class Checkpoints:
         names = {entry["name"]: "" for entry in index["files"]}
         for stored in (block for blocks in rows.values() for block in blocks):
             if stored.file not in names:
-                raise ValueError(f"it has rows in {stored.file!r}, which is no file of the checkpoint")
+                raise ValueError(f"it has rows in {stored.file!r}, which is not a file of the checkpoint")
         return StoredState(self._folder.path, names, rows)
 
     def _load(self, step: int, text: str, trainer: Stateful) -> Position | None:

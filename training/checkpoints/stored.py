@@ -75,7 +75,7 @@ class StoredState:
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[list[str], list[int]]]:
-        """Maps the name of each tensor to the files that contain it and its shape in the first of them."""
+        """Maps the name of each tensor to the files that contain it, and to its shape in the first file."""
         tensors: dict[str, tuple[list[str], list[int]]] = {}
         for name, prefix in self._prefixes.items():
             with TensorFile(f"{self.folder}/{name}") as file:

@@ -44,7 +44,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_MOST_BYTES = 2**63 - 1  # torch's limit, which it also checks if another number of a shape is 0
+_MOST_BYTES = 2**63 - 1  # torch's limit for each number of a shape, even if the tensor is empty
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -274,7 +274,7 @@ class TensorFile:
 
 
 def _require_entry(name: str, entry: Mapping[str, Any], data_bytes: int) -> None:
-    """Checks the header's entry of a tensor: the bytes that it names must be those of its dtype and shape.
+    """Checks a tensor's entry in the header: the byte range must match the dtype and the shape.
 
     Args:
         name: the tensor.
@@ -288,9 +288,9 @@ def _require_entry(name: str, entry: Mapping[str, Any], data_bytes: int) -> None
     # Without this check, an empty object or an empty string would pass as a shape.
     numbers_only = all(type(number) is int and number >= 0 for number in (*shape, first, end))
     if not isinstance(shape, list) or not numbers_only:
-        raise ValueError(f"the tensor {name!r} has the shape {shape} and the offsets {[first, end]}")
+        raise ValueError(f"the tensor {name!r} has a wrong shape or wrong offsets: {shape}, {[first, end]}")
     if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"the tensor {name!r} has the dtype {entry['dtype']!r}")
+        raise ValueError(f"the tensor {name!r} has the unknown dtype {entry['dtype']!r}")
     if math.prod(max(number, 1) for number in shape) * _DTYPES[entry["dtype"]].itemsize > _MOST_BYTES:
         raise ValueError(f"the tensor {name!r} has the shape {shape!r:.100}, which is too large")
     if end > data_bytes or end - first != math.prod(shape) * _DTYPES[entry["dtype"]].itemsize:

@@ -61,10 +61,10 @@ class Pool:
 
 
 class Pools:
-    """Lends pools of one shape, and reuses a pool when no tensor refers to its memory any more.
+    """Provides pools of one shape, and reuses a pool when no tensor refers to its memory any more.
 
-    The consumer may therefore keep a batch for any length of time. A new pool is created only if all others
-    are in use. If the consumer does not keep batches, there are three or four pools.
+    The consumer may therefore keep a batch for any length of time. A new pool is created only if all other
+    pools are in use. If the consumer does not keep batches, there are three or four pools.
 
     Args:
         steps: number of batches in a pool.
@@ -129,7 +129,7 @@ class CatalogueItems:
     Attributes:
         dense: (I, D) float32, the features of the items on their day.
         categorical: (I, W) int32.
-        starts: the first item of each day, and then I.
+        starts: the position of the first item of each day, followed by I.
         own: (P,) int64, the position of each row's item.
     """
 
@@ -239,8 +239,9 @@ class Batch:
         log_draw: (L,) float32, the logarithm of the probability with which the row's item is drawn; None
             without drawn negatives.
         items: the items with which positive rows are compared (training/data/item_comparison.py); None for a
-            loss of logits. If there are items, all rows are positive.
-        shard_rows: number of rows of each shard of this rank; None if all shards have equally many rows.
+            loss that compares logits. If there are items, all rows are positive.
+        shard_rows: number of rows of each shard of this rank; None if all shards have the same number of
+            rows.
         weighted: whether rows have weights of the feature table, and `global_weight` is still the number of
             rows.
         drawn_weight: the expected sum of the weights of drawn negatives in the global batch; None if it is

@@ -1,8 +1,8 @@
 """Makes buffer pools on the device. They have the same bits as the pools of `pool_writer.PoolWriter`.
 
 The columns of a row group are copied to the device once. There, a kernel writes the rows of each pool in the
-order of the batches, and the ids are compared with their cardinalities. So the host neither shuffles rows nor
-transposes columns.
+order of the batches, and the ids are compared with their cardinalities. So the host does not shuffle rows or
+transpose columns.
 
 Notation: a row group has G rows and C = 1 + D + W columns: the label, D dense features, and W columns of ids.
 A pool has N rows.

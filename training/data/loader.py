@@ -215,7 +215,7 @@ class Loader:
 
     @property
     def _widths(self) -> tuple[int, int]:
-        """The number of dense columns and of columns of ids of a pool."""
+        """The number of dense columns, and the number of columns of ids, of a pool."""
         num_ids = len(self.spec.categorical) + sum(self.spec.list_lengths(self._multi_hot))
         return len(self.spec.dense) + self._has_weights, num_ids + self._key_columns
 
@@ -288,7 +288,7 @@ class Loader:
                     yield from map(convert, read)
                 finally:
                     if isinstance(read, Generator):
-                        read.close()  # in the thread that reads
+                        read.close()  # in the thread that reads the row groups
 
             return in_threads(items, converted, threads, self._ahead_bytes, lambda read: read.size_bytes)
 
@@ -320,7 +320,7 @@ class Loader:
                     yield self._read(group, next(read, None))
 
     def _keyed(self, batch: Batch, epoch: int) -> Batch:
-        """Moves keys out of the ids of a batch, and weights out of its dense features, if there are any."""
+        """Moves the columns of row keys and of weights, if there are any, out of the features of a batch."""
         if self._has_weights:
             batch = _separate_weights(batch, self._device)
         if not self._key_columns:

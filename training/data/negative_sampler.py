@@ -253,7 +253,7 @@ class ChosenPairs:
         pairs: (M,) int64 ascending, the pairs of the catalogue.
         first_days: (M,) int64, the first train day on which the user chose the item.
         hashes: (N,) int64, the part of a pair's hash that depends on the item.
-        flags: (F,) bool, whether a pair has this remainder of its hash divided by F, a power of two.
+        flags: (F,) bool, whether the hash of any pair has this remainder modulo F, a power of two.
         mask: F - 1.
     """
 
@@ -322,7 +322,7 @@ def _stacked(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:
 
 
 def _groups(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:
-    """Returns (P · group, W): each of (P, W) rows, then its copies with the columns of the drawn items.
+    """Returns (P · group, W): each of P rows, followed by its copies with the columns of its drawn items.
 
     Args:
         rows: (P, W), the positive rows.

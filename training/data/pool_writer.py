@@ -75,7 +75,7 @@ class HeldRowGroups(Generic[Arriving, HeldGroup, HeldBlocks]):
         self._hold_blocks = hold_blocks
 
     def load(self, contents: PoolContents) -> None:
-        """Releases the row groups that this pool does not need, and adds those that are not yet held."""
+        """Releases the row groups that this pool does not need, and adds those that it needs."""
         groups = contents.groups
         self.groups = {group: held for group, held in self.groups.items() if group in groups}
         for group in groups:
@@ -147,7 +147,7 @@ def _transposers_of(_: int, columns: Columns) -> tuple[Transposer, ...]:
 
 # Writes the columns of row groups as shuffled rows to a buffer pool.
 #
-# This module uses NumPy. If the compiled library was built, training/native/transposer.py does the same.
+# This module uses NumPy. If the compiled library was built, training/native/transposer.py is used instead.
 
 # Number of rows that are transposed at a time. 4096 rows of 40 columns fit into the cache of a core.
 _CHUNK_ROWS = 4096
@@ -230,7 +230,7 @@ def target_rows(
 ) -> NDArray[np.int64]:
     """Returns, for each row of a shard's window, the row of the pool to which it is written: (rows,).
 
-    The window of a shard is the rows of the shard that one pool contains.
+    The window of a shard consists of the shard's rows in one pool.
 
     Args:
         rows: number of rows of the window.

@@ -27,7 +27,7 @@ from training.embeddings.rows import Groups, RowTensor, SummedRowGradient, sum_r
 #               the owners send back the vectors of these rows         (all_to_all, 16 or 32 bits a number)
 #     backward  the rank sends the gradients of the rows to the owners (all_to_all, 16 or 32 bits a number)
 #
-# Numbers have 16 bits if the table stores 16 bits, or if the model asks for vectors of 16 bits. In the latter
+# Numbers have 16 bits if the table stores 16 bits, or if the model requests vectors of 16 bits. In the latter
 # case, the gradients of a row are summed over the rank's lookups in float32, and then rounded and sent.
 #
 # The owner of a row is the rank that holds the row. An owner sums the received gradients in the order of the
@@ -254,7 +254,7 @@ class ListElements:
 
 @dataclass(frozen=True)
 class PaddedLists:
-    """The columns of list features with their padding. No shape depends on ids, so the host need not wait.
+    """The padded columns of list features. No shape depends on ids, so the host need not wait for a GPU.
 
     All ids of a batch are elements, row by row. Padding belongs to the padding row of its feature, and the
     factor of its gradient is 0.

@@ -454,7 +454,7 @@ def runs_of(lookups: NDArray[np.float64]) -> Iterator[tuple[int, int, float]]:
 
 
 def _copies(placement: FeaturePlacement, ranks: int) -> float:
-    """Returns on how many ranks a row takes memory, divided by the number of ranks."""
+    """Returns the share of the ranks on which a row takes memory."""
     if placement.kind == "replicated":
         return 1.0
     if placement.kind == "table_wise" or placement.kind == "row_wise":

@@ -232,7 +232,7 @@ class TieredRows:
         return Tail(self.tail, self.first_tail, None if accumulator is None else accumulator.tail)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
-        """Returns the rows with the indices `rows` (N,) on the device, as torch's method for `dim` = 0."""
+        """Returns the rows with the indices `rows` (N,) on the device, as torch does for dimension 0."""
         if self._by_kernel:
             taken = kernels.take(_flat(self.hot), _flat(self.tail), self.first_tail, rows)
             return taken.view(len(rows), *self.hot.shape[1:])
@@ -252,7 +252,7 @@ class TieredRows:
         self.tail.index_copy_(dim, self._places(rows[in_tail]), values[in_tail].to(self.tail.device))
 
     def copy_(self, other: TieredRows) -> None:
-        """Copies another matrix with the same division into two memories."""
+        """Copies the rows of another matrix whose rows are divided in the same way."""
         self.hot.copy_(other.hot)
         self.tail.copy_(other.tail)
 

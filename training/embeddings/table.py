@@ -153,7 +153,7 @@ class StackedEmbedding(HeldRows):
     def _rows_to_read(
         self, rows: RowsOfBatch, dtype: torch.dtype = torch.float32
     ) -> tuple[RowTensor, Tensor, ExchangedRows | None]:
-        """Returns a matrix, the position in it of each element's row, and rows as in `BatchLookup`.
+        """Returns a matrix, the position of each element's row in this matrix, and the exchanged rows.
 
         If the rows come from other ranks, the matrix has the dtype `dtype`.
         """
@@ -303,7 +303,7 @@ class PendingLookups:
 
     @torch.no_grad()
     def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
-        """Returns the gradient of the batch since the last call, and clears it. It may repeat rows.
+        """Returns and clears the gradient of the batch since the last call. A row may have several entries.
 
         One rank has an entry for each lookup. If there are several ranks, each of them sums the gradient of a
         row over its own lookups, and there is an entry for each rank that looked up the row. The update

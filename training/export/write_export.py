@@ -304,7 +304,7 @@ class SideVectors(Ranker):
 
 
 def forms_of(model: nn.Module, widths: Mapping[str, int]) -> dict[str, Ranker]:
-    """Maps the name of each form that a model has to the form: `ranker`, and `user` and `item`.
+    """Maps the name of each form of a model to the form: `ranker`, and for some models `user` and `item`.
 
     Args:
         model: a model in evaluation mode.
@@ -404,7 +404,7 @@ class Sample:
         ]
 
     def _require(self, difference: float, limit: float, program: str, how: str) -> None:
-        if not difference <= limit:  # also if it is NaN
+        if not difference <= limit:  # true for NaN too
             raise InfrastructureError(
                 f"{program} differs from model {self.version} {how} {difference:.2g} (at most {limit} is "
                 "allowed)",

@@ -107,9 +107,9 @@ def update_rows(
 def _pools(
     weight: Tensor, accumulator: Tensor | None, tail: Tail | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Returns weight and accumulator on the device, both in host memory, and the first row in host memory.
+    """Returns weight and accumulator on the device, the two in host memory, and the first row of the latter.
 
-    If one of these does not exist, the result has another tensor, which the kernel does not use.
+    If one of them does not exist, the result has another tensor instead, which the kernel does not use.
     """
     sums = weight if accumulator is None else accumulator
     if tail is None:

@@ -244,7 +244,7 @@ class HorovodCollectives:
 
     def start_all_to_all(self, values: Tensor, splits: Sequence[int], name: str) -> ReceivedRows:
         """See `Collectives`."""
-        # Horovod does not support bfloat16. The numbers are not changed on the way, so their bits are sent as
+        # Horovod does not support bfloat16. An exchange does not change numbers, so their bits are sent as
         # float16.
         sent = values.view(torch.float16) if values.dtype == torch.bfloat16 else values
         counts = torch.tensor(list(splits), dtype=torch.int32)

@@ -45,7 +45,7 @@ _LOOPBACK = "127.0.0.1"
 def train_plan(
     open_session: Callable[[], SparkSession], plan: TrainPlan, show: Report | None = None
 ) -> dict[str, Any]:
-    """Trains as `train_on_ranks` does. Opens no session if one rank on this machine needs none.
+    """Trains as `train_on_ranks` does, but opens a session only if the ranks need one.
 
     Args:
         open_session: returns the session whose tasks run the ranks.
@@ -170,7 +170,7 @@ def _description(outcomes: list[RankOutcome]) -> dict[str, Any]:
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
-    # The failure of a rank that only lost another rank is secondary.
+    # If a rank failed only because another rank was lost, its failure is secondary.
     failures = sorted(
         (outcome for outcome in outcomes if outcome.problem), key=lambda outcome: outcome.lost_peer
     )
@@ -238,7 +238,7 @@ def elastic_interpreter(python: str) -> Iterator[None]:
         horovod.spark.gloo_run.sys = original
 
 
-# What SIGINT (Ctrl-C) and SIGTERM do during a training: they end the ranks.
+# SIGINT (Ctrl-C) and SIGTERM end the ranks during a training.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -165,7 +165,7 @@ class Validation(Callback):
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Evaluates the model if a validation is due.
 
-        A validation need not be due, because another callback may have requested the entry.
+        If no validation is due, another callback has requested the entry.
         """
         if self.is_entry_due(state):
             entry["validation"] = chosen_metrics(self._evaluate())

@@ -98,7 +98,7 @@ class Forward:
         self._prepared: nn.Module | None = None
         if train.cuda_graphs and self._device.type != "cuda":
             raise ConfigError(
-                f"train.cuda_graphs=true needs a GPU, this rank trains on {self._device}",
+                f"train.cuda_graphs=true needs a GPU, but this rank trains on {self._device}",
                 "--set train.cuda_graphs=false, or run under a Spark profile whose executors have GPUs",
             )
         for table in tables_of(model).values() if train.cuda_graphs else ():
@@ -181,9 +181,9 @@ class Forward:
         # The graph reads the memory of the samples. Tables write later vectors there (`reuses_memory`);
         # other tensors are copied.
         samples = (dense.clone(), *(vector.detach().requires_grad_() for vector in vectors))
-        # Recording uses another stream than the steps, about which torch would warn.
+        # torch would warn that recording and steps use different streams.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces its forward
+        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces its method
         return recorded
 
     @contextmanager

@@ -94,7 +94,7 @@ class Meter(Callback):
     def __init__(self, device: torch.device, every_steps: int) -> None:
         self._device = device
         self._every_steps = every_steps
-        self._loader_wait_s = 0.0  # waiting time until the last entry
+        self._loader_wait_s = 0.0  # waiting time up to the last entry
         self._restart()
 
     def _restart(self) -> None:
@@ -108,7 +108,7 @@ class Meter(Callback):
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Adds the loss and the number of rows of this step's global batch to the sums."""
-        rows = float(result.batch.global_weight)  # of the loader's batch: the number of rows
+        rows = float(result.batch.global_weight)  # in the loader's batch, the number of rows
         self._loss_sum += result.loss * rows
         self._rows += rows
 

@@ -231,8 +231,8 @@ class _Rank:
         shards = shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size)
         if train.negatives is None:
             return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards), unknown)
-        # A constant of the logits has no influence on a loss of groups. Masks of layers over items would
-        # depend on the number of ranks.
+        # Vectors are enough for a loss of groups, on which a constant of the logits has no influence. Random
+        # layers over items rule them out, because their masks would depend on the number of ranks.
         random = [layer for layer in model.modules() if isinstance(layer, RandomLayer) and layer.of_items]
         of_vectors = (
             train.loss_settings.compares == "groups"
@@ -425,7 +425,7 @@ def _rank_bytes(train: Train, device: torch.device) -> tuple[int, ConfigError | 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_FREE_MEMORY), None
     return 0, ConfigError(
-        "train.embedding_memory=auto on a CPU needs a number of bytes: a CPU has no memory of its own",
+        "train.embedding_memory=auto on a CPU needs a number of bytes: a CPU has no separate memory",
         "set train.embedding_memory_mib, or train.embedding_memory=device",
     )
 

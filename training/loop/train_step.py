@@ -110,7 +110,7 @@ class Trainer:
         self._early.discard()
 
     def _rows_of(self, batch: Batch) -> Batch:
-        """Returns the rows of a step, which are known if the last step got its batch as `next_batch`."""
+        """Returns the rows of a step. Uses the known rows if the last step got this batch as `next_batch`."""
         if self._next is not None and self._next[0] is batch:
             return self._next[1]
         return self._expanded(batch)
@@ -183,8 +183,8 @@ class Trainer:
 # Requests the rows of the next batch of a training from other ranks, while a step computes.
 #
 # TorchRec's pipeline for sparse features does the same (Ivchenko et al. 2022, RecSys): the ids of a batch
-# reach the ranks that hold their rows before the step of the batch. When the previous step has updated its
-# rows, the vectors follow.
+# reach the ranks that hold their rows before the step of the batch. The vectors are sent when the previous
+# step has updated its rows.
 
 
 class EarlyRequests:

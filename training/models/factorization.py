@@ -116,7 +116,7 @@ class SharesItems(Protocol):
     """A factorization that scores many shared items with less work than one pair at a time."""
 
     def share_items(self, items: Part, most_bytes: int) -> ItemScores | None:
-        """Returns the items; None if they would need more than `most_bytes` of memory.
+        """Returns the prepared items; None if they would need more than `most_bytes` of memory.
 
         Args:
             items: tensors (I, …) from `side_part(Side.ITEM, …)`, float32, on a CPU.
@@ -160,9 +160,9 @@ class FactorizedMLP:
     second once per item.
 
     Args:
-        hidden: a module that contains the linear layers. It may contain none. A layer is followed by PReLU if
-            a `nn.PReLU` comes next among the layers of both kinds, otherwise by ReLU. Other modules must have
-            no effect in evaluation.
+        hidden: a module that contains the linear layers. It may contain none. If the next linear layer or
+            PReLU after a layer is a `nn.PReLU`, it is the layer's activation. Otherwise the activation is
+            ReLU. Other modules must have no effect in evaluation.
         logit: the last layer; if None, the output is that of the hidden layers.
         columns: maps each side to the positions of the side's columns in the first layer's input. `share` and
             `outputs` must get the columns in this order.

@@ -143,7 +143,7 @@ class Timelines:
 
     @classmethod
     def of(cls, sequences: Tensor, first_rows: Tensor, shard_starts: Sequence[int]) -> Timelines:
-        """Finds the timelines of S sequences, of which successive ones of a shard differ.
+        """Finds the timelines of S sequences. Successive sequences of a shard must differ.
 
         Args:
             sequences: (S, L) ids.
@@ -383,7 +383,7 @@ class CausalBlock(nn.Module):
         of_items = distances.clamp(0, length - 1).expand(-1, heads, -1, -1)
         scores = query @ keys.transpose(-1, -2) + (query @ place_keys.transpose(-1, -2)).gather(3, of_items)
         weights = scores.float().masked_fill(~visible, -torch.inf).softmax(dim=-1).to(values.dtype)
-        # The weight of the item at each place of a sequence: its distance from the most recent item.
+        # The attention weights by place. The place of an item is its distance from the most recent item.
         place = torch.arange(length, device=newest.device)
         of_places = (distances[..., :1] - place).clamp(0, width - 1).expand(-1, heads, -1, -1)
         by_place = weights.gather(3, of_places) * (place < lengths)  # (K, heads, Q, L)

@@ -142,7 +142,7 @@ def _step(
 #
 # As in BPR (Rendle et al. 2009, UAI, section 4), the vectors that a step uses are regularized, not the whole
 # table. A row is used if its gradient, summed over ranks, is not zero. So the result does not depend on the
-# number of ranks. A row that is only looked up for a row of weight zero has the gradient zero.
+# number of ranks. If only batch rows of weight zero look up a table row, its gradient is zero.
 
 
 class L2:

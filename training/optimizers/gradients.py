@@ -111,7 +111,7 @@ def clipped(gradient: Tensor, norm: float | None) -> Tensor:
 # A smaller message would take as long, because the ranks negotiate each message first.
 _BUCKET_BYTES = 2**20
 
-# The loss has the first place of the buffer. The gradients start at an aligned address.
+# The first number of the buffer is the loss. The gradients start at an aligned address.
 _FIRST = 16
 
 
@@ -159,7 +159,7 @@ class DenseGradient:
     def _divide(self, bucket_bytes: int) -> list[_Bucket]:
         """Returns the buckets, the last parameters first. The buckets become smaller towards the end.
 
-        The last bucket is ready only when the backward pass ends, so little should be left for it.
+        The last bucket is ready only when the backward pass ends, so it should be small.
         """
         buckets: list[_Bucket] = []
         parameters: list[nn.Parameter] = []
@@ -211,8 +211,8 @@ class DenseGradient:
 
         Returns:
             A function that waits for the sums over ranks, and returns them: the gradients (P,), zeros for a
-            parameter on which the loss does not depend; and the loss, a scalar. It may be called again. The
-            next step overwrites both.
+            parameter on which the loss does not depend; and the loss, a scalar. The function may be called
+            several times. The next step overwrites both results.
         """
         self._buffer[0] = loss
         if not self._buckets:

@@ -88,7 +88,7 @@ class Updates:
         return table.take_gradient(self._collectives)
 
     def apply_rows(self, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
-        """Updates table rows with their gradients. Call it before `apply_dense`, which counts the step.
+        """Updates table rows with their gradients. Call this before `apply_dense`, which counts the step.
 
         Args:
             rows: the result of `take_row_gradients`.

@@ -316,7 +316,7 @@ def experiments_name(config: Config) -> str:
 
 
 def experiments_config(config: Config) -> Config:
-    """Returns the configuration of an experiment with the experiments' name."""
+    """Returns an experiment's configuration, with the name that the registry has for experiments."""
     return config.model_copy(update={"name": experiments_name(config)})
 
 

@@ -105,7 +105,7 @@ def read_description(path: str) -> dict[str, Any]:
 
 
 def _checked(description: dict[str, Any]) -> dict[str, Any]:
-    """Returns a description whose files are in the folder of the model.
+    """Returns a description, after checking that all its files are in the folder of the model.
 
     Raises:
         KeyError, TypeError, ValueError: the description is damaged.
@@ -117,7 +117,7 @@ def _checked(description: dict[str, Any]) -> dict[str, Any]:
     for blocks in description.get("rows", {}).values():
         for block in blocks:
             if block["file"] not in names:
-                raise ValueError(f"it names {block['file']!r}, which is no file of the model")
+                raise ValueError(f"it names {block['file']!r}, which is not a file of the model")
     require_names(*(description.get(key) for key in ("version", "workflow_version", "refit_of")))
     return description
 
@@ -204,7 +204,7 @@ def damage_once(folder: str, entry: ModelFile) -> str | None:
 
 
 def _marker(identity: list[Any]) -> Path | None:
-    """Returns the path of an empty file which says that a file was compared; None outside Spark's workers.
+    """Returns the path of an empty file that marks a file as compared; None outside Spark's workers.
 
     It is in Spark's local directory of this machine, which is deleted when the application ends.
     """

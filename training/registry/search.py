@@ -30,7 +30,7 @@ PRUNED_JSON = "pruned.json"
 _RANDOM_TRIALS = 10
 _COMPLETE_TRIALS = 5
 _PARTS_OF_EPOCH = 1000
-_SEEDS = 2**32  # of Optuna's random numbers
+_SEEDS = 2**32  # number of seeds of Optuna's random numbers
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Proposals:
 
 
 def _distribution(values: SearchedValues) -> BaseDistribution:
-    """Returns Optuna's type of a searched setting. Choices are searched by their index."""
+    """Returns Optuna's distribution of a searched setting. Choices are searched by their index."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if values.choices is not None:
@@ -174,7 +174,7 @@ def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
 
 
 def write_pruned(path: str, record: Mapping[str, Any]) -> None:
-    """Writes the record of a pruned training: the entries of model.json that exist without a model.
+    """Writes the record of a pruned training: the entries of model.json that do not need a model.
 
     Args:
         path: the folder of the model.
@@ -227,8 +227,8 @@ def outcome_of(
 ) -> TrainingOutcome:
     """Returns the outcome of a training from its model.json, or from the record of a pruned training.
 
-    A complete model whose training `rule` would have pruned is a pruned trial. So the result of a search does
-    not depend on what other comparisons trained.
+    A complete model whose training `rule` would have pruned counts as a pruned trial. So the result of a
+    search does not depend on what other comparisons trained.
 
     Args:
         description: the file's content. The record of a pruned training has no metrics.

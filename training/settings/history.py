@@ -28,7 +28,7 @@ class HistorySettings(Strict):
 
 
 def item_of(settings: HistorySettings, features: Features) -> str:
-    """Returns the name of the item's feature, which `model.item` names or `features.items` has.
+    """Returns the name of the item's feature: `model.item`, or the only feature in `features.items`.
 
     Raises:
         ConfigError: `model.item` is null, and not exactly one feature has the ids of items.

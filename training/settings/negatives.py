@@ -16,7 +16,7 @@ def require_no_pair_features(names: Sequence[str]) -> None:
     if names:
         raise ConfigError(
             f"train.negatives draws items, but these features may differ for every pair of user and item: "
-            f"{list(names)}. They are in none of scopes.user, scopes.item and scopes.context",
+            f"{list(names)}. They are not in scopes.user, scopes.item or scopes.context",
             "add each of them to one of these lists if it depends only on the user, the item or the context; "
             "otherwise remove it from `features`, or remove train.negatives",
         )

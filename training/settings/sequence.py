@@ -44,7 +44,7 @@ def refuse_pairs(architecture: str, pairs: Sequence[str]) -> None:
     if pairs:
         raise ConfigError(
             f"architecture {architecture} cannot use the features {list(pairs)}, which may differ "
-            "for every pair of user and item: none of scopes.user, scopes.item and scopes.context has them",
+            "for every pair of user and item: they are not in scopes.user, scopes.item or scopes.context",
             "add each of them to one of these lists if it depends only on the user, the item or the context; "
             "otherwise remove it from `features`",
         )
