@@ -94,7 +94,7 @@ def test_without_a_compiler_auto_warns_once_and_triton_is_an_error(
     (warning,) = caplog.records
     assert "there is no C compiler: CC is not set, and PATH has no gcc" in warning.getMessage()
     with pytest.raises(
-        ConfigError, match=r"train\.kernels=triton cannot be used on .*: no C compiler"
+        ConfigError, match=r"train\.kernels=triton cannot be used on .*: there is no C compiler"
     ) as caught:
         use_kernels("triton", GPU, SETTING)
     assert "--set train.kernels=auto" in caught.value.remedy
