@@ -12,7 +12,7 @@ setup/horovod correct both problems. The text at the beginning of each patch exp
 
 With a CUDA build of torch, Horovod's CMake needs a complete CUDA toolkit. The Python packages of torch and of
 requirements/build.in contain the files of this toolkit; this module arranges them as the compiler expects.
-Neither building nor importing Horovod needs a GPU or an installed CUDA.
+Horovod can be built and imported without a GPU and without an installed CUDA.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def digest_of(value: object) -> str:
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """Everything that Horovod's wheel depends on. The digest names the wheel's folder in the cache."""
+    """All inputs on which Horovod's wheel depends. The digest names the wheel's folder in the cache."""
 
     requirement: str  # Horovod's version and the hashes of its sdist
     torch: str  # with the local version part, such as 2.13.0+cu130

@@ -96,7 +96,7 @@ def make_environment(folder: Path, wheel: Path) -> None:
 
 
 def kept_packages() -> Path:
-    """Returns the folder of the environment without our wheel, which is made if it is not in the cache."""
+    """Returns the folder of the environment without our wheel. Makes it if the cache does not have it."""
     digest = hashlib.sha256(sys.version.encode() + str(_python()).encode())
     for part in (*(f"requirements/{name}" for name in LOCKS), "setup/compiled_archive.py"):
         digest.update((ROOT / part).read_bytes())

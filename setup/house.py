@@ -146,7 +146,7 @@ def _module_of(path: str) -> str:
 
 
 def _imports(tree: ast.Module) -> list[tuple[str, ...]]:
-    """Returns, for each imported name, the modules that it may be or be in, the longest name first."""
+    """Returns, for each imported name, the modules that it may name or belong to, the longest name first."""
     imported: list[tuple[str, ...]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -130,7 +130,8 @@ def _failed_tests(fault: Fault, arguments: Sequence[str], tree: Path, broken: li
 
     Args:
         fault, arguments, tree: as for `run`.
-        broken: the tests that also fail without a fault. They are left out, and such a test is added.
+        broken: the tests that also fail without a fault. They are not run. The function adds further such
+            tests.
 
     Raises:
         RuntimeError: the tests did not run.

@@ -143,7 +143,7 @@ def stage(folder: Path) -> None:
     )
     for path in target.rglob("*.py"):
         path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for library in build_native.build(ROOT, inner):  # conf/compiled.py looks there
+    for library in build_native.build(ROOT, inner):  # conf/compiled.py loads them
         library.chmod(0o755)
     _pack_project(target / PROJECT)
     (folder / "pyproject.toml").write_text(_METADATA.format(version=version(), project=PROJECT))

@@ -1,4 +1,4 @@
-"""Checks what the machine has: cores, memory, disk, open files, addresses, ports and the time zone."""
+"""Checks cores, memory, disk, open files, addresses, ports and the time zone of the machine."""
 
 from __future__ import annotations
 
