@@ -1,4 +1,4 @@
-"""The command line of a job: what to run, its arguments, and the options of spark-submit."""
+"""The command line of a job: its script, its arguments, and the options of spark-submit."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _TIMEOUT_S = 300
 
 
 def check_node(call: Call, settings: Settings, log: Any) -> None:
-    """Checks this worker, the Spark profile of a job, and the lake. Logs what the checks find.
+    """Checks this worker, the Spark profile of a job, and the lake. Logs the findings.
 
     Raises:
         AirflowException: something must be corrected on this worker. Airflow retries the task, perhaps on

@@ -96,13 +96,13 @@ class OtherDagSensor(BaseSensorOperator):
 def first_sensors(
     dataset: Dataset, other: str, *, yields: bool, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
-    """Returns the first two tasks of a DAG: one waits for the other DAG, the next one for the raw log.
+    """Returns the first two tasks of a DAG: one waits for the other DAG, the other waits for the raw log.
 
     Args:
         dataset: the dataset of the DAG.
         other: the DAG to wait for, without the name of the dataset.
-        yields: as in OtherDagSensor.
-        days_before_key: as in RawLogSensor.
+        yields: see OtherDagSensor.
+        days_before_key: see RawLogSensor.
     """
     return [
         OtherDagSensor(

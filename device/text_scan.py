@@ -1,7 +1,7 @@
 """Converts lines of separated text to dictionary-encoded columns, in torch operators on any device.
 
-The result equals that of the compiled scanner (etl/native/scan.cpp): rows, reasons, codes, and the order of
-dictionaries. Each operation processes all lines or all values at once:
+The result equals the result of the compiled scanner (etl/native/scan.cpp): rows, reasons, codes, and the
+order of dictionaries. Each operation processes all lines or all values at once:
 
 1. The positions of all delimiters determine the lines, the rows and the fields.
 2. A field is a sequence of words of 8 bytes. A hash of its words is its key. Sorting the keys of many columns

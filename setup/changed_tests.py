@@ -2,7 +2,7 @@
 
 A test file depends on the modules that it imports, and on the files that its strings name, such as a job that
 it starts. It also depends on the dependencies of these files. Test files that are fewer imports away from a
-changed file run first. A test file counts as nearer if its folder or its name is that of a changed module.
+changed file run first. A test file counts as nearer if a changed module has the same folder or the same name.
 Test files that exceed the time limit are left out, and the command prints how many. tests/conftest.py records
 the seconds of each test file in build/test_seconds.json.
 """
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _describe(choice: Choice, changed: Sequence[str], since: str) -> None:
-    """Prints to standard error what runs and what is left out."""
+    """Prints to standard error how many test files run, and which are left out."""
     print(
         f"{len(changed)} files have changed since {since}; {len(choice.run)} test files near them run "
         f"(about {choice.seconds:.0f} s in one process)",
@@ -275,7 +275,7 @@ def _longest(text: str, modules: Mapping[str, str]) -> str | None:
 
 
 def _imported(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
-    """Yields the names that a module imports, also in functions, but not those for type checks."""
+    """Yields the names that a module imports, also in functions. Imports for type checks are left out."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()

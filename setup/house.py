@@ -47,7 +47,7 @@ class House:
 
     @property
     def neighbours(self) -> list[str]:
-        """Returns those modules of `single` whose importer is in the same folder."""
+        """Returns the modules of `single` whose importer is in the same folder."""
         folder = {path: PurePosixPath(path).parent for path in self.lines}
         return [path for path in self.single if folder[path] == folder[next(iter(self.importers[path]))]]
 
@@ -128,7 +128,7 @@ def report(house: House) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the counts; with `--check`, prints what exceeds a limit, and returns 1 if anything does."""
+    """Prints the counts; with `--check`, prints exceeded limits, and returns 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m setup.house", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="print only what exceeds a limit")
     options = parser.parse_args(arguments)

@@ -36,7 +36,7 @@ def choose_device(
         raise ConfigError(
             f"{setting}={wanted}: this process needs GPU {index}, but torch finds {num_gpus} GPUs here",
             f"--set {setting}=cpu, or run under a Spark profile whose executors have GPUs, "
-            "with no more processes on a host than it has GPUs",
+            "with at most one process for each GPU of a host",
         )
     return torch.device("cuda", index)
 

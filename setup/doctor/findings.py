@@ -14,9 +14,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        subject: what was checked, in one to three words.
-        text: what was found.
-        remedy: what to do about it; None if the node is fine in this respect.
+        subject: the checked part of the node, in one to three words.
+        text: the result of the check.
+        remedy: how to correct the node; None if the node is fine in this respect.
     """
 
     subject: str

@@ -22,7 +22,7 @@ _BUILT_FOR = re.compile(r"gpu_architectures=([\d;]+)")
 
 
 def gpus(profile: Profile) -> Iterator[Finding]:
-    """Checks driver and devices, and that torch and the accelerator are built for them."""
+    """Checks the driver and the devices, and that torch and the accelerator are built for them."""
     if not profile.wants_gpus:
         return
     try:

@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def executor_bytes(self) -> int:
-        """Returns the memory of one executor: its heap and what it needs outside the heap."""
+        """Returns the memory of one executor: its heap, and its memory outside the heap."""
         heap = size_of("spark.executor.memory", self.get("spark.executor.memory") or _MEMORY)
         stated = self.get("spark.executor.memoryOverhead")
         share = float(self.get("spark.executor.memoryOverheadFactor") or _OVERHEAD_SHARE)

@@ -104,7 +104,7 @@ class DIN(HistoryModel, ClickModel):
         self.logit = linear(settings.deep[-1], 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """Returns the vectors (B, C, E) of `categorical` (B, W), and those of the histories' items (B, L, E).
+        """Returns the vectors (B, C, E) of `categorical` (B, W), and the vectors of history items (B, L, E).
 
         In the first tensor, the vector of the history is zero.
         """
@@ -130,8 +130,8 @@ class DIN(HistoryModel, ClickModel):
 class FactorizedDIN:
     """The factorization of DIN.
 
-    For R rows of a side (users or items), `side_part` returns two tensors. The first, (R, H'), is what the
-    side's features contribute to the H' outputs of the MLP's first layer. The second contains, for users, the
+    For R rows of a side (users or items), `side_part` returns two tensors. The first, (R, H'), has the terms
+    of the side's features in the H' outputs of the MLP's first layer. The second contains, for users, the
     vectors (R, L, E) of the histories' items, and for items, their vectors (R, E). The history is pooled for
     each pair of user and item.
     """

@@ -123,10 +123,10 @@ class FactorizedDLRM:
 
     For R rows of a side, `side_part` returns these tensors:
 
-    * (R, H), what the side contributes to the H outputs of the top MLP's first layer
+    * (R, H), the side's terms in the H outputs of the top MLP's first layer
     * (R, V, E), the side's V vectors
-    * if both sides have dense features: (R, H'), what the side contributes to the H' outputs of the bottom
-      MLP's first layer
+    * if both sides have dense features: (R, H'), the side's terms in the H' outputs of the bottom MLP's first
+      layer
     """
 
     def __init__(self, model: DLRM, sides: FeatureSides, dtype: torch.dtype) -> None:

@@ -106,7 +106,7 @@ class FactorizedNeuMF:
     For R rows of a side (users or items), `side_part` returns two tensors:
 
     * (R, G), the side's vector of GMF; a user's vector is multiplied by the weights h of GMF
-    * (R, H), what the side's features contribute to the H outputs of the MLP's first layer
+    * (R, H), the terms of the side's features in the H outputs of the MLP's first layer
     """
 
     def __init__(self, model: NeuMF, sides: FeatureSides, dtype: torch.dtype) -> None:

@@ -107,7 +107,7 @@ class TwoTower(ClickModel):
 
 
 def build(settings: Settings, inputs: Inputs) -> TwoTower:
-    """Builds the model. Raises ConfigError if a feature belongs to neither tower."""
+    """Builds the model. Raises ConfigError if a feature belongs to no tower."""
     require_sides(len(_positions([*inputs.dense_scopes, *inputs.embedded_scopes], ("pair",))))
     return TwoTower(settings, inputs)
 

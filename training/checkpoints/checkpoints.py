@@ -182,7 +182,7 @@ class Checkpoints:
 
         If there is no complete checkpoint, it returns None and changes nothing.
 
-        The placement of rows and the number of ranks may differ from those at the time of saving. Damaged
+        The placement of rows and the number of ranks may have changed since the checkpoint was saved. Damaged
         checkpoints are skipped with a warning and deleted. Old files of killed attempts are deleted too.
 
         Raises:
@@ -599,7 +599,7 @@ class CheckpointFolder:
             return "not UTF-8"
 
     def delete_all_but(self, keep: int, best_step: int | None = None) -> None:
-        """Deletes all checkpoints, except the `keep` newest ones and the one of the step `best_step`."""
+        """Deletes all checkpoints, except the `keep` newest and the checkpoint of the step `best_step`."""
         for step in self.steps()[keep:]:
             if step != best_step:
                 self._delete_checkpoint(step, self.index_text(step))

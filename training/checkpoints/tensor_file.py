@@ -232,7 +232,7 @@ class TensorFile:
     def read_places(self, name: str, places: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Returns the bytes of rows of a stored tensor, (N, bytes of a row), by one read.
 
-        The read begins at the first row and ends at the last one. Several threads may read at the same time.
+        The read begins at the first row and ends at the last row. Several threads may read at the same time.
 
         Args:
             name: the tensor.

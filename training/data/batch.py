@@ -293,7 +293,7 @@ class RowsOfStep(Protocol):
 class Transfer:
     """Copies pools to a GPU on a separate stream, while the GPU computes with earlier batches.
 
-    On a CPU it copies nothing.
+    On a CPU, it does not copy pools.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Reads the columns of one row group, and checks them against the manifest and the feature spec.
 
 Petastorm reads all columns except lists of ids. Petastorm's batch reader supports only lists of equal length,
-so pyarrow reads the lists of ids. Row groups that are already in memory need neither library.
+so pyarrow reads the lists of ids. Row groups that are already in memory need none of the two libraries.
 """
 
 from __future__ import annotations

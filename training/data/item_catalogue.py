@@ -1,9 +1,9 @@
 """The catalogue from which negatives are drawn: the items of the train rows, with their features by day.
 
 Each rank reads the item columns of its share of the row groups once, before the first step. Then all ranks
-exchange what they have read, so every rank has the complete catalogue. The catalogue takes 8 bytes of memory
-for each pair of a user and a chosen item. It also has the features of each item for each day on which the
-item has a row.
+exchange the rows that they have read, so every rank has the complete catalogue. The catalogue takes 8 bytes
+of memory for each pair of a user and a chosen item. It also has the features of each item for each day on
+which the item has a row.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _sum_of_known(weights: Iterable[float | None]) -> float | None:
 
 
 def _changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Returns whether each row of sorted columns is the last one with its values, (N,)."""
+    """Returns whether each row of sorted columns is the last row with its values, (N,)."""
     length = len(columns[0])
     ends = np.ones(length, np.bool_)
     if length > 1:

@@ -131,7 +131,8 @@ def _columns_alone(values: Tensor, columns: Tensor) -> Tensor:
 def _log_shares(catalogue: ItemCatalogue) -> Tensor:
     """Returns, for each entry (N,) of the catalogue, the logarithm of its item's share of positive rows.
 
-    The share counts the positive rows of all train days, because a batch has rows of any of these days.
+    The share is computed from the positive rows of all train days, because a batch has rows of all these
+    days.
     """
     _, item = catalogue.items.unique(return_inverse=True)
     clicks = torch.zeros(len(catalogue.items), dtype=torch.float64, device=item.device)

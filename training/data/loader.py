@@ -6,7 +6,7 @@ and the epoch. So an epoch can begin at any step without reading the earlier fil
 batches.
 
 Pools are made on the host (pool_writer.py) and copied to the device, or made on the device (device_pools.py).
-Both have the same rows.
+The rows are the same in both cases.
 
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
 three or four pools. The row groups that are read ahead have up to `reading.read_ahead_mib` MiB. They include
@@ -75,7 +75,7 @@ class Loader:
 
     Args:
         files: the split's files in manifest order, the same on every rank. Files of an object store are
-            copied to local disk before they are read. Either all of them are in memory, or none is.
+            copied to local disk before they are read. Either all files are in memory, or none.
         plan: the logical shards of the files' rows.
         shards: the shards of this rank.
         spec: the columns to read, in the model's order.
@@ -361,7 +361,7 @@ def _separate_weights(batch: Batch, device: torch.device) -> Batch:
 
 
 def _runs(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:
-    """Yields lists of consecutive row groups to read together: small ones, or a large one alone."""
+    """Yields lists of consecutive row groups to read together: several small groups, or one large group."""
     run: list[RowGroup] = []
     for group in groups:
         if run and (group.rows > _SMALL_GROUP_ROWS or len(run) == _GROUPS_TOGETHER):

@@ -1,8 +1,8 @@
 """Draws negatives on the device: for each positive row of a batch, items that its user did not choose.
 
 Draw n of a row in an epoch depends only on (seed, epoch, day, row id, n). So the draw does not depend on the
-number of ranks, the device, or a resumption. Negatives use no rows of a later day: drawn items, and their
-features, are those of the row's day. Only pairs of that day and of earlier train days are rejected.
+number of ranks, the device, or a resumption. Negatives use no rows of a later day: items are drawn from the
+row's day, and have their features of this day. Only pairs of that day and of earlier train days are rejected.
 """
 
 from __future__ import annotations

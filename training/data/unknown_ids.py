@@ -1,7 +1,7 @@
 """Replaces ids by OOV_ID in training, so that a model can score users and items without ids.
 
 The row of OOV_ID then learns the vector of an average user or item. The model also learns to predict from the
-other features alone. The idea is that of DropoutNet (Volkovs, Yu and Poutanen, NeurIPS 2017), which leaves
+other features alone. The idea comes from DropoutNet (Volkovs, Yu and Poutanen, NeurIPS 2017), which leaves
 out a user's or an item's latent vector in training.
 
 Whether an id is replaced depends only on (seed, epoch, day, row id, column), and for a drawn item also on the

@@ -105,7 +105,7 @@ def _place_by_size(shape: TableShape, ranks: int, settings: Embeddings) -> Place
 
 
 def _assign(shape: TableShape, ranks: int, replicated: set[int], row_wise: set[int]) -> Placement:
-    """Assigns each feature that is neither replicated nor row-wise to one rank."""
+    """Assigns each feature that is not replicated and not row-wise to one rank."""
     sizes, lookups = shape.feature_bytes, shape.lookups
     features = range(len(sizes))
     placed = [feature for feature in features if feature not in replicated]
@@ -113,8 +113,8 @@ def _assign(shape: TableShape, ranks: int, replicated: set[int], row_wise: set[i
     all_lookups = max(sum(lookups[feature] for feature in placed), 1)
     costs = [sizes[feature] / all_bytes + lookups[feature] / all_lookups for feature in features]
     placements = {feature: FeaturePlacement("replicated") for feature in replicated}
-    # Row 0 of the first row-wise feature is on rank 0, row 0 of the second one on rank 1, and so on, so that
-    # no rank has all frequent rows.
+    # Row 0 of the first row-wise feature is on rank 0, row 0 of the second such feature is on rank 1, and so
+    # on. So no rank has all frequent rows.
     placements |= {
         feature: FeaturePlacement("row_wise", index % ranks) for index, feature in enumerate(sorted(row_wise))
     }
@@ -482,7 +482,7 @@ def _fitting(placement: FeaturePlacement, run: _Run, rows_left: Sequence[int]) -
         return min(run.end - run.start, rows_left[placement.rank])
     if placement.kind == "row_wise":
         ranks = len(rows_left)
-        # The rank's next row after those that fit is the first row that does not fit.
+        # The rank's next row after the rows that fit is the first row that does not fit.
         ends = [
             (rank - placement.rank - run.start) % ranks + rows * ranks for rank, rows in enumerate(rows_left)
         ]

@@ -136,7 +136,7 @@ def _sorted(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sum_rows(rows: Tensor, values: Tensor, end: int = 2**62) -> SummedRowGradient:
-    """Sums those `values` (N, E) that belong to the same row, in the order of `values`.
+    """Sums the `values` (N, E) of the same row, in the order of `values`.
 
     `rows` (N,) contains the row indices, integers in [0, end). The result is sorted by row.
     """
@@ -228,7 +228,7 @@ class TieredRows:
         return self.hot.device
 
     def of_kernels(self, accumulator: TieredRows | None = None) -> Tail:
-        """Returns the rows in host memory, and those of their accumulators, as the kernels take them."""
+        """Returns the rows in host memory, and their accumulators, in the form that the kernels take."""
         return Tail(self.tail, self.first_tail, None if accumulator is None else accumulator.tail)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:

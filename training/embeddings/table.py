@@ -177,7 +177,7 @@ class StackedEmbedding(HeldRows):
         return BatchLookup(vectors, rows.ids, rows.keys, rows.lists, rows.groups, exchanged)
 
     def _look_up_by_kernel(self, rows: RowsOfBatch, dtype: torch.dtype, *, reused: bool) -> BatchLookup:
-        """Looks up a batch. If `reused` is true, the vectors overwrite those of the last such call."""
+        """Looks up a batch. If `reused` is true, the vectors overwrite the vectors of the last such call."""
         table, positions, exchanged = self._rows_to_read(rows, dtype)
         ids, first_rows = rows.ids, self.router.replicated_places
         weight, tail = (table.hot, table.of_kernels()) if isinstance(table, TieredRows) else (table, None)
@@ -350,7 +350,10 @@ class PendingLookups:
 
     @torch.no_grad()
     def _start_return(self, lookup: BatchLookup) -> None:
-        """Sends the gradients of other ranks' rows. In a training step, the backward pass calls this."""
+        """Sends the gradients of other ranks' rows.
+
+        In a training step, the backward pass calls this method.
+        """
         assert lookup.groups is not None
         assert lookup.exchanged is not None
         summed = self._summed(lookup, lookup.groups)
@@ -393,7 +396,7 @@ def plain_vectors(
     *,
     mean: bool,
 ) -> Tensor:
-    """Returns the vectors (B, C, E) float32 of ids (B, W), equal to those of `StackedEmbedding.forward`.
+    """Returns the vectors (B, C, E) float32 of ids (B, W), as `StackedEmbedding.forward` does.
 
     Args:
         weight: (rows, E), the matrix of the table.
@@ -456,7 +459,7 @@ class HotShare:
 
     @torch.no_grad()
     def add_ids(self, ids: Tensor, hot: Tensor) -> None:
-        """Counts the lookups of `ids` (N,), of which those below the scalar `hot` are hot."""
+        """Counts the lookups of `ids` (N,). Ids below the scalar `hot` are hot."""
         is_hot = ids < hot
         self._count(is_hot.sum(), torch.ones_like(is_hot).sum())
 

@@ -320,7 +320,7 @@ def forms_of(model: nn.Module, widths: Mapping[str, int]) -> dict[str, Ranker]:
 # Compares exported programs with the model that they were made from.
 
 # Largest difference between an exported program and the model: of probabilities, and of numbers of a vector
-# relative to the largest one.
+# relative to its largest number.
 TOLERANCE = 1e-5
 _ERRORS_ONLY = 3
 
@@ -350,7 +350,8 @@ class Sample:
     def greatest_differences(self, path: Path) -> dict[str, float]:
         """Returns the greatest differences of the programs of a form: ONNX, torch.export, and compiled.
 
-        The last one exists only if the export has compiled programs. `path` is the path without endings.
+        The third difference exists only if the export has compiled programs. `path` is the path without
+        endings.
 
         Raises:
             InfrastructureError: a difference is larger than TOLERANCE.

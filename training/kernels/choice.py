@@ -1,6 +1,6 @@
 """Decides whether a process uses Triton kernels.
 
-The decision depends on the configuration, and on whether the machine has what Triton needs.
+The decision depends on the configuration, and on whether Triton can run on the machine.
 
 When Triton runs its first kernel, it compiles the C code that launches kernels. So every node with a GPU
 needs a C compiler (`CC`, else gcc or clang on PATH), Python.h and the headers of the C library. Nodes without

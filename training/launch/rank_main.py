@@ -100,7 +100,7 @@ def _gpu_text() -> str:
 #
 # A ring is a group of ranks that train together. Each ring builds the model anew and continues from the last
 # checkpoint (training/checkpoints/checkpoints.py), which may have been written by another number of ranks.
-# ranks.py starts the ranks; Horovod's driver starts a rank in place of a lost one.
+# ranks.py starts the ranks; if a rank is lost, Horovod's driver starts a new rank.
 
 # Trains one ring to the end. At each checkpoint, it calls its argument, which raises an error if ranks joined
 # or left.
@@ -178,7 +178,7 @@ def _train_in_ring(
 def device_of_rank(train: Train) -> torch.device:
     """Returns the device of this rank, the CPU or a GPU.
 
-    If Spark manages GPUs, the GPU is that of this rank's Spark task. Otherwise, the index of the GPU is the
+    If Spark manages GPUs, it is the GPU of this rank's Spark task. Otherwise, the index of the GPU is the
     local rank, the index of this rank among the ranks on its host.
 
     Raises:

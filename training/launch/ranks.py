@@ -49,7 +49,7 @@ def train_plan(
 
     Args:
         open_session: returns the session whose tasks run the ranks.
-        plan, show: as for `train_on_ranks`.
+        plan, show: see `train_on_ranks`.
     """
     usable = cores_of_driver(plan.train)
     if usable is None:

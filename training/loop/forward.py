@@ -47,8 +47,8 @@ _PRODUCTS_OF_A_THREAD = 500_000
 class DensePart(nn.Module):
     """The dense part of a model as a module. Its inputs are the tensors that `embed` returns, not ids.
 
-    Its parameters are those of the model. This module is needed because a CUDA graph records only the
-    gradients of a module's parameters.
+    It has the parameters of the model. This module is needed because a CUDA graph records only the gradients
+    of a module's parameters.
     """
 
     def __init__(self, model: ClickModel) -> None:
@@ -248,7 +248,7 @@ def _is_compiler_error(error: RuntimeError) -> bool:
 
 
 def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
-    """Returns the dot product of each user's vector with those of G items, (P, G) float32.
+    """Returns the dot products of each user's vector and the vectors of G items, (P, G) float32.
 
     Args:
         users: (P, E).
@@ -319,7 +319,7 @@ def compiled_products(users: Tensor, items: Tensor, index: Tensor, instructions:
 def compiled_products_backward(
     users: Tensor, items: Tensor, index: Tensor, gradient: Tensor, instructions: int = BEST
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients (P, E) and (I, E) of users and items from those of the products (P, G).
+    """Returns the gradients (P, E) of users and (I, E) of items from the gradients (P, G) of the products.
 
     Sums are added in the order of the products, so they do not depend on the number of threads.
 

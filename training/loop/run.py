@@ -147,7 +147,7 @@ def _publish_pruned(
 
 
 def _meaningful(plan: TrainPlan, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns metrics, in nested values, in which None replaces those that the model's scores do not define.
+    """Returns nested metrics, with None in place of metrics that the model's scores do not define.
 
     Without probabilities, there is no log loss and no calibration: these entries become None.
     """
@@ -254,7 +254,7 @@ class _Rank:
     ) -> TrainingResult:
         """Trains the model of the plan.
 
-        If there is a checkpoint, the training resumes from the latest one. Without a loader of the
+        If there are checkpoints, the training resumes from the latest checkpoint. Without a loader of the
         validation split, the model is not measured during the training.
         """
         plan, train = self.plan, self.plan.train
@@ -467,13 +467,13 @@ def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent
 
 
 def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
-    """Returns a block with only those rows of `block` that the parent has too: the first rows."""
+    """Returns a block with the first rows of `block`, those that the parent has too."""
     rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
     return replace(block, rows=min(rows, block.rows))
 
 
 def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
-    """Raises DataError unless the features are those of the parent, with cardinalities at least as large."""
+    """Raises DataError unless the parent has the same features, with at most the same cardinalities."""
     features = [(feature.name, feature.kind) for feature in spec.features]
     parent_features = [(feature.name, feature.kind) for feature in parent.features]
     if features != parent_features:

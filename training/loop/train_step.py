@@ -116,7 +116,10 @@ class Trainer:
         return self._expanded(batch)
 
     def _expanded(self, batch: Batch) -> Batch:
-        """Returns the rows of a step and their weight in the global batch. All ranks must call this."""
+        """Returns the rows of a step and their weight in the global batch.
+
+        All ranks must call this method.
+        """
         rows = self._rows_of_step.expand(batch) if self._rows_of_step else batch
         if not rows.weighted:
             return rows
@@ -215,11 +218,17 @@ class EarlyRequests:
         return bool(self._tables)
 
     def note_lookups(self, ids: Tensor) -> None:
-        """Records which tables take part. `ids` are those of this step. Its forward pass must have ended."""
+        """Records which tables take part.
+
+        `ids` are the ids of this step, whose forward pass must have ended.
+        """
         self._take_part = [table for table in self._tables if table.has_only_looked_up(ids)]
 
     def note_next_batch(self) -> None:
-        """Records that the work for the next batch is queued. Call this before the work of the step."""
+        """Records that the work for the next batch is queued.
+
+        Call this method before the work of the step.
+        """
         if self._stream is not None:
             self._ids_are_there = torch.cuda.current_stream(self._device).record_event()
 

@@ -171,7 +171,7 @@ def _id_counts(train: Train, lake: LakePaths, workflow_version: str) -> IdCounts
 def _require_labels(lake: LakePaths, dataset: Dataset, seen: Set[str], *, only_clicks: bool) -> None:
     """Raises DataError if a model cannot learn from the labels of the new train days (`require_labels`).
 
-    The new train days are those that are not in `seen`, the days of the parent's training. If the dataset
+    The new train days are the days that are not in `seen`, the days of the parent's training. If the dataset
     does not contain the numbers of clicks of its days, nothing is checked.
     """
     days = []

@@ -163,7 +163,7 @@ class FactorizedMLP:
         hidden: a module that contains the linear layers. It may contain none. If the next linear layer or
             PReLU after a layer is a `nn.PReLU`, it is the layer's activation. Otherwise the activation is
             ReLU. Other modules must have no effect in evaluation.
-        logit: the last layer; if None, the output is that of the hidden layers.
+        logit: the last layer. If it is None, the output is the output of the hidden layers.
         columns: maps each side to the positions of the side's columns in the first layer's input. `share` and
             `outputs` must get the columns in this order.
         dtype: the dtype of the products over pairs. The product of the last layer is always float32.

@@ -31,7 +31,7 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
 
     Args:
         sequences: (B, L) ids.
-        starts: rows at which a new group begins even if the sequence is that of the row before.
+        starts: rows at which a new group begins even if the previous row has the same sequence.
 
     Returns:
         (S,) int64, the first row of each group, and (B,) int64, the group of each row.
@@ -50,7 +50,7 @@ Encode = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 @dataclass(frozen=True)
 class LengthGroups:
-    """Sequences grouped by their lengths, so that a short one is not computed with the places of a long one.
+    """Sequences grouped by their lengths, so that short sequences are computed with fewer places.
 
     The limits of lengths depend only on L, not on the other sequences of a batch. So random numbers that are
     drawn for a group do not depend on the number of ranks.
@@ -324,7 +324,7 @@ class CausalBlock(nn.Module):
         self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout) for _ in range(2))
 
     def forward(self, values: Tensor, is_item: Tensor, first_rows: Tensor | None, outputs: int) -> Tensor:
-        """Returns the outputs (S, outputs, E) of the first places: those of the most recent items.
+        """Returns the outputs (S, outputs, E) of the first places, which have the most recent items.
 
         Args:
             values: (S, L, E), the inputs.
@@ -352,10 +352,10 @@ class CausalBlock(nn.Module):
     ) -> Tensor:
         """Returns the output (S, E) for the most recent item of each sequence.
 
-        It equals that of `forward` for the inputs m_p + P[p], where m_p is the vector of the item at place p
-        and P[p] that of the place, counted from the most recent item. Keys and values are linear in the
-        inputs. So they are computed separately for items and for places, and each item has one key for all
-        sequences.
+        The output equals that of `forward` for the inputs m_p + P[p]. m_p is the vector of the item at place
+        p, and P[p] is the vector of the place. Places are counted from the most recent item. Keys and values
+        are linear in the inputs. So they are computed separately for items and for places, and each item has
+        one key for all sequences.
 
         Args:
             newest: (S, E), the inputs of the most recent items, with P[0].

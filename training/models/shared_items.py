@@ -70,7 +70,7 @@ class SharedItems:
         return vectors.nelement() * 4 + (len(vectors) * vectors.shape[2] * hidden * 4 if mixed else 0)
 
     def _divide(self, vectors: Tensor) -> None:
-        """Divides the vectors of the items into those with one value, with few values, and all others."""
+        """Divides the vectors of the items by their number of values: one value, few values, or many."""
         self._equal: list[int] = []
         self._few: list[tuple[int, Tensor]] = []  # (number of the vector, its distinct values)
         self._many: list[int] = []

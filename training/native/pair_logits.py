@@ -35,7 +35,7 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class LayersAfterFirst:
-    """The layers of an MLP after its first one.
+    """The layers of an MLP after its first layer.
 
     Attributes:
         slopes: (outputs,) of the PReLU after the first layer; None is ReLU.

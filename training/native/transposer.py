@@ -29,7 +29,7 @@ class CompiledTransposer:
     """A `training.data.pool_writer.Transposer`. The compiled code releases Python's global interpreter lock.
 
     Args:
-        columns: as for `transposer_of`.
+        columns: see `transposer_of`.
         block_rows: number of rows of a block.
 
     Raises:

@@ -196,7 +196,7 @@ class SearchResult:
     Attributes:
         space: maps each searched key to its values, as in the experiments file: `low`, `high` and `log`, or
             `choices`. Model files are absolute paths.
-        planned: number of trials that the file asks for.
+        planned: number of trials that the file requests.
         done: number of trials that were done.
         repeated: pairs of a trial and an earlier trial with the same settings. Such a trial is not an
             experiment of the comparison.

@@ -1,4 +1,4 @@
-"""Divides model versions into those that runs may still need, and those that may be deleted.
+"""Divides model versions into versions that runs may still need, and versions that may be deleted.
 
 A version is needed if it served on a kept date, was trained for a kept date, or may serve again after a
 rollback. The treatment of the configured experiment and the retriever of a kept workflow version are needed

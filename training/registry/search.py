@@ -35,7 +35,7 @@ _SEEDS = 2**32  # number of seeds of Optuna's random numbers
 
 @dataclass(frozen=True)
 class PruningRule:
-    """The rule for pruning, which ends a training early if its evaluations are worse than those of others.
+    """The rule for pruning: it ends a training early if other trainings have better evaluations.
 
     A training is pruned after an evaluation if its best value so far is worse than the limit of this
     position. The rule depends only on the history of a training. So all ranks and resumed trainings decide
@@ -56,7 +56,7 @@ class PruningRule:
             history: the entries, ascending by step. An entry with an evaluation has the measures by name
                 under the key `validation`. Evaluations in which the measure is undefined are ignored.
             steps_per_epoch: number of global batches in an epoch.
-            end: the last step of the training. An evaluation there is that of a complete training.
+            end: the last step of the training. A training with an evaluation at this step is complete.
         """
         best = None
         for entry in history:
@@ -228,7 +228,7 @@ def outcome_of(
     """Returns the outcome of a training from its model.json, or from the record of a pruned training.
 
     A complete model whose training `rule` would have pruned counts as a pruned trial. So the result of a
-    search does not depend on what other comparisons trained.
+    search does not depend on the trainings of other comparisons.
 
     Args:
         description: the file's content. The record of a pruned training has no metrics.

@@ -10,8 +10,8 @@ from conf.errors import ConfigError
 def require_no_pair_features(names: Sequence[str]) -> None:
     """Raises ConfigError if a feature may depend on user and item.
 
-    The features of a drawn pair of user and item are those of the user's row and of the item. A feature that
-    depends on both would have to be computed for the pair.
+    A drawn pair of user and item has the user's features from the row, and the drawn item's features. A
+    feature that depends on both would have to be computed for the pair.
     """
     if names:
         raise ConfigError(
