@@ -120,6 +120,6 @@ class Router(nn.Module):
         return self.block_starts[block] + (rows - self.block_places[block]) * self.block_steps[block]
 
     def untiered_rows(self, rows: Tensor) -> Tensor:
-        """Converts row indices of this rank's matrix to the indices that rows have in a matrix without a tail."""
+        """Converts row indices of this rank's matrix to the indices that rows have without a tail."""
         block = torch.searchsorted(self.block_ends, rows, right=True)
         return self.block_untiered[block] + rows - self.block_places[block]
