@@ -59,7 +59,7 @@ def spark() -> Iterator[Finding]:
 
 
 def python(profile: Profile) -> Iterator[Finding]:
-    """Checks the interpreters of driver and workers: their version, and that they find our packages."""
+    """Checks the interpreters of the driver and the workers: the version, and imports of our packages."""
     own = platform.python_version()
     yield Finding("Python", f"{own} in {sys.executable}")
     named = {key: profile.get(key) for key in _PYTHONS} | {

@@ -305,8 +305,8 @@ class PendingLookups:
     def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
         """Returns and clears the gradient of the batch since the last call. A row may have several entries.
 
-        One rank has an entry for each lookup. If there are several ranks, each of them sums the gradient of a
-        row over its own lookups, and there is an entry for each rank that looked up the row. The update
+        A single rank has an entry for each lookup. If there are several ranks, each of them sums the gradient
+        of a row over its own lookups, and there is an entry for each rank that looked up the row. The update
         kernel sums them.
 
         Returns:

@@ -112,8 +112,8 @@ TILE_ROWS = 32
 class Timelines:
     """Sequences as parts of timelines, so that items that successive sequences share are computed once.
 
-    If a user chooses an item, the next history has this item and the items before it, of which the oldest is
-    dropped if there are more than L. So the histories of successive choices are parts of one list of items, a
+    If a user chooses an item, the next history has this item and the items before it. If these are more than
+    L, the oldest is dropped. So the histories of successive choices are parts of one list of items, a
     timeline. A tile has up to `TILE_ROWS` successive sequences of one logical shard. Which sequences share a
     timeline depends only on the shard, so it does not depend on the number of ranks.
 

@@ -177,7 +177,7 @@ def _with_ancestors(versions: set[str], described: dict[str, dict[str, Any]]) ->
 def _retrievers(
     lake: LakePaths, name: str, described: dict[str, dict[str, Any]], first_date: str, workflows: set[str]
 ) -> set[str]:
-    """Returns the retrievers of kept dates, and the newest earlier one of each workflow version in use."""
+    """Returns the retrievers of kept dates, and the newest earlier one of each workflow that is in use."""
     kept = {version for version, values in described.items() if _is_of(values, first_date)}
     newest: dict[str, str] = {}  # by workflow version
     for run_date in dates_of(lake, name, RUNS):
