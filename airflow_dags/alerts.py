@@ -15,7 +15,7 @@ from typing import Any, Literal
 from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowException
 
-# docs/operations.md says what each kind means and what to do.
+# docs/operations.md explains each kind, and says how to react.
 Kind = Literal["task_failed", "late", "promoted", "kept"]
 CONNECTION = "nightrank_alerts"
 _PATIENCE_S = 10
@@ -53,7 +53,7 @@ def tell(kind: Kind, text: str, **facts: Any) -> None:
 
 
 def task_failed(context: Mapping[str, Any]) -> None:
-    """Sends an alert about a failed task. Airflow calls this function unless it retries the task."""
+    """Sends an alert about a failed task. Airflow calls this function when it does not retry the task."""
     ti = context["ti"]
     error = str(context.get("exception") or "no exception")
     tell(

@@ -1,7 +1,7 @@
 """### The lists of past days, one after another
 
 Runs `daily_recommendations` for each day from `from` to `to`. Each day starts when the day before has ended,
-because a daily run reads the lists of the day before: it measures these lists, and compares the new lists
+because a daily run needs the lists of the day before. It measures these lists, and compares the new lists
 with them. If a day fails, the later days still run. Correct the cause of the failure, then clear the task of
 the failed day.
 

@@ -1,4 +1,4 @@
-"""The command line of a job: what to run, its arguments, and the options of spark-submit."""
+"""The command line of a job: its script, its arguments, and the options of spark-submit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Call:
         run_date: the logical day, YYYY-MM-DD.
         overrides: `--set` values of this run, in addition to those of the settings.
         options: further arguments of the script.
-        is_plan: whether the job is plan_night. Its summary must come back even if the Spark profile sets the
-            deploy mode `cluster`, and it does not need the check of the node.
+        is_plan: whether the job is plan_night. This job runs in client mode, whatever the Spark profile sets,
+            because the task needs its summary. The job runs without a check of the node.
     """
 
     job: str
@@ -47,12 +47,12 @@ def arguments(call: Call, settings: Settings) -> list[str]:
 
 
 def all_overrides(call: Call, settings: Settings) -> tuple[str, ...]:
-    """Returns the `--set` values of the settings, then those of the run, which override the former."""
+    """Returns the `--set` values of the settings, then those of the run. Later values have priority."""
     return (*settings.overrides, *call.overrides)
 
 
 def doctor_arguments(call: Call, settings: Settings, master: str) -> list[str]:
-    """Returns the arguments with which Python checks its node, the profile of the job, and the lake."""
+    """Returns the arguments of Python that check the node, the job's Spark profile and the lake."""
     words = ["--profile", settings.profile(call.job), "--master", master, "--config", settings.config]
     for override in all_overrides(call, settings):
         words += ["--set", override]
@@ -60,6 +60,6 @@ def doctor_arguments(call: Call, settings: Settings, master: str) -> list[str]:
 
 
 def beside(program: str, name: str) -> str:
-    """Returns the path of the program `name` in the folder of `program`, which may be a bare name."""
+    """Returns the path of the program `name` beside `program`; `name` if `program` has no folder."""
     path = PurePosixPath(program)
     return name if path.name == program else str(path.with_name(name))

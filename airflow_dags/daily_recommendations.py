@@ -52,8 +52,9 @@ def announce(
 ) -> Mapping[str, Any]:
     """Updates the Airflow asset of the published recommendation lists of a dataset.
 
-    The asset event contains the version of the model that made the lists, and of the champion: the same
-    model, or the model that it refits. It also contains the day when the champion was promoted.
+    The asset event contains the version of the model that made the lists, and the version of the champion.
+    They differ if the lists were made by a refit of the champion. The event also contains the day when the
+    champion was promoted.
     """
     checked = ti.xcom_pull(task_ids="publish_checks")
     if not checked:

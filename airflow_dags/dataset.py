@@ -1,8 +1,8 @@
 """The options of a dataset that Airflow needs when it parses a DAG file: names, schedules, limits, pool.
 
-The Airflow Variable of the dataset holds everything else. Tasks read it when they run (settings.py). The
-options are arguments in a DAG file, because reading a Variable while a DAG file is parsed would query
-Airflow's database each time that the DAG processor parses the file and each time that a task starts.
+The Airflow Variable of the dataset contains all other settings. Tasks read it when they run (settings.py).
+The options are arguments in a DAG file. If the file read a Variable, Airflow would query its database
+whenever the file is parsed and whenever a task starts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_HOURS = 24 * 14
 _FIXED_TIME = re.compile(r"\d{1,2} \d{1,2} ")
 _EVERY_DAY = re.compile(r"\d{1,2} \d{1,2} \* \* \*")
 _HOURS = 3.0
-# How long a job may take, for jobs that may take longer than others.
+# Default time limits in hours, for jobs that may take longer than others.
 _HOURS_OF_JOBS = {"train_model": 12.0, "train_retriever": 6.0, "refit_model": 12.0}
 JOBS = (
     "build_candidates",
@@ -56,18 +56,18 @@ class Dataset:
     """The options of a dataset. Airflow shows a wrong option as an import error of the DAG file.
 
     Attributes:
-        name: part of the ids of DAGs and assets, and of the name of the Variable. The dataset `default` has
-            the ids without a name and the Variable `nightrank`.
+        name: part of the ids of DAGs and assets, and of the name of the Variable. For the dataset `default`,
+            the ids contain no name, and the Variable is `nightrank`.
         daily_cron: when `daily_recommendations` runs: minute, hour, and `* * *`.
         weekly_cron: when `weekly_training` runs: a fixed minute and hour, on any days.
         timezone: the IANA name of the timezone of both schedules, such as Europe/Berlin.
         daily_late_hours: hours after which a daily run that has not ended is reported as late.
-        weekly_late_hours: the same for a training.
+        weekly_late_hours: hours after which a weekly run that has not ended is reported as late.
         log_wait_hours: how many hours a run waits for its raw log.
-        task_hours: maximum duration by job, in hours. `default` is for jobs without a limit of their own.
-        prune_keep_days: number of days whose dates the last task of `weekly_training` keeps. It deletes older
-            dates and unused versions. None: nothing is deleted.
-        retries: how often a task is retried after a failure that a retry may remove.
+        task_hours: maximum duration by job, in hours. `default` applies to jobs that have no other limit.
+        prune_keep_days: how many days of data the last task of `weekly_training` keeps. This task deletes
+            older dates and unused versions. None: no task deletes data.
+        retries: how often Airflow retries a failed task. It does not retry after exit code 2 or 3.
         pool: the Airflow pool of the tasks that run jobs.
 
     Raises:
@@ -147,7 +147,7 @@ class Dataset:
             )
 
     def _check_cron(self, option: str, form: re.Pattern[str], rule: str) -> None:
-        """A run processes the day of its partition key, so two runs on one day would repeat a day."""
+        """Checks that a schedule has at most one run a day. A second run would process the same day again."""
         cron = getattr(self, option)
         if not isinstance(cron, str) or not form.match(cron) or len(cron.split()) != len("mhdmw"):
             raise self._wrong(option, "is not a schedule with one run a day at most", f"write {rule}")

@@ -1,6 +1,6 @@
-"""Finds the logical day of a run: from the Param `run_date`, otherwise from the partition key.
+"""Reads the logical day of a run from the Param `run_date`, or else from the partition key.
 
-The day never comes from the clock, so a repeated run has the same day.
+The day does not depend on the clock, so a repeated run has the same day.
 """
 
 from __future__ import annotations

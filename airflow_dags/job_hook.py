@@ -1,6 +1,6 @@
 """A spark-submit hook that reads a job's exit code and job summary, and ends all processes of the job.
 
-With a local master, the hook starts jobs by Python instead of spark-submit, because small jobs then need no
+With a local master, the hook starts jobs with Python instead of spark-submit, because small jobs then need no
 JVM. A job that needs Spark starts the JVM itself, with the same options.
 """
 
@@ -44,7 +44,7 @@ class JobHook(SparkSubmitHook):
         return 128 - code if code < 0 else code
 
     def submit(self, application: str = "", **options: Any) -> str | None:
-        """Runs the job with the method of the provider's hook.
+        """Runs the job, as the provider's hook does.
 
         If the job fails, all of its processes that still run are ended. For example, the Python driver of a
         job keeps running if the JVM of the job is killed.
@@ -68,7 +68,7 @@ class JobHook(SparkSubmitHook):
         return [python, *command[start:]]
 
     def _python_of_local_jobs(self) -> str | None:
-        """Returns the interpreter beside spark-submit; None without one, or if spark-submit is needed."""
+        """Returns the Python beside spark-submit; None if there is none, or if the job needs spark-submit."""
         connection = self._connection
         if not str(connection["master"]).startswith("local") or connection["deploy_mode"] == "cluster":
             return None

@@ -1,7 +1,7 @@
 """The runner `kubernetes`: each job is a pod, which the KubernetesPodOperator of Airflow's provider runs.
 
-With a local master, the pod runs Python, as job_hook.py does on a worker. With another master, it runs
-spark-submit in client mode, so the pod is the driver and its exit code is that of the job.
+With a local master, the pod runs Python, as job_hook.py does on a worker. With another master, the pod runs
+spark-submit in client mode. Then the pod is the driver, and its exit code is the exit code of the job.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from airflow_dags.settings import spark_master
 
 _CONTAINER = "base"
 _LAST_LINES = 100
-# The HTTP status codes with which the API refuses a new pod or its namespace, so that a retry cannot help.
-# 403 is not one of them: it may mean that a quota is exceeded, and then a retry can help.
+# HTTP status codes of the API that say that the pod or its namespace is wrong, so a retry cannot help. 403 is
+# not in this set: it may mean that a quota is exceeded, and then a retry can help.
 _HOPELESS = {400, 404, 422}
 _POD_IP, _POD_NAME = "POD_IP", "POD_NAME"
 
@@ -91,16 +91,16 @@ class KubernetesRunner(Runner):
         )
 
     def keep_summary(self, line: str) -> None:
-        """Keeps the job summary if this line of the pod's log is one."""
+        """Stores the job summary if this line of the pod's log contains it."""
         self._summary = summary_in(line) or self._summary
 
     def read_last_lines(self, client: CoreV1Api, pod: k8s.V1Pod) -> None:
-        """Reads the end of the log again if it had no job summary: reading may have been interrupted."""
+        """Reads the end of the log again if no job summary was read: the stream may have ended early."""
         if self._summary is not None:
             return
         name, namespace = pod.metadata.name, pod.metadata.namespace
         try:
-            # Without _preload_content, the client returns the bytes. Some releases return their repr as text.
+            # With _preload_content=True, some releases of the client return the repr of the bytes as text.
             answer = client.read_namespaced_pod_log(
                 name, namespace, container=_CONTAINER, tail_lines=_LAST_LINES, _preload_content=False
             )
@@ -112,7 +112,7 @@ class KubernetesRunner(Runner):
             self.keep_summary(line)
 
     def _words(self) -> list[str]:
-        """Returns the command of the pod. Kubernetes replaces $(NAME) by a variable, and $$ by $."""
+        """Returns the command of the pod. Kubernetes replaces $(NAME) by the variable NAME, and $$ by $."""
         master = spark_master(self.settings)
         python = beside(self.settings.spark_submit, "python")
         script = application(self.call, self.settings)
@@ -127,7 +127,7 @@ class KubernetesRunner(Runner):
             command = [_literal(self.settings.spark_submit), *options, *driver, *job]
         if not self.settings.check_node or self.call.is_plan:
             return command
-        # The check runs in the pod of the job, because another pod may get another node.
+        # The check runs in the pod of the job, because another pod may run on another node.
         check = [_literal(word) for word in (python, *doctor_arguments(self.call, self.settings, master))]
         return ["sh", "-c", f"{shlex.join(check)} && exec {shlex.join(command)}"]
 
@@ -180,7 +180,7 @@ def _pod_in(folder: str) -> k8s.V1Pod:
 
 
 def _literal(text: str) -> str:
-    """Returns a text in which Kubernetes replaces nothing."""
+    """Returns a text with escaped dollar signs, so that Kubernetes replaces no variables in it."""
     return text.replace("$", "$$")
 
 

@@ -1,8 +1,8 @@
-"""The runner `livy`: each job is a batch of Apache Livy, submitted over its REST API by Airflow's provider.
+"""The runner `livy`: Airflow's provider submits each job as a batch to the REST API of Apache Livy.
 
-Livy runs spark-submit on its own machine. Its API has no exit codes, so the exit code comes from the line
-that a failed job writes last to its log. Livy must use Spark's deploy mode `client`; otherwise the log that
-it returns is not that of the job.
+Livy runs spark-submit on its own machine. Its API returns no exit codes. So the runner reads the exit code
+from the last line that a failed job logs. Livy must use Spark's deploy mode `client`; otherwise its API does
+not return the log of the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from airflow_dags.runners import Runner, summary_in
 _ENDED = re.compile(r"^\S+ nightrank: (\w+) ended with exit code (\d+)$")
 _LINES = 100
 _STATE_KEY = "nightrank_livy_batch"
-# Livy chooses these two. By default it refuses a batch that sets them.
+# Livy sets these two properties. By default it refuses a batch that sets them.
 _OF_LIVY = {"spark.master", "spark.submit.deployMode"}
 _RETRY = {
     "stop": stop_after_attempt(6),
@@ -104,7 +104,7 @@ class LivyRunner(Runner):
             raise AirflowFailException(
                 f"the Airflow Variable {self.settings.variable!r} names the Spark profile {path}, which "
                 f"cannot be read on this worker: {error}\n"
-                "  what to do: with the runner 'livy', name a file on Airflow's workers by its whole path"
+                "  what to do: with the runner 'livy', write the absolute path of a file on Airflow's workers"
             ) from error
         if properties.get("spark.submit.deployMode", "client") != "client":
             raise AirflowFailException(
@@ -114,7 +114,7 @@ class LivyRunner(Runner):
         return {name: value for name, value in properties.items() if name not in _OF_LIVY and value}
 
     def _end_earlier_batch(self, store: Any) -> None:
-        """Deletes the batch of an attempt whose worker was lost, because its job may still run."""
+        """Deletes the batch of an earlier attempt whose worker was lost, because its job may still run."""
         earlier = None if store is None else store.get(_STATE_KEY)
         if not isinstance(earlier, dict) or self._hook is None:
             return

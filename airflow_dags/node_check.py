@@ -1,4 +1,4 @@
-"""Runs the checks of a node (setup/doctor) before a job, if the Variable of the dataset asks for them."""
+"""Runs the checks of a node (setup/doctor) before a job, if the dataset's Variable sets `check_node`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TIMEOUT_S = 300
 
 
 def check_node(call: Call, settings: Settings, log: Any) -> None:
-    """Checks this worker, the Spark profile of a job, and the lake. Logs what the checks find.
+    """Checks this worker, the Spark profile of a job, and the lake. Logs the findings.
 
     Raises:
-        AirflowException: something must be corrected on this worker. The task is retried, perhaps on another
-            worker.
+        AirflowException: something must be corrected on this worker. Airflow retries the task, perhaps on
+            another worker.
         AirflowFailException: the checks cannot be run with these settings.
     """
     job, command = call.job, _command(call, settings)

@@ -1,11 +1,11 @@
 """The keys of the configuration that the Param `set` may change.
 
 Everybody who may trigger a run can set this Param, even people who may not read the lake or the jobs'
-credentials. By changing a key that contains an address or a path, they could send data and passwords to
-another place (`deliver.sinks`, `watch.push_gateway`), read other data (`log.path`, `lake`) or load other code
-(`driver_jar`). So the Param may change only keys that decide how a run computes. The key `param_keys` of the
-Airflow Variable of the dataset replaces the list of allowed keys. Overrides in the Variable may change any
-key.
+credentials. If the Param could change addresses, they could send data and passwords to another place
+(`deliver.sinks`, `watch.push_gateway`). If it could change paths, they could read other data (`log.path`,
+`lake`) or load other code (`driver_jar`). So the Param may change only keys that decide how a run computes.
+The key `param_keys` of the Airflow Variable of the dataset replaces the list of allowed keys. Overrides in
+the Variable may change any key.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ def refusal(overrides: Sequence[Any], allowed: Sequence[str], variable: str = "n
     for override in overrides:
         if len(str(override)) > _MOST_TEXT:
             return (
-                f"the Param `set` holds {str(override)[:100]!r}…, which has more than {_MOST_TEXT:,} "
+                f"the Param `set` contains {str(override)[:100]!r}…, which has more than {_MOST_TEXT:,} "
                 "characters\n  what to do: set such a value in the configuration file"
             )
         key, separator, text = str(override).partition("=")
         if not separator or not key:
             return (
-                f"the Param `set` holds {override!r}, which is not of the form a.b=value\n"
+                f"the Param `set` contains {override!r}, which is not of the form a.b=value\n"
                 "  what to do: write section.key=value"
             )
         if not is_allowed(key, allowed):
@@ -117,10 +117,9 @@ def is_allowed(key: str, allowed: Sequence[str]) -> bool:
 
 
 def _not_plain(text: str) -> str | None:
-    """Returns a description of a value that is neither plain nor a list of plain values; otherwise None.
+    """Returns what is wrong with a value; None if it is a plain value or a list of plain values.
 
-    A plain value is a number, a string or another value that is neither a mapping nor a list. So a plain
-    value cannot contain keys.
+    A plain value is a scalar of YAML, such as a number, a string or a date. So it cannot contain keys.
     """
     try:
         value = yaml.safe_load(text)

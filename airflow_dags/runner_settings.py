@@ -1,4 +1,4 @@
-"""The key `runner` of the Variable: how jobs start, and what the runner needs for that."""
+"""The key `runner` of the Variable: the kind of the runner, and its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SUBMIT, KUBERNETES, LIVY = "spark-submit", "kubernetes", "livy"
 
 
 class SettingError(ValueError):
-    """A value of the Variable is wrong. The message says what, without the name of the Variable."""
+    """A value of the Variable is wrong. The message says what is wrong, without naming the Variable."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _positive(value: Any) -> Any:
 
 
 def _texts(value: Any) -> dict[str, str] | None:
-    """Returns a mapping of texts. A text is the value of `default`."""
+    """Returns a mapping of texts; None if the value is wrong. A single text is the value of `default`."""
     texts = {"default": value} if isinstance(value, str) else value
     if not isinstance(texts, dict) or not all(_text(text) for text in texts.values()):
         return None
@@ -99,7 +99,7 @@ def _texts(value: Any) -> dict[str, str] | None:
 
 
 def _resources(value: Any) -> dict[str, dict[str, dict[str, str]]] | None:
-    """Returns requests and limits by job, whose quantities are texts, as Kubernetes requires."""
+    """Returns requests and limits by job, with quantities as texts, as Kubernetes requires."""
     if not isinstance(value, dict):
         return None
     by_job = {"default": value} if set(value) <= {"requests", "limits"} else value

@@ -1,7 +1,8 @@
 """A runner runs one job for a task: by spark-submit, in a pod of Kubernetes, or by Livy.
 
-The key `runner` of the Variable chooses the runner. Whatever the runner, a job has the same script and
-arguments, its exit code decides whether the task is retried, and its job summary is the XCom of the task.
+The key `runner` of the Variable chooses the runner. With each runner, a job has the same script and
+arguments. Its exit code decides whether Airflow retries the task, and its job summary is the XCom of the
+task.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from airflow_dags.commands import Call
 from airflow_dags.retries import failure
 from airflow_dags.settings import Settings
 
-# Runner → module of airflow_dags with its class, the class, the package of the provider. The modules import
-# their provider, so they are imported only when a task needs them.
+# For each runner: its module in airflow_dags, its class, and the package of its provider. A module imports
+# its provider, so it is imported only when a task needs it.
 _RUNNERS = {
     "spark-submit": ("submit_runner", "SubmitRunner", "apache-airflow-providers-apache-spark"),
     "kubernetes": ("kubernetes_runner", "KubernetesRunner", "apache-airflow-providers-cncf-kubernetes"),

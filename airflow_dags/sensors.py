@@ -32,9 +32,8 @@ class RawLogSensor(BaseSensorOperator):
     The plan is the job summary of plan_night.
 
     The sensor runs the job plan_night to look for the log, because only the configuration says where the log
-    is (by a pattern or a manifest, on a disk or in a store). If the configuration is invalid, the task fails
-    at once. If the Param `when_published` is `skip` and the lists of the day are already published, the plan
-    is empty.
+    is. If the configuration is invalid, the task fails at once. If the Param `when_published` is `skip` and
+    the lists of the day are already published, the plan is empty.
 
     Args:
         days_before_key: how many days the logical day is before the partition key of the run.
@@ -48,7 +47,7 @@ class RawLogSensor(BaseSensorOperator):
         self._runner: Runner | None = None
 
     def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
-        """Runs plan_night, and returns whether the raw log exists together with the plan."""
+        """Runs plan_night. Returns the plan, and whether the raw log exists."""
         params, settings = context["params"], read_settings(self.variable)
         overrides = asked_overrides(params, settings)
         call = Call("plan_night", run_date_of(context, self.days_before_key), overrides, is_plan=True)
@@ -97,13 +96,13 @@ class OtherDagSensor(BaseSensorOperator):
 def first_sensors(
     dataset: Dataset, other: str, *, yields: bool, days_before_key: int = 0
 ) -> list[BaseSensorOperator]:
-    """Returns the first two tasks of a DAG: one waits for the other DAG, the next one for the raw log.
+    """Returns the first two tasks of a DAG: one waits for the other DAG, the other waits for the raw log.
 
     Args:
         dataset: the dataset of the DAG.
         other: the DAG to wait for, without the name of the dataset.
-        yields: as in OtherDagSensor.
-        days_before_key: as in RawLogSensor.
+        yields: see OtherDagSensor.
+        days_before_key: see RawLogSensor.
     """
     return [
         OtherDagSensor(

@@ -154,7 +154,7 @@ def _check_livy(values: Mapping[str, Any]) -> None:
     config = str(values["config"])
     if not config.startswith("/"):
         raise SettingError(
-            f"names config={config}, but the runner 'livy' needs a whole path, because Livy "
+            f"names config={config}, but the runner 'livy' needs an absolute path, because Livy "
             "chooses the folder in which a job runs"
         )
 
@@ -184,7 +184,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def spark_master(settings: Settings) -> str:
-    """Returns the Spark master: host, and port if there is one, of the Spark connection.
+    """Returns the Spark master: the host of the Spark connection, with its port if it has one.
 
     Without the connection, Airflow's Spark provider would submit jobs to YARN.
 

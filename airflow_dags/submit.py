@@ -1,4 +1,4 @@
-"""Creates the Airflow tasks that run jobs; `stage(name)` creates each of these tasks.
+"""Creates the Airflow tasks that run jobs. Each call of `stage(name)` creates one task.
 
 Each task reads the runner, the Spark profile, the configuration file and `--set` values from the Airflow
 Variable of the dataset. It reads the day and the overrides of the stage from the plan of the run.
@@ -117,5 +117,5 @@ def stage(
 
 
 def stages_of(dataset: Dataset, **common: Any) -> Callable[..., JobOperator]:
-    """Returns `stage` for a dataset. `common` are arguments of all its tasks."""
+    """Returns the function `stage` for a dataset. `common` are arguments that all of its tasks share."""
     return partial(stage, dataset=dataset, **common)

@@ -18,7 +18,7 @@ class SubmitRunner(Runner):
     _hook: JobHook | None = None
 
     def run(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Checks the worker if the settings ask for that, then runs the job, as `Runner.run`."""
+        """Checks the worker if `check_node` is true, then runs the job as `Runner.run` does."""
         if self.settings.check_node and not self.call.is_plan:
             check_node(self.call, self.settings, self.log)
         return super().run(context)
@@ -52,6 +52,6 @@ def hook_for(call: Call, settings: Settings) -> JobHook:
         properties_file=settings.profile(call.job),
         spark_binary=settings.spark_submit,
         env_vars=dict(settings.environment) or None,
-        # In cluster mode the job summary would not come back.
+        # In cluster mode the task could not read the job summary.
         deploy_mode="client" if call.is_plan else None,
     )

@@ -59,7 +59,7 @@ class FeaturesOfChampion(JobOperator):
         return super().execute(context)
 
 
-# If train.refit is false, the task refit_model is skipped.
+# NONE_FAILED, because the task refit_model is skipped if train.refit is false.
 @task(trigger_rule=TriggerRule.NONE_FAILED)
 def promote(dataset: str, ti: Any = None, outlet_events: Any = None) -> None:
     """Updates the asset of the champion of a dataset. The gate has already recorded the promotion."""

@@ -1,6 +1,6 @@
-"""Columns of rows on a device: text that torch's operators scan there, and features that they look up there.
+"""Columns of rows on a device: torch operators scan text and look up features there.
 
-Only the tasks of build_features that have a GPU import torch, so `columns.py` imports it when it is used.
+Only tasks of build_features that have a GPU need torch, so `columns.py` imports torch inside functions.
 """
 
 from conf.process import limit_spinning

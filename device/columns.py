@@ -31,7 +31,7 @@ class DeviceColumn:
         """Returns the indices of the rows whose code is flagged, ascending.
 
         Args:
-            flagged: (k + 1,). The last flag is that of null.
+            flagged: (k + 1,) a flag for each code. The last flag is for null.
         """
         rows = self.take(flagged).nonzero().squeeze(1)
         return to_host(rows)
@@ -40,12 +40,12 @@ class DeviceColumn:
         """Returns the element of a look-up table for each row's code: (n,) on the device.
 
         Args:
-            table: (k + 1,). The last element is that of null.
+            table: (k + 1,) an element for each code. The last element is for null.
         """
         return to_device(table, self.codes.device).index_select(0, self.codes)
 
     def count(self) -> NDArray[np.int64]:
-        """Returns the number of rows with each code: (k + 1,). The last number is that of null."""
+        """Returns the number of rows with each code: (k + 1,). The last number is for null."""
         counts = self.codes.new_zeros(len(self.dictionary) + 1, dtype=_torch().int64)
         ones = counts.new_ones(1).expand(self.codes.shape[0])
         return to_host(counts.scatter_add_(0, self.codes.long(), ones))
@@ -72,18 +72,18 @@ class DeviceColumn:
         return pa.DictionaryArray.from_arrays(indices, self.dictionary, safe=False)
 
 
-# The values of a column of rows, on the host or on a device.
+# The values of one column, on the host or on a device.
 Values: TypeAlias = pa.Array | DeviceColumn
 
 
 class DeviceColumns(Mapping[str, pa.Array]):
     """Columns of n rows by name. Some of them are on a device.
 
-    As a mapping, it returns Arrow arrays: a column is copied from the device when it is used for the first
-    time. So code that does not use the device needs no form of its own.
+    As a mapping, it returns Arrow arrays. It copies a column from the device when the column is first used.
+    So code that runs on the host works without changes.
 
     Args:
-        parts: the columns.
+        parts: the columns by name.
     """
 
     def __init__(self, parts: Mapping[str, Values]) -> None:
@@ -114,7 +114,7 @@ class DeviceColumns(Mapping[str, pa.Array]):
         return self._of_rows(lambda codes: codes[first:end], lambda array: array.slice(first, end - first))
 
     def take(self, rows: NDArray[np.int64]) -> DeviceColumns:
-        """Returns some rows by their indices."""
+        """Returns the rows with these indices, in this order."""
         codes = next(part.codes for part in self.parts.values() if isinstance(part, DeviceColumn))
         there, here = to_device(rows, codes.device), pa.array(rows)
         return self._of_rows(lambda codes: codes.index_select(0, there), lambda array: array.take(here))
@@ -152,13 +152,14 @@ def look_up(
     blocks: Sequence[Sequence[tuple[DeviceColumn, NDArray[Any]]]],
     groups: int,
 ) -> NDArray[np.int32]:
-    """Looks up C values for each row of some blocks, and returns the rows dealt to groups: (C, n).
+    """Looks up C values for each row of some blocks, and divides the n rows among groups. Returns (C, n).
 
-    The rows 0, groups, 2 * groups, … are the first ones, then come the rows 1, 1 + groups, …
+    The first group has the rows 0, groups, 2 * groups, … The next group has the rows 1, 1 + groups, …
 
     Args:
         blocks: for each block, its C columns with their look-up tables. A table of a column with k distinct
-            values has k + 1 elements of 4 bytes; the last one is that of null. Their bits are returned.
+            values has k + 1 elements of 4 bytes; the last element is for null. The result has the bits of the
+            elements.
         groups: number of groups.
     """
     torch = _torch()
@@ -182,7 +183,7 @@ def look_up(
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copies a writable array to a device. A copy to a GPU may still be running on the current stream."""
+    """Copies a writable array to a device. A copy to a GPU may still run after the function returns."""
     tensor: Tensor = _torch().from_numpy(values)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 

@@ -1,19 +1,19 @@
 """Converts lines of separated text to dictionary-encoded columns, in torch operators on any device.
 
-The results are equal to those of the compiled scanner (etl/native/scan.cpp), which defines them: rows,
-reasons, codes, and the order of dictionaries. No operation works line by line or value by value:
+The result equals the result of the compiled scanner (etl/native/scan.cpp): rows, reasons, codes, and the
+order of dictionaries. Each operation processes all lines or all values at once:
 
-1. The positions of all delimiters are found, and from them the lines, the rows and the fields.
+1. The positions of all delimiters determine the lines, the rows and the fields.
 2. A field is a sequence of words of 8 bytes. A hash of its words is its key. Sorting the keys of many columns
-   at once brings equal values together. The sort is stable, so the first field of a group is the first one in
-   the log.
-3. Each word is compared with that of the first field of its group. If a word differs, two values have the
-   same key (a collision). Then the caller scans the block on the host.
+   at once brings equal values together. The sort is stable, so the first field of a group of equal keys is
+   the first in the log.
+3. Each word is compared with the word at the same position of the first field of its group. If a word
+   differs, two values have the same key (a collision). Then the caller scans the block on the host.
 
 Only distinct values, their counts, and the numbers of lines are copied to the host. Codes stay on the device.
 
-Notation: a block has B bytes and n rows. A round of step 2 encodes G columns. They have c values that are not
-empty, with w words.
+Notation: a block has B bytes and n rows. A round of step 2 encodes G columns. The columns have c values that
+are not empty. These values have w words in total.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from torch import Tensor
 
 from device.columns import DeviceColumn, to_host
 
-# A round encodes as many columns as have at most this number of fields. So its memory does not grow with the
-# number of columns: 3 to 4 GB, if most values have at most 8 bytes.
+# Maximum number of fields that one round encodes. It limits the memory of a round: 3 to 4 GB if most values
+# have at most 8 bytes.
 ROUND_FIELDS = 2**24
 
 _LF, _QUOTE = ord("\n"), ord('"')
@@ -81,8 +81,8 @@ def scan_text(
 ) -> ScannedText | None:
     """Scans a block of complete lines. Every line ends with LF, except that the last line may have no LF.
 
-    Returns None if the caller must scan the block on the host: because of double quotes, or because two
-    values have the same key.
+    Returns None if the caller must scan the block on the host: because the block contains double quotes, or
+    because two different values have the same key.
 
     Args:
         block: bytes of the lines, less than 2 GiB.
@@ -90,8 +90,8 @@ def scan_text(
         width: number of fields that a line must have.
         fields: indices of the fields to return.
         quoted: whether fields may be enclosed in double quotes.
-        device: where to scan.
-        mix: the hash function of words. Only tests choose another.
+        device: the device that scans the block.
+        mix: the hash function of words. Only tests pass another function.
     """
     words, size = _upload(block, device)
     text = words.view(torch.uint8)[:size]
@@ -136,7 +136,7 @@ def scan_text(
 
 
 def _rounds(fields: Sequence[int], rows: int) -> list[list[int]]:
-    """Divides fields into runs of consecutive fields, each of which one round encodes."""
+    """Divides fields into groups of consecutive fields. One round encodes one group."""
     most = max(1, ROUND_FIELDS // max(rows, 1))
     rounds: list[list[int]] = []
     for field in sorted(set(fields)):
@@ -165,7 +165,7 @@ def _upload(block: bytes | memoryview, device: torch.device) -> tuple[Tensor, in
 def _utf8_errors(text: Tensor) -> Tensor:
     """Returns which bytes violate UTF-8 (table 3-7 of the Unicode standard): (B,) bool.
 
-    The error of a sequence that is too short is at the byte after it.
+    If a sequence is too short, the error is at the byte after the sequence.
     """
     before = torch.cat([text.new_zeros(3), text])
     third, second, first = before[:-3], before[1:-2], before[2:-1]  # the byte 3, 2 and 1 before each byte
@@ -187,13 +187,13 @@ def _is_continuation(text: Tensor) -> Tensor:
 
 
 class _Values(NamedTuple):
-    """The c values of some columns that are not empty, column by column, and their w words.
+    """The c values of some columns, ordered by column, and their w words. Empty values are left out.
 
     Attributes:
         fields: (c,) index of each value among the G * n fields.
-        columns: (c,) index of its column.
-        starts, sizes: (c,) its first byte in the block, and its number of bytes.
-        word_ends: (c,) index of the word after its last one.
+        columns: (c,) index of each value's column.
+        starts, sizes: (c,) position of each value's first byte in the block, and its number of bytes.
+        word_ends: (c,) index of the word after each value's last word.
         value_of_word: (w,) index of the value of each word.
         words: (w,) the words, padded with zeros.
     """
@@ -210,11 +210,11 @@ class _Values(NamedTuple):
 def _encode(
     words: Tensor, starts: Tensor, ends: Tensor, mix: Mix
 ) -> list[tuple[DeviceColumn, NDArray[np.int64]]] | None:
-    """Returns the G columns of fields with these bounds, and their value counts; None if a key collides.
+    """Returns G columns with their value counts; None if two different values have the same key.
 
     Args:
         words: the block.
-        starts, ends: (G, n) first byte of each field, and the byte after its last one.
+        starts, ends: (G, n) positions of the first byte of each field, and of the byte after the field.
         mix: the hash function of words.
     """
     values = _values(words, starts, ends)
@@ -273,12 +273,12 @@ def _index_in_value(num_words: Tensor, word_ends: Tensor, value_of_word: Tensor)
 
 
 def _words_at(words: Tensor, places: Tensor, left: Tensor) -> Tensor:
-    """Returns the up to 8 bytes from each place of a block as a number, padded with zeros.
+    """Returns one word for each place in a block: the next bytes of the value, at most 8, padded with zeros.
 
     Args:
         words: the block.
         places: (w,) indices of bytes.
-        left: (w,) number of bytes of the value from there on, at least 1.
+        left: (w,) number of bytes from the place to the end of the value, at least 1.
     """
     index, shift = places >> 3, (places & 7) << 3
     # A shift by 64 bits is undefined, so it is divided into two shifts.
@@ -291,7 +291,8 @@ def _keys(values: _Values, mix: Mix) -> Tensor:
     """Returns the key of each value, (c,): a hash of its words, their order, its size and its column."""
     num_words = (values.sizes + 7) >> 3
     place = _index_in_value(num_words, values.word_ends, values.value_of_word)
-    # Sums modulo 2**64. The sum of a value is a difference of two of them.
+    # Cumulative sums modulo 2**64. The sum over the words of one value is the difference of two of these
+    # sums.
     sums = mix(values.words ^ mix(place + 1)).cumsum(0)
     sums = torch.cat([sums.new_zeros(1), sums])
     of_value = sums[values.word_ends] - sums[values.word_ends - num_words]
@@ -299,24 +300,24 @@ def _keys(values: _Values, mix: Mix) -> Tensor:
 
 
 def _are_same(values: _Values, firsts: Tensor) -> Tensor:
-    """Returns whether each value has the column, size and words of another value: () bool.
+    """Returns whether all values have the same column, size and words as their first values: () bool.
 
     Args:
         values: the values.
-        firsts: (c,) the index of the other value.
+        firsts: (c,) the index of the first value in each value's group.
     """
     num_words = (values.sizes + 7) >> 3
     begins = values.word_ends - num_words
     same = (values.sizes == values.sizes[firsts]) & (values.columns == values.columns[firsts])
     to_other = (begins[firsts] - begins)[values.value_of_word]
     others = torch.arange(values.words.shape[0], device=to_other.device) + to_other
-    # A value that is longer than the other one could refer to a word after the last one.
+    # If a value is longer than its first value, an index could be beyond the last word.
     others = others.clamp(max=max(values.words.shape[0] - 1, 0))
     return same.all() & (values.words == values.words[others]).all()
 
 
 def _bytes_of(words: Tensor, starts: Tensor, sizes: Tensor, total: int) -> Tensor:
-    """Returns the bytes of some values one after the other: (total,) uint8."""
+    """Returns the concatenated bytes of some values: (total,) uint8."""
     before = sizes.cumsum(0) - sizes
     places = torch.repeat_interleave(starts - before, sizes, output_size=total)
     places += torch.arange(total, device=places.device)

@@ -17,8 +17,8 @@ from typing import Any
 from local_airflow.environment import ROOT
 from setup.console import SetupError
 
-# Environment variables that Airflow must not inherit: those of another Airflow, and paths to this project's
-# packages, which would hide Airflow's own.
+# Prefixes of environment variables that Airflow must not inherit: settings of another Airflow, and paths to
+# this project's packages, which would hide Airflow's packages.
 _NOT_OURS = ("AIRFLOW", "PYTHONPATH", "SPARK_HOME", "VIRTUAL_ENV")
 
 
@@ -125,8 +125,8 @@ def local_variable(config: str, overrides: list[str]) -> dict[str, Any]:
 def free_port() -> int:
     """Returns a free port on 127.0.0.1 below the range that systems use for connections (Linux: from 32768).
 
-    Port 0 would give a port in that range. Another connection could take this port before the server starts,
-    a few seconds later.
+    Port 0 would select a port in that range. Another connection could take this port in the few seconds
+    before the server starts.
     """
     draw = random.SystemRandom()
     while True:

@@ -25,8 +25,8 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 DAG = "daily_recommendations"
-# The grid of runs and the graph of tasks are two views of one page. The browser's local storage holds which
-# one is shown.
+# The grid of runs and the graph of tasks are two views of one page. A key in the browser's local storage
+# selects the view.
 VIEWS = {"airflow-grid": "grid", "airflow-graph": "graph"}
 SIZES = {"airflow-grid": (1680, 760), "airflow-graph": (2600, 620)}
 _PATIENCE_S = 60

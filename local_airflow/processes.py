@@ -1,4 +1,4 @@
-"""Starts the four processes of Airflow. Later ends these processes and all processes that they started."""
+"""Starts the four processes of Airflow, and ends them with all processes that they started."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def running(environment: Path, home: Home, spark_slots: int = 1) -> Iterator[Api
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C must not reach it directly: this process ends it
+                    start_new_session=True,  # so Ctrl-C does not reach it; `_end` ends it
                 )
         api = Api(home.url)
         _wait_until_ready(api, home, started)

@@ -99,7 +99,7 @@ class Api:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             answer = error.read().decode(errors="replace")[:500]
-            raise SetupError(f"{method} {path} was answered with {error.code}: {answer}") from error
+            raise SetupError(f"Airflow answered {method} {path} with {error.code}: {answer}") from error
 
 
 def _name(task: Mapping[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""Creates and checks the environment that everything else runs in.
+"""Creates and checks the Python environment of this project.
 
-The modules that `make setup` runs use only the standard library, because no package is installed yet.
+The modules that `make setup` runs use only the standard library, because they run before any package is
+installed.
 """

@@ -8,11 +8,11 @@ setup/horovod correct both problems. The text at the beginning of each patch exp
     interface.patch         process sets use the network interface that the launcher chooses
     signed-requests.patch   servers accept only requests signed with the job's key, and listen on one address
     command-lifetime.patch  horovod.spark.run no longer sleeps for 3 s at its end
-    sleep-while-waiting.patch  a thread that waits for a collective sleeps instead of asking all the time
+    sleep-while-waiting.patch  a thread that waits for a collective sleeps instead of polling
 
 With a CUDA build of torch, Horovod's CMake needs a complete CUDA toolkit. The Python packages of torch and of
 requirements/build.in contain the files of this toolkit; this module arranges them as the compiler expects.
-Neither building nor importing Horovod needs a GPU or an installed CUDA.
+Horovod can be built and imported without a GPU and without an installed CUDA.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def digest_of(value: object) -> str:
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """Everything that Horovod's wheel depends on. The digest names the wheel's folder in the cache."""
+    """All inputs on which Horovod's wheel depends. The digest names the wheel's folder in the cache."""
 
     requirement: str  # Horovod's version and the hashes of its sdist
     torch: str  # with the local version part, such as 2.13.0+cu130
@@ -115,7 +115,7 @@ def compiler() -> str:
 def cached_wheel(venv: Path, bootstrap: Path, requirement_file: Path) -> Path:
     """Returns Horovod's wheel for this environment, from the cache if possible.
 
-    If the cache does not have the wheel, it is built, which takes 2 to 4 minutes on 2 cores.
+    Builds the wheel if the cache does not have it. This takes 2 to 4 minutes on 2 cores.
 
     Raises:
         SetupError: the build failed. The message contains the cause, if it is known, and the end of the log.
@@ -214,8 +214,8 @@ def nvidia_packages(venv: Path) -> Path:
 def lay_out_toolkit(nvidia: Path, toolkit: Path) -> Path:
     """Arranges the files of NVIDIA's Python packages as a CUDA toolkit.
 
-    The folders are new and the files are symbolic links. nvcc looks for its libraries in ../lib64, relative
-    to the real path of its folder, so the folder `bin` itself must not be a link.
+    It creates folders, and symbolic links to the files. nvcc looks for its libraries in ../lib64, relative to
+    the real path of its folder, so the folder `bin` itself must not be a link.
     """
     shutil.copytree(nvidia / "cu13", toolkit, copy_function=os.symlink)
     (toolkit / "lib64").symlink_to("lib")

@@ -29,11 +29,9 @@ FLAGS = (
 )
 # Folder of sources → path of the library below the environment.
 LIBRARIES = {
-    "etl/native": Path("lib/nightrank/libnightrank.so"),  # etl/native/library.py looks there
-    "training/native": Path(
-        "lib/nightrank/libnightrank_training.so"
-    ),  # training/native/library.py looks there
-    "metrics/native": Path("lib/nightrank/libnightrank_metrics.so"),  # metrics/bootstrap.py looks there
+    "etl/native": Path("lib/nightrank/libnightrank.so"),  # etl/native/library.py loads it
+    "training/native": Path("lib/nightrank/libnightrank_training.so"),  # training/native/library.py loads it
+    "metrics/native": Path("lib/nightrank/libnightrank_metrics.so"),  # metrics/bootstrap.py loads it
 }
 
 

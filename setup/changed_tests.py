@@ -1,10 +1,10 @@
-"""Runs the tests that imports tie to the files changed since a commit: make test-changed (CONTRIBUTING.md).
+"""Runs the tests that depend on files changed since a commit: make test-changed (CONTRIBUTING.md).
 
-A test file depends on the modules that it imports, on the files that it names as text (such as a job that it
-starts), and on what these depend on. Test files that are fewer imports away from a changed file run first;
-those whose folder or name is that of a changed module count as nearer. When their recorded seconds reach the
-limit, the rest is left out, and named. tests/conftest.py records the seconds of each test file in
-build/test_seconds.json.
+A test file depends on the modules that it imports, and on the files that its strings name, such as a job that
+it starts. It also depends on the dependencies of these files. Test files that are fewer imports away from a
+changed file run first. A test file counts as nearer if a changed module has the same folder or the same name.
+Test files that exceed the time limit are left out, and the command prints how many. tests/conftest.py records
+the seconds of each test file in build/test_seconds.json.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parent.parent
 SECONDS = "build/test_seconds.json"
-# What the entry of a file's extended tests has after the file's name.
+# Suffix of a file's name in the key with the seconds of its extended tests.
 EXTENDED_SECONDS = " (extended)"
-# Seconds of a test file that was never run here. A session of Spark starts in ten seconds.
+# Assumed seconds of a test file without recorded seconds. A Spark session starts in ten seconds.
 _GUESS, _GUESS_WITH_SPARK = 3.0, 20.0
 # Test files of these folders read the whole tree, so they depend on every file.
 _WHOLE_TREE = "tests/contract/"
@@ -31,12 +31,12 @@ _WHOLE_TREE = "tests/contract/"
 
 @dataclass(frozen=True)
 class Choice:
-    """What `choose` decided.
+    """The test files to run and to leave out.
 
     Attributes:
-        run: the test files to run, those next to a changed file first.
+        run: the test files to run, those nearest to a changed file first.
         left_out: the test files that also depend on a changed file, but do not fit into the limit.
-        seconds: about how long the files `run` take, in one process.
+        seconds: estimated seconds of the files `run` in one process.
     """
 
     run: tuple[str, ...]
@@ -63,9 +63,10 @@ def changed_files(root: Path, since: str) -> list[str]:
 def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
     """Maps each Python file to the files on which it depends directly.
 
-    These are the modules that it imports, except for type checks, the packages that contain them, the files
-    and modules that a string in it names, and the `conftest.py` files of its folder and of the folders above.
-    A module that imports others by computed names depends on all modules of the packages that it names.
+    These are the modules that it imports, except for type checks, and the packages that contain these
+    modules. Files and modules that its strings name are dependencies too, and so are the `conftest.py` files
+    of its folder and of all parent folders. A module that imports others by computed names depends on all
+    modules of the packages that it names.
 
     Args:
         root: the folder of the checkout.
@@ -91,7 +92,7 @@ def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
             needed |= {named[text]} if text in named and text.endswith((".py", ".yaml", ".sh")) else set()
             if "." in text and (module := _longest(text, modules)):
                 needed.add(module)
-        if "import_module(" in source:  # it finds plug-ins by the names of files
+        if "import_module(" in source:  # the module imports plug-ins by computed names
             folders = {
                 text.replace(".", "/")
                 for text in _texts(tree)
@@ -107,9 +108,9 @@ def dependencies(root: Path, files: Sequence[str]) -> dict[str, set[str]]:
 def distances(
     depends: Mapping[str, set[str]], changed: Sequence[str], files: Sequence[str]
 ) -> dict[str, int]:
-    """Returns, for each file that depends on a changed file, the number of steps to the nearest of these.
+    """Returns, for each file that depends on a changed file, the smallest number of steps between the two.
 
-    A file that is not Python, such as a C++ file, counts as part of the Python files of its folder.
+    If a changed file is not Python, such as a C++ file, the Python files of its folder depend on it.
     """
     dependents: dict[str, set[str]] = defaultdict(set)
     for path, needs in depends.items():
@@ -134,16 +135,16 @@ def distances(
 def choose(
     steps: Mapping[str, int], seconds: Mapping[str, float], limit: float, changed: Sequence[str] = ()
 ) -> Choice:
-    """Chooses test files until their seconds reach a limit. The nearest one always runs.
+    """Chooses test files until their seconds reach a limit. The nearest test file always runs.
 
-    A module that everything imports has hundreds of tests at the same distance. So a test file counts as a
-    step nearer if its folder is the one under tests/ that a changed module has, and as another step nearer
-    if its name contains the module's: tests/storage/test_manifest.py for storage/manifest.py.
+    Hundreds of test files may have the same distance from a module. So a test file counts as one step nearer
+    if its folder below tests/ has the path of a changed module's folder. It counts as another step nearer if
+    its name contains the module's name: tests/storage/test_manifest.py for storage/manifest.py.
 
     Args:
         steps: maps files to their distance from a changed file (`distances`).
-        seconds: maps every test file in `steps` to about how long it takes.
-        limit: seconds in one process.
+        seconds: maps every test file in `steps` to its estimated seconds.
+        limit: the largest sum of seconds.
         changed: the changed files.
     """
     tests = [path for path in steps if _is_test(path)]
@@ -168,9 +169,9 @@ def choose(
 
 
 def expected_seconds(root: Path, tests: Sequence[str]) -> dict[str, float]:
-    """Returns about how long each test file takes: its last recorded seconds, or a guess.
+    """Returns the estimated seconds of each test file: its last recorded seconds, or an assumed number.
 
-    Extended tests count as far as they were recorded.
+    Seconds of its extended tests are added if they were recorded.
     """
     recorded = _recorded_seconds(root)
 
@@ -193,7 +194,7 @@ def _recorded_seconds(root: Path) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Chooses the tests, says which ones are left out, and runs pytest.
+    """Chooses the tests, prints which tests are left out, and runs pytest.
 
     Returns the exit code of pytest, or 0 if there is nothing to run.
     """
@@ -219,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*choice.run, sep="\n")
         return 0
     workers = [] if options.workers < 2 else ["-n", str(options.workers)]
-    # Until `make test-extended` has run here, nobody knows how long extended tests take.
+    # Extended tests run only if `make test-extended` has recorded their seconds.
     known = any(name.endswith(EXTENDED_SECONDS) for name in _recorded_seconds(ROOT))
     only = [] if known else ["-m", "not extended"]
     command = [sys.executable, "-m", "pytest", *workers, *only, *of_pytest, *choice.run]
@@ -227,9 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _describe(choice: Choice, changed: Sequence[str], since: str) -> None:
-    """Says on stderr what runs and what is left out."""
+    """Prints to standard error how many test files run, and which are left out."""
     print(
-        f"{len(changed)} files have changed since {since}; {len(choice.run)} test files next to them run "
+        f"{len(changed)} files have changed since {since}; {len(choice.run)} test files near them run "
         f"(about {choice.seconds:.0f} s in one process)",
         file=sys.stderr,
     )
@@ -259,13 +260,13 @@ def _module_of(path: str) -> str:
 
 
 def _with_packages(module: str) -> Iterator[str]:
-    """Yields a module and the packages that contain it, all of which its import runs."""
+    """Yields a module and the packages that contain it. Importing the module runs all of them."""
     parts = module.split(".")
     yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
 
 
 def _longest(text: str, modules: Mapping[str, str]) -> str | None:
-    """Returns the file of the module that a dotted name begins with; None if it names no module."""
+    """Returns the file of the module at the beginning of a dotted name; None if there is no such module."""
     parts = text.split(".")
     if not all(part.isidentifier() for part in parts):
         return None
@@ -274,7 +275,7 @@ def _longest(text: str, modules: Mapping[str, str]) -> str | None:
 
 
 def _imported(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
-    """Yields the names that a module imports, also in functions, but not those for type checks."""
+    """Yields the names that a module imports, also in functions. Imports for type checks are left out."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()

@@ -89,7 +89,7 @@ def build_site(build: Path = BUILD) -> Path:
     quiet = {
         **os.environ,
         "NO_MKDOCS_2_WARNING": "1",
-    }  # an announcement of the theme's authors, on every build
+    }  # hides an announcement that the theme prints in every build
     command: list[str | Path] = [
         mkdocs,
         "build",

@@ -1,6 +1,6 @@
 # Source this (bash or zsh) to work in the project's environment:  . setup/env.sh
 # Puts the bin folder of .venv first on PATH (python, spark-submit, mlflow), and sets the Java and the Python that Spark uses.
-# In an unpacked archive it uses the folder `environment` instead of .venv.
+# In an unpacked archive, the folder `environment` is used instead of .venv.
 
 _nightrank_root="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd)"
 
@@ -21,7 +21,7 @@ export PATH="$_nightrank_home/bin:$JAVA_HOME/bin:$PATH"
 # Without these variables, Spark's Python workers run any `python3` that the executor finds, without our packages.
 export PYSPARK_PYTHON="$_nightrank_home/bin/python"
 export PYSPARK_DRIVER_PYTHON="$PYSPARK_PYTHON"
-# If .venv is a link to the environment of another checkout, its path has the packages and the jobs of that checkout.
+# If .venv is a link to the environment of another checkout, Python would import the packages of that checkout.
 if [ -L "$_nightrank_root/.venv" ]; then
     export NIGHTRANK_HOME="$_nightrank_root"
     case ":${PYTHONPATH:-}:" in
@@ -29,7 +29,7 @@ if [ -L "$_nightrank_root/.venv" ]; then
         *) export PYTHONPATH="$_nightrank_root${PYTHONPATH:+:$PYTHONPATH}" ;;
     esac
 fi
-# With the home of a different Spark, the jars of both would be mixed.
+# If SPARK_HOME named another Spark, the jars of both would be mixed.
 unset SPARK_HOME
 
 # A driver starts sooner if it loads its classes from this archive (setup/class_archive.py).
@@ -43,7 +43,7 @@ fi
 # spark-class starts a separate, short JVM to build the command line. These options make it start faster.
 export SPARK_LAUNCHER_OPTS="${SPARK_LAUNCHER_OPTS:--XX:+UseSerialGC -XX:TieredStopAtLevel=1}"
 
-# Spark needs the address of the host's name. If the name cannot be resolved (as in a bare container), Spark does not start.
+# Spark resolves the name of the host. If it cannot (as in a bare container), it does not start.
 if ! getent hosts "$(uname -n)" >/dev/null; then
     export SPARK_LOCAL_IP="${SPARK_LOCAL_IP:-127.0.0.1}"
 fi

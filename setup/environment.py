@@ -22,14 +22,15 @@ from setup.install import BOOTSTRAP, ROOT, VENV, site_packages
 # The lock files of this environment. The other files in requirements/ are for other environments.
 LOCKS = ("runtime.txt", "horovod.txt")
 _OFFLINE = ("--quiet", "--no-deps", "--no-index", "--offline", "--compile-bytecode")
-# Packages that only tests, benchmarks and builds use are left out, so it is smaller than .venv.
+# Imports that must succeed. Packages that only tests, benchmarks and builds use are not in this environment,
+# so it is smaller than .venv.
 CHECK_IMPORTS = (
     "import jobs.stages.build_features, scoring.spark.score_frames, training.launch.rank_main, horovod.torch;"
     "from etl.native.library import library; library()"
 )
 
 
-# The packages of the wheel. nightrank is the interface for programs of others.
+# The packages of the wheel. nightrank is the interface for other programs.
 PACKAGES = (
     "conf",
     "storage",
@@ -95,7 +96,7 @@ def make_environment(folder: Path, wheel: Path) -> None:
 
 
 def kept_packages() -> Path:
-    """Returns the folder of the environment without our wheel, which is made if it is not in the cache."""
+    """Returns the folder of the environment without our wheel. Makes it if the cache does not have it."""
     digest = hashlib.sha256(sys.version.encode() + str(_python()).encode())
     for part in (*(f"requirements/{name}" for name in LOCKS), "setup/compiled_archive.py"):
         digest.update((ROOT / part).read_bytes())
@@ -119,7 +120,7 @@ def _make_packages(kept: Path) -> None:
     # Compile the sources once here. On nodes, Python workers often cannot write to the folders of the
     # sources, so each worker would compile them again.
     _link_compiled(site_packages(VENV), site_packages(scratch))
-    compileall.compile_dir(site_packages(scratch), quiet=2)  # the rest; files that fail are left out
+    compileall.compile_dir(site_packages(scratch), quiet=2)  # all others, if they compile
     compiled_archive.add_compiled(site_packages(scratch))
     scratch.rename(kept)
     say(f"    kept in {kept}")

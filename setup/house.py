@@ -1,7 +1,7 @@
-"""Counts what makes a code base hard to live in: python -m setup.house (with --check, as in make check).
+"""Counts modules, imports and class names: python -m setup.house (`make check` adds --check).
 
-A module is one idea, and is not cut by its length. So many modules that only one other imports, a very long
-file, and two public classes with the same name are signs of a house with too many doors.
+A module contains one idea, whatever its length. Many modules that only one other module imports are a sign of
+a bad division. So are very long files, and two public classes with the same name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONTRACT = "Settings"
 
 @dataclass(frozen=True)
 class House:
-    """What was counted.
+    """The counts of a checkout.
 
     Attributes:
         lines: maps each module of the product, as a path, to its number of lines.
@@ -47,13 +47,13 @@ class House:
 
     @property
     def neighbours(self) -> list[str]:
-        """Returns those modules of `single` whose importer is in the same folder."""
+        """Returns the modules of `single` whose importer is in the same folder."""
         folder = {path: PurePosixPath(path).parent for path in self.lines}
         return [path for path in self.single if folder[path] == folder[next(iter(self.importers[path]))]]
 
     @property
     def repeated(self) -> dict[str, tuple[str, ...]]:
-        """Returns the names of public classes that several modules define, except that of the contract."""
+        """Returns the names of public classes that several modules define, except `Settings` of plug-ins."""
         return {name: paths for name, paths in self.classes.items() if len(paths) > 1 and name != _CONTRACT}
 
 
@@ -88,15 +88,15 @@ def count(root: Path, folders: Sequence[str] = PACKAGES) -> House:
 
 
 def problems(house: House) -> list[str]:
-    """Returns what exceeds a limit, a sentence each."""
+    """Returns one sentence for each exceeded limit."""
     exceeded = []
     if len(house.lines) > MOST_MODULES:
         exceeded.append(
-            f"{len(house.lines)} modules are more than {MOST_MODULES}: merge modules that one idea was cut "
-            "into, or raise MOST_MODULES in setup/house.py if there is a new idea"
+            f"{len(house.lines)} modules are more than {MOST_MODULES}: merge modules that contain one idea, "
+            "or raise MOST_MODULES in setup/house.py if there is a new idea"
         )
     exceeded += [
-        f"{path} has {lines} lines, more than {MOST_LINES}: it is no longer one idea"
+        f"{path} has {lines} lines, more than {MOST_LINES}: divide it by ideas"
         for path, lines in house.lines.items()
         if lines > MOST_LINES
     ]
@@ -128,7 +128,7 @@ def report(house: House) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the counts; with `--check`, prints what exceeds a limit, and returns 1 if anything does."""
+    """Prints the counts; with `--check`, prints exceeded limits, and returns 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m setup.house", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="print only what exceeds a limit")
     options = parser.parse_args(arguments)
@@ -146,7 +146,7 @@ def _module_of(path: str) -> str:
 
 
 def _imports(tree: ast.Module) -> list[tuple[str, ...]]:
-    """Returns, for each imported name, the modules that it may be or be in, the longest name first."""
+    """Returns, for each imported name, the modules that it may name or belong to, the longest name first."""
     imported: list[tuple[str, ...]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

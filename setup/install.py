@@ -42,7 +42,7 @@ def fingerprint(root: Path, made_in: Path | None = None) -> str:
 
     Args:
         root: the checkout.
-        made_in: the checkout that made the environment, if that is another one.
+        made_in: the checkout that made the environment, if it is not `root`.
     """
     digest = hashlib.sha256(f"{made_in or root}\n{sys.version}\n".encode())
     scripts = [*(root / "requirements").glob("*.txt"), *(root / "setup").glob("*.py")]
@@ -90,7 +90,7 @@ def _lives_at(python: Path, folder: Path) -> bool:
 
 
 def other_owner(venv: Path, root: Path) -> Path | None:
-    """Returns the checkout that made the environment, if .venv is a symbolic link to that of another one."""
+    """Returns the other checkout that made the environment; None if `root` made it."""
     path = site_packages(venv) / _OWN_PATH
     if not venv.is_symlink() or not path.is_file():
         return None
@@ -176,7 +176,8 @@ def archive_classes(root: Path) -> None:
 def main() -> int:
     """Makes .venv unless it is up to date, and returns the exit code.
 
-    The environment of another checkout is used if it was made from the same files, and never changed.
+    If .venv is a link to the environment of another checkout, that environment must be made from the same
+    files. It is never changed.
     """
     owner = other_owner(VENV, ROOT)
     wanted = fingerprint(ROOT, owner)

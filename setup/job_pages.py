@@ -71,7 +71,7 @@ def options_page(helps: Mapping[str, str]) -> str:
     """The JSON: for each job its options, and the first sentence of its description.
 
     Args:
-        helps: as for `page`.
+        helps: see `page`.
     """
     jobs = {
         name: {

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def is_installed(name: str, lock: Path) -> bool:
-    """Whether the environment was installed from this lock file, as it is now, by this version of Python."""
+    """Whether this version of Python installed the environment from the current lock file."""
     stamp = _stamp(name)
     return stamp.is_file() and stamp.read_text() == _digest(lock)
 
@@ -47,7 +47,7 @@ def locked_environment(name: str, lock: Path, check: str) -> Path:
 
 
 def _stamp(name: str) -> Path:
-    """The file that holds the digest of what is installed. It is written last."""
+    """The file with the digest of the installed lock file. It is written last."""
     return cache_folder() / name / "locked.sha256"
 
 

@@ -1,9 +1,9 @@
 """Measures which deliberate faults the tests of `make test-changed` find: python -m setup.mutations run.
 
-`draw` names functions of the product, drawn by a seed. Somebody writes one fault for each of them into
-setup/mutations.yaml. `run` puts one fault after the other into a work tree of its own, and runs there what
-`make test-changed` chooses. A fault is caught if a test fails that passes without it. An
-interrupted run goes on.
+`draw` prints functions of the product that a seed selects. A developer writes one fault for each function
+into setup/mutations.yaml. `run` puts one fault at a time into a separate work tree, and runs the tests that
+`make test-changed` chooses there. A fault is caught if a test fails with the fault and passes without it. If
+`run` is interrupted, the next `run` continues.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Fault:
             ValueError: the text to replace does not occur exactly once.
         """
         if text.count(self.old) != 1:
-            raise ValueError(f"{self.file} has {text.count(self.old)} times, not once: {self.old!r}")
+            raise ValueError(f"{self.old!r} occurs {text.count(self.old)} times in {self.file}, not once")
         return text.replace(self.old, self.new)
 
 
@@ -97,7 +97,7 @@ def run(faults: Sequence[Fault], arguments: Sequence[str], results: Path, tree: 
         results: the file of results, made if it does not exist.
         tree: a work tree of the checkout that nothing else uses.
 
-    A test that also fails without the fault is left out from then on, and named.
+    If a test also fails without the fault, it is printed and not run again.
 
     Raises:
         RuntimeError: the tests did not run.
@@ -130,7 +130,8 @@ def _failed_tests(fault: Fault, arguments: Sequence[str], tree: Path, broken: li
 
     Args:
         fault, arguments, tree: as for `run`.
-        broken: the tests that also fail without a fault. They are left out, and such a test is added.
+        broken: the tests that also fail without a fault. They are not run. The function adds further such
+            tests.
 
     Raises:
         RuntimeError: the tests did not run.
@@ -162,7 +163,7 @@ def _run_changed_tests(tree: Path, arguments: Sequence[str]) -> subprocess.Compl
 
 
 def _passes(tree: Path, test: str) -> bool:
-    """Returns whether a test passes now that the fault is taken back."""
+    """Returns whether a test passes without the fault."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     return not subprocess.run(command, cwd=tree, capture_output=True, check=False).returncode
 
@@ -175,7 +176,7 @@ def read_results(path: Path) -> list[dict]:
 
 
 def prepare_tree(root: Path, tree: Path) -> None:
-    """Makes a work tree of the last commit that uses the environment of this checkout, or brings it there."""
+    """Makes or updates a work tree of the last commit, which uses the environment of this checkout."""
     if (tree / ".git").exists():
         for command in (["reset", "--quiet", "--hard"], ["checkout", "--quiet", "--detach", _head(root)]):
             subprocess.run(["git", *command], cwd=tree, check=True)

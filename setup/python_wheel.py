@@ -6,8 +6,8 @@ The wheel needs neither Spark nor Horovod, and installs into any environment:
     nightrank/_internal/    the folders of this repository that it imports, and compiled libraries
     nightrank/_project.tar  the files of the repository, for `nightrank setup`
 
-No folder named `conf` or `setup` gets to the top level of an environment. For this, the imports in the copied
-files are rewritten: `from conf.errors import …` becomes `from nightrank._internal.conf.errors import …`.
+The build rewrites the imports in the copied files, so that an environment gets no folder named `conf` or
+`setup` at its top level: `from conf.errors import …` becomes `from nightrank._internal.conf.errors import …`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INNER = "nightrank._internal"
 # The folders that nightrank imports. The others are for jobs.
 INNER_PACKAGES = tuple(name for name in PACKAGES if name not in ("nightrank", "reporting", "jobs"))
 PROJECT = "_project.tar"
-# What `nightrank setup` installs: everything but tests, benchmarks and files of this checkout alone.
+# The files that `nightrank setup` installs: all except tests, benchmarks and local files.
 PROJECT_CONTENTS = (
     *PACKAGES,
     "airflow_dags",
@@ -100,7 +100,7 @@ def rewritten(source: str, packages: tuple[str, ...] = INNER_PACKAGES) -> str:
 
 
 def _names(tree: ast.Module, packages: tuple[str, ...]) -> list[tuple[int, int, str]]:
-    """Returns line, lowest column and text of each module name that gets the prefix."""
+    """Returns line, lowest possible column and text of each module name that gets the prefix."""
     places = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -143,7 +143,7 @@ def stage(folder: Path) -> None:
     )
     for path in target.rglob("*.py"):
         path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for library in build_native.build(ROOT, inner):  # conf/compiled.py looks there
+    for library in build_native.build(ROOT, inner):  # conf/compiled.py loads them
         library.chmod(0o755)
     _pack_project(target / PROJECT)
     (folder / "pyproject.toml").write_text(_METADATA.format(version=version(), project=PROJECT))

@@ -15,7 +15,7 @@ from torch import Tensor
 from conf import errors
 from conf.errors import NightrankError
 
-# Waits for the result of `start_all_to_all` and returns it.
+# A function that waits for the result of `start_all_to_all`, and returns the result.
 ReceivedRows = Callable[[], tuple[Tensor, list[int]]]
 
 
@@ -24,8 +24,8 @@ class Collectives(Protocol):
 
     A call returns when all ranks have called the method. A method `start_…` returns at once, with a function
     that waits for the result. Until that function is called, the tensors that were passed must not be read or
-    changed, and other collectives may be called. Until that function is called, no other call may have the
-    same name. The order of calls of `start_…` with different names may differ between ranks.
+    changed. Other collectives may be called in the meantime, but not with the same name. The order of calls
+    of `start_…` with different names may differ between ranks.
     """
 
     @property
@@ -101,14 +101,14 @@ class LocalCollectives:
 ALONE = LocalCollectives()
 
 
-# A gather of all ranks' vectors through which gradients flow back to the rank of each vector.
+# A differentiable gather of all ranks' vectors. Each rank receives the gradients of its vectors.
 
 
 def gather_vectors(values: Tensor, first: int, collectives: Collectives) -> Tensor:
     """Returns the vectors (N, E) of all ranks in rank order, from this rank's `values` (n, E).
 
-    In the backward pass, the gradient of a vector is summed over ranks. All ranks must call this function
-    equally often, and all of them must run the backward pass.
+    In the backward pass, the gradient of a vector is summed over ranks. All ranks must call this function the
+    same number of times, and all ranks must run the backward pass.
 
     Args:
         values: this rank's vectors.
@@ -137,7 +137,7 @@ class _GatherVectors(torch.autograd.Function):
 
 
 def gather_json(collectives: Collectives, value: Any) -> list[Any]:
-    """Returns the JSON values of all ranks, in rank order. The call waits until all ranks have made it."""
+    """Returns the JSON values of all ranks, in rank order. Waits until all ranks have called it."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     lengths, texts = collectives.allgather(torch.tensor([len(text)]), text)
     return [json.loads(part.numpy().tobytes()) for part in texts.split(lengths.tolist())]

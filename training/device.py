@@ -34,9 +34,9 @@ def choose_device(
     index = gpu or 0
     if index >= num_gpus:
         raise ConfigError(
-            f"{setting}={wanted}: this process needs GPU {index}, torch sees {num_gpus} GPUs on this host",
+            f"{setting}={wanted}: this process needs GPU {index}, but torch finds {num_gpus} GPUs here",
             f"--set {setting}=cpu, or run under a Spark profile whose executors have GPUs, "
-            "with no more processes on a host than it has GPUs",
+            "with at most one process for each GPU of a host",
         )
     return torch.device("cuda", index)
 
@@ -63,7 +63,7 @@ def mixed_precision(
 
 
 def product_dtype(precision: Precision) -> torch.dtype:
-    """Returns the dtype of the operands of matrix products; float32 for `tf32`, whose products round them."""
+    """Returns the dtype of the operands of matrix products: float32 for `tf32`, which rounds operands."""
     if precision == "fp32" or precision == "tf32":
         return torch.float32
     if precision == "bf16":

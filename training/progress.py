@@ -32,7 +32,7 @@ Report = Callable[[Mapping[str, Any]], None]
 _TIMEOUT_S = 5.0
 _LONGEST_LINE_BYTES = 64 * 1024
 _MAX_WAITING_ENTRIES = 256
-_MAX_CONNECTIONS = 16  # rank 0, former ranks 0 whose machines were lost, and strangers
+_MAX_CONNECTIONS = 16  # rank 0, former ranks 0 whose machines were lost, and unknown senders
 # A sender without entries sends an empty line this often, so that the listener can close lost connections.
 _HEARTBEAT_S = 20.0
 _SILENCE_S = 90.0
@@ -107,12 +107,12 @@ def _read_token(connection: socket.socket, length: int) -> bytes:
     """Returns the first line of a sender, which must arrive within seconds and have this length.
 
     Raises:
-        TimeoutError: it did not arrive in time, or arrives in small parts.
+        TimeoutError: the complete line did not arrive in time.
     """
     deadline, received = time.monotonic() + _TIMEOUT_S, b""
     while len(received) <= length:
         if (remaining := deadline - time.monotonic()) <= 0:
-            raise TimeoutError("no token arrived")
+            raise TimeoutError("the sender's token did not arrive in time")
         connection.settimeout(remaining)
         part = connection.recv(length + 1 - len(received))
         if not part:
@@ -208,7 +208,7 @@ class Reporter:
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What a rank returns: the description of the trained model, or the error that ended the rank.
+    """The result of a rank: the description of the trained model, or the error that ended the rank.
 
     Spark's Python worker and the driver unpickle this object. This module therefore imports no slow modules
     such as torch.

@@ -2,6 +2,6 @@
 
     python -m setup.doctor --profile etl-gpu [--profile on-standalone] [--lake PATH]
 
-`software` checks versions against each other, `gpus` the driver and the devices, `resources` what the machine
-has, `lake` the storage. Each module returns findings (findings.py), and knows nothing of the others.
+`software` compares versions, `gpus` checks the driver and the devices, `resources` checks cores, memory,
+disks and ports, and `lake` checks the storage. Each module returns findings (findings.py).
 """

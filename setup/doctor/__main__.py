@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def checks_of(profile: Profile, path: str | None) -> list[tuple[str, Check]]:
-    """Returns the checks of a node, with their subjects. Those of the lake need its `path`."""
+    """Returns the checks of a node, with their subjects. The lake is checked if `path` is not None."""
     checks: list[tuple[str, Check]] = [
         ("Java", software.java),
         ("Spark", software.spark),
@@ -66,10 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--profile", action="append", metavar="NAME",
-        help="a properties file, or the name of one in conf/spark, such as etl-gpu; may be given several "
-        f"times, in the order in which the files are appended (default: {_DEFAULT_PROFILE})",
+        help="a properties file, or the name of one in conf/spark, such as etl-gpu; repeat the option to "
+        f"append further files (default: {_DEFAULT_PROFILE})",
     )  # fmt: skip
-    parser.add_argument("--master", metavar="URL", help="the master of the jobs, if not that of the profile")
+    parser.add_argument("--master", metavar="URL", help="the Spark master (default: that of the profile)")
     parser.add_argument("--lake", metavar="PATH", help="also check this lake: path or URI")
     parser.add_argument("--config", metavar="YAML", help="also check the lake of this configuration")
     parser.add_argument(

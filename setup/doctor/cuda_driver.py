@@ -1,7 +1,7 @@
-"""Asks NVIDIA's driver for its version and its devices, through its library libcuda (CUDA driver API).
+"""Reads the version and the devices of NVIDIA's driver, through its library libcuda (CUDA driver API).
 
-torch asks the same library. But torch reports one error for a missing driver, an old driver and a driver
-without devices, and a check must tell them apart.
+torch uses the same library. But torch reports one error for a missing driver, an old driver and a driver
+without devices, and the checks must report which of these is the case.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 from dataclasses import dataclass
 
 LIBRARY = "libcuda.so.1"
-# Of CUdevice_attribute in cuda.h.
+# Values of the enum CUdevice_attribute in cuda.h.
 _COMPUTE_MODE, _MAJOR, _MINOR = 20, 75, 76
 _NAME_BYTES = 96
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
@@ -43,7 +43,7 @@ class Driver:
     """The driver of this machine.
 
     Attributes:
-        cuda: the newest CUDA that it supports, such as (13, 0).
+        cuda: the newest version of CUDA that the driver supports, such as (13, 0).
         devices: the GPUs that this process may use.
     """
 
@@ -52,7 +52,7 @@ class Driver:
 
 
 def read_driver(library: str = LIBRARY) -> Driver:
-    """Returns what the driver says.
+    """Returns the driver's CUDA version and its devices.
 
     Raises:
         DriverError: there is no driver, or it does not work.

@@ -1,4 +1,4 @@
-"""What a check found: something is fine, must be corrected, or could not be checked."""
+"""The results of checks: something is fine, must be corrected, or could not be checked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        subject: what was checked, in one to three words.
-        text: what was found.
-        remedy: what to do about it; None if the node is fine in this respect.
+        subject: the checked part of the node, in one to three words.
+        text: the result of the check.
+        remedy: how to correct the node; None if the node is fine in this respect.
     """
 
     subject: str
@@ -25,7 +25,7 @@ class Finding:
 
     @property
     def fine(self) -> bool:
-        """Returns whether nothing must be done."""
+        """Returns whether the node is fine in this respect."""
         return self.remedy is None
 
 
@@ -45,7 +45,7 @@ def findings_of(checks: Sequence[tuple[str, Check]]) -> list[Finding]:
 
 
 def shown(findings: Sequence[Finding]) -> str:
-    """Returns the findings as text: a line for each, with the remedy below it, and a closing line."""
+    """Returns the findings as text: a line for each, its remedy below it, and the result at the end."""
     wide = max((len(finding.subject) for finding in findings), default=0)
     indent = " " * (wide + 6)
     lines: list[str] = []

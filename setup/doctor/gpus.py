@@ -1,4 +1,4 @@
-"""Checks the driver, the GPUs and what is built for them, for a profile whose executors have GPUs."""
+"""Checks the driver, the GPUs and the libraries built for them, for a profile whose executors have GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BUILT_FOR = re.compile(r"gpu_architectures=([\d;]+)")
 
 
 def gpus(profile: Profile) -> Iterator[Finding]:
-    """Checks driver and devices, and that torch and the accelerator are built for them."""
+    """Checks the driver and the devices, and that torch and the accelerator are built for them."""
     if not profile.wants_gpus:
         return
     try:
@@ -111,7 +111,7 @@ def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
 
 
 def _accelerator(profile: Profile, devices: Sequence[Device]) -> Iterator[Finding]:
-    """Checks that the accelerator's libraries have code for the devices: its jar says for which."""
+    """Checks that the accelerator has code for the devices. Its jar lists the compute capabilities."""
     entries = (profile.get("spark.executor.extraClassPath") or "").split(":")
     jar = next((Path(entry) for entry in entries if "rapids" in Path(entry).name), None)
     if jar is None or not jar.is_file():
@@ -127,7 +127,8 @@ def _accelerator(profile: Profile, devices: Sequence[Device]) -> Iterator[Findin
         return
     listed = ", ".join(numbers)
     yield Finding("accelerator", f"{jar} is built for the compute capabilities {listed}")
-    # RAPIDS builds the last one also as intermediate code (rapids-cmake, rapids_cuda_set_architectures).
+    # For the last compute capability, RAPIDS also builds intermediate code (rapids-cmake,
+    # rapids_cuda_set_architectures).
     code = [*(f"sm_{number}" for number in numbers), f"compute_{numbers[-1]}"]
     for device in devices:
         if not runs_on(device.capability, code):

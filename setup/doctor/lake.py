@@ -46,13 +46,15 @@ def _probed(path: str, probe: str) -> Iterator[Finding]:
         yield Finding(
             "lake",
             f"{path}: two writers could create the same file",
-            "use a file system on which a file is created at once (docs/lakes.md)",
+            "use a file system that creates files atomically (docs/lakes.md)",
         )
         return
     file_io.replace_json(probe, second)
     if file_io.read_json(probe) != second:
         yield Finding(
-            "lake", f"{path}: a replaced file is read as before", "use storage with strong consistency"
+            "lake",
+            f"{path}: after a file is replaced, a read returns the old content",
+            "use storage with strong consistency",
         )
         return
-    yield Finding("lake", f"{path} can be read and written; a file is created by one of two writers")
+    yield Finding("lake", f"{path} can be read and written; only one of two writers can create a file")

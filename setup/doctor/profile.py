@@ -1,4 +1,4 @@
-"""The settings of a profile that say what a node needs."""
+"""The settings of a Spark profile that decide what a node needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROFILES = Path(__file__).resolve().parents[2] / "conf/spark"
 
 _SIZE = re.compile(r"(\d+)\s*([bkmgt]?)b?", re.IGNORECASE)
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-# etl-gpu.conf gives a task 0.001 of a GPU, which only keeps Spark from limiting the number of tasks.
+# etl-gpu.conf sets 0.001 GPUs for a task, only so that GPUs do not limit the number of tasks.
 _TORCH_SHARE = 0.01
 # The defaults of Spark 3.5 (spark.apache.org/docs/3.5.9/configuration.html).
 _MEMORY, _OVERHEAD_SHARE, _LEAST_OVERHEAD = "1g", 0.1, 384 * 2**20
@@ -27,7 +27,7 @@ class Profile:
 
     Attributes:
         names: the files as the user named them.
-        settings: Spark's settings. If files have the same setting, that of the last one.
+        settings: Spark's settings. If several files have a setting, the value is that of the last file.
     """
 
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Profile:
 
     @property
     def torch_on_gpus(self) -> bool:
-        """Returns whether tasks themselves use a share of a GPU, for torch, and not only the accelerator."""
+        """Returns whether tasks use a share of a GPU for torch, not only for the accelerator."""
         return self.wants_gpus and float(self.get("spark.task.resource.gpu.amount") or 0) >= _TORCH_SHARE
 
     @property
@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def executor_bytes(self) -> int:
-        """Returns the memory of one executor: its heap and what it needs outside the heap."""
+        """Returns the memory of one executor: its heap, and its memory outside the heap."""
         heap = size_of("spark.executor.memory", self.get("spark.executor.memory") or _MEMORY)
         stated = self.get("spark.executor.memoryOverhead")
         share = float(self.get("spark.executor.memoryOverheadFactor") or _OVERHEAD_SHARE)
@@ -77,9 +77,9 @@ class Profile:
 
 
 def read_profile(names: Sequence[str], master: str | None = None) -> Profile:
-    """Reads properties files. A name is a path, or that of a file in conf/spark without its ending.
+    """Reads properties files. A name is a path, or the name of a file in conf/spark without `.conf`.
 
-    `master` replaces the profile's, as the option --master of spark-submit does.
+    `master` replaces the master of the profile, as the option --master of spark-submit does.
 
     Raises:
         ConfigError: there is no such file.
@@ -100,10 +100,10 @@ def read_profile(names: Sequence[str], master: str | None = None) -> Profile:
 
 
 def size_of(key: str, text: str) -> int:
-    """Returns the bytes of a Spark setting such as `8g` or `512m`. Without a unit, it has MiB.
+    """Returns the bytes of a Spark setting such as `8g` or `512m`. A number without a unit is in MiB.
 
     Raises:
-        ConfigError: this is not a size.
+        ConfigError: the text is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:

@@ -1,4 +1,4 @@
-"""Checks what the machine has: cores, memory, disk, open files, addresses, ports and the time zone."""
+"""Checks cores, memory, disk, open files, addresses, ports and the time zone of the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIME_ZONE = re.compile(r"-Duser\.timezone=(\S+)")
 
 
 def cores(profile: Profile) -> Iterator[Finding]:
-    """Checks that an executor, or a local master, does not want more cores than there are."""
+    """Checks that an executor, or a local master, does not need more cores than the machine has."""
     here = len(os.sched_getaffinity(0))
     key = "spark.executor.cores"
     wanted = profile.get(key)
@@ -32,9 +32,9 @@ def cores(profile: Profile) -> Iterator[Finding]:
     if wanted is None or wanted == "*":
         yield Finding("cores", f"{here}")
     elif int(wanted) > here:
-        yield Finding("cores", f"{here}, and {key} wants {wanted}", f"lower {key}, or use a larger node")
+        yield Finding("cores", f"{here}, but {key} is {wanted}", f"lower {key}, or use a larger node")
     else:
-        yield Finding("cores", f"{here}; {key} wants {wanted}")
+        yield Finding("cores", f"{here}; {key} is {wanted}")
     per_task = int(profile.get("spark.task.cpus") or 1)
     if key == "spark.executor.cores" and wanted is not None and per_task > int(wanted):
         yield Finding(
@@ -83,7 +83,7 @@ def disks(profile: Profile, environment: Mapping[str, str]) -> Iterator[Finding]
         text = f"{folder} has {_gib(free)} free"
         if free < _LEAST_FREE_BYTES:
             yield Finding(
-                "disk", text, f"free {_gib(_LEAST_FREE_BYTES)}, or let spark.local.dir name a larger disk"
+                "disk", text, f"free {_gib(_LEAST_FREE_BYTES)}, or set spark.local.dir to a larger disk"
             )
         else:
             yield Finding("disk", text)

@@ -1,4 +1,4 @@
-"""Checks Java, Spark, the jars and the Python environment, and their versions against each other."""
+"""Checks Java, Spark, the jars and the Python environment, and compares their versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark.accelerator import accelerator_settings, shim_for, shims_of
 
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 _PYTHONS = ("spark.pyspark.python", "spark.pyspark.driver.python")
-# What another interpreter runs: it imports our packages, and prints its version and that of pyspark.
+# Code for another interpreter: it imports our packages, and prints the versions of Python and pyspark.
 _PROBE = "import platform, conf.types, pyspark; print(platform.python_version(), pyspark.__version__)"
 _PROBE_LIMIT_S = 60
 
@@ -59,7 +59,7 @@ def spark() -> Iterator[Finding]:
 
 
 def python(profile: Profile) -> Iterator[Finding]:
-    """Checks the interpreters of driver and workers: their version, and that they find our packages."""
+    """Checks the interpreters of the driver and the workers: the version, and imports of our packages."""
     own = platform.python_version()
     yield Finding("Python", f"{own} in {sys.executable}")
     named = {key: profile.get(key) for key in _PYTHONS} | {
@@ -148,7 +148,7 @@ def compiler(profile: Profile) -> Iterator[Finding]:
 
 
 def horovod(profile: Profile) -> Iterator[Finding]:
-    """Checks that Horovod is built for what the ranks of a training use."""
+    """Checks that Horovod is built with the libraries that the ranks of a training use."""
     try:
         import horovod.torch as hvd
     except ImportError as error:

@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"runner": _LIVY, "check_node": False},
         "sets environment, which the runner 'livy'",
     ),
-    "a relative path": ({"runner": _LIVY, "environment": {}}, "needs a whole path"),
+    "a relative path": ({"runner": _LIVY, "environment": {}}, "needs an absolute path"),
 }
 
 

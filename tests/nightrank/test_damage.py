@@ -657,5 +657,5 @@ def test_a_manifest_must_not_name_files_outside_the_lake(copy: Copy, tmp_path: P
     values = json.loads(model.read_text())
     next(iter(values["rows"].values()))[0]["file"] = "../../../../secret.parquet"
     file_io.replace_json(str(model), values)
-    with pytest.raises(nightrank.DataError, match="which is no file of the model"):
+    with pytest.raises(nightrank.DataError, match="which is not a file of the model"):
         read_model_info(str(model.parent))

@@ -50,10 +50,10 @@ def test_what_exceeds_a_limit_is_a_sentence_with_its_remedy(
         (tree / folder).mkdir(exist_ok=True)
     assert house.main(["--check"]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "7 modules are more than 6: merge modules that one idea was cut into, or raise MOST_MODULES in "
+        "7 modules are more than 6: merge modules that contain one idea, or raise MOST_MODULES in "
         "setup/house.py if there is a new idea",
-        "conf/names.py has 6 lines, more than 5: it is no longer one idea",
-        "etl/build.py has 6 lines, more than 5: it is no longer one idea",
+        "conf/names.py has 6 lines, more than 5: divide it by ideas",
+        "etl/build.py has 6 lines, more than 5: divide it by ideas",
         "conf/names.py and etl/names.py define a class Name: rename one",
     ]
 

@@ -23,8 +23,12 @@ def test_auto_takes_a_gpu_where_torch_sees_any(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("setting", ["train.device", "score.device"])
 def test_a_missing_gpu_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch, setting: Any) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=rf"{setting}=auto: this process needs GPU 1, torch sees 1 GPUs"):
+    with pytest.raises(
+        ConfigError, match=rf"{setting}=auto: this process needs GPU 1, but torch finds 1 GPUs"
+    ):
         choose_device("auto", 1, setting)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=rf"{setting}=cuda: this process needs GPU 0, torch sees 0 GPUs"):
+    with pytest.raises(
+        ConfigError, match=rf"{setting}=cuda: this process needs GPU 0, but torch finds 0 GPUs"
+    ):
         choose_device("cuda", None, setting)

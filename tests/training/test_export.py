@@ -284,8 +284,8 @@ def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
     [
         ("", (), "'' is not a local folder"),
         ("s3://bucket/out", (), "'s3://bucket/out' is not a local folder"),
-        ("out", ["fp8"], r"formats=\['fp8'\] is no list of number formats"),
-        ("out", "int8", "formats='int8' is no list of number formats"),
+        ("out", ["fp8"], r"formats=\['fp8'\] is not a list of number formats"),
+        ("out", "int8", "formats='int8' is not a list of number formats"),
     ],
 )
 def test_wrong_arguments_are_named(

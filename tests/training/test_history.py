@@ -196,7 +196,7 @@ def test_what_cannot_be_done_is_said(lake: LakePaths, tmp_path: Path) -> None:
 
 def test_a_prefix_must_name_one_version(lake: LakePaths) -> None:
     trained(lake, "v4aabb", None)
-    with pytest.raises(DataError, match=r"'v4aa' may be any of \['v4aaaa', 'v4aabb'\]"):
+    with pytest.raises(DataError, match=r"'v4aa' matches all of \['v4aaaa', 'v4aabb'\]"):
         pin(lake, NAME, request(5, "v4aa"))
     with pytest.raises(DataError, match="'v4a' is none of"):
         pin(lake, NAME, request(5, "v4a"))

@@ -230,7 +230,9 @@ def test_a_model_that_does_not_separate_lookups_cannot_be_compiled() -> None:
 
 
 def test_cuda_graphs_want_a_gpu(rows: Rows) -> None:
-    with pytest.raises(ConfigError, match=r"train\.cuda_graphs=true needs a GPU, this rank trains on cpu"):
+    with pytest.raises(
+        ConfigError, match=r"train\.cuda_graphs=true needs a GPU, but this rank trains on cpu"
+    ):
         train_steps(LocalCollectives(), rows, steps=1, cuda_graphs=True)
 
 

@@ -15,8 +15,8 @@ class Settings(Strict):
     field_weights: bool = Field(
         default=False,
         description="Whether the dot product of each pair of features has its own trained weight, as in a "
-        "field-weighted factorization machine (Pan et al. 2018, arXiv:1806.03514). False: all products have "
-        "the weight 1, as in the paper of DeepFM.",
+        "field-weighted factorization machine (Pan et al. 2018, arXiv:1806.03514). If false, all products "
+        "have the weight 1, as in the paper of DeepFM.",
     )
     deep: HiddenWidths = Field(
         default=[400, 400, 400],

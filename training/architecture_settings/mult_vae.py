@@ -40,8 +40,8 @@ class Settings(HistorySettings):
     history_weight: Share = Field(
         default=1.0,
         description="Weight of an item of the history in the likelihood. The row's item has the weight 1. "
-        "1: the model reconstructs all items of the user so far, as in the paper; this needs "
-        "`train.loss: full_softmax`. 0: the model predicts only the item of the row.",
+        "With 1, the model reconstructs all items of the user so far, as in the paper; this needs "
+        "`train.loss: full_softmax`. With 0, the model predicts only the item of the row.",
     )
 
 

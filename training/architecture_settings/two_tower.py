@@ -39,12 +39,12 @@ def check(settings: Settings, features: Features) -> None:
 
 
 def require_sides(num_pairs: int) -> None:
-    """Raises ConfigError if any features belong to neither tower."""
+    """Raises ConfigError if a feature belongs to none of the two towers."""
     if num_pairs:
         raise ConfigError(
             "architecture two_tower cannot use features that may differ for every pair of user and item; "
-            f"the model has {num_pairs} such feature(s), in none of scopes.user, scopes.item and "
+            f"the model has {num_pairs} such feature(s), which are not in scopes.user, scopes.item or "
             "scopes.context",
             "add each of these features to scopes.user, scopes.item or scopes.context if it depends only on "
-            "that; otherwise remove it from `features`",
+            "the user, the item or the context; otherwise remove it from `features`",
         )

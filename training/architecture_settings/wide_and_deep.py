@@ -57,7 +57,7 @@ class Settings(Strict):
 
 
 def check(settings: Settings, features: Features) -> None:
-    """Raises ConfigError if `crosses` names anything but features with one id per row."""
+    """Raises ConfigError unless `crosses` names only features with one id per row."""
     require_known(settings.crosses, features.ids)
 
 

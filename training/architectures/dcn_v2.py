@@ -119,10 +119,10 @@ class FactorizedDCNv2:
     A side is the users or the items. For R rows of a side, `side_part` returns these tensors:
 
     * (R, X_side), the side's columns of x_0
-    * (R, X), what these columns contribute to W x_0 + b
-    * for the structure `parallel`: (R, H), what these columns contribute to the H outputs of the first layer
-      of `deep`
-    * if there are pair columns: (R, H'), what the side's dense features contribute to the H' outputs of the
+    * (R, X), the terms of these columns in W x_0 + b
+    * for the structure `parallel`: (R, H), the terms of these columns in the H outputs of the first layer of
+      `deep`
+    * if there are pair columns: (R, H'), the terms of the side's dense features in the H' outputs of the
       bottom MLP's first layer
     """
 

@@ -56,7 +56,7 @@ class DeepFM(ClickModel):
         self.first_order = LinearPart(inputs)
         num_vectors = inputs.num_dense + inputs.num_embedded
         num_pairs = max(num_vectors * (num_vectors - 1) // 2, 1)
-        # If the vectors have the deviation s, the sum over their pairs has the deviation s² √(pairs * E).
+        # If vectors have the standard deviation s, that of the sum over their pairs is s² √(pairs * E).
         deviation = math.sqrt(_FIRST_DEVIATION / math.sqrt(num_pairs * dim))
         self.embedding = inputs.table(dim)
         self.embedding.init_normal(deviation)
@@ -102,7 +102,7 @@ class FactorizedDeepFM:
 
     * (R,), the first-order term plus the second-order term over pairs of vectors within the side
     * (R, E), or (R, M * E) with trained weights: the factor for the pairs between both sides
-    * (R, H), what the side's vectors contribute to the H outputs of the MLP's first layer
+    * (R, H), the terms of the side's vectors in the H outputs of the MLP's first layer
 
     So the MLP's second layer has the first matrix product that is computed per pair of user and item.
     """

@@ -8,15 +8,14 @@ MLP computes the logit from the pooled vector, the vectors of all other features
 
 v is the vector of the row's item, and e_j the vector of an item of the history. The function a, the
 activation unit, is an MLP over [v, e_j, v - e_j, v ⊙ e_j]. The weights do not add up to 1 (section 4.3: the
-softmax is left out), so their sum measures how much of the history fits the item. An empty history has the
-vector
-0. Both MLPs use PReLU. The widths of figure 2 are the defaults.
+softmax is left out), so their sum measures how much of the history fits the item. The vector of an empty
+history is 0. Both MLPs use PReLU. The widths of figure 2 are the defaults.
 
 Differences from the paper, which docs/decisions/sequence-models.md#0052 explains:
 
 * The inputs of `a` are those of the authors' program (github.com/zhougr1993/DeepInterestNetwork). In the
-  paper, they are v, e_j and the outer product of both. The program also applies a softmax to the weights,
-  which the paper and this module do not.
+  paper, they are v, e_j and the outer product of both. The program also applies a softmax to the weights. The
+  paper and this module do not.
 * The activation is PReLU. The paper proposes Dice, and compares it with PReLU (section 5.3).
 * The paper's mini-batch aware regularization (section 5.2) is not implemented; `train.l2` is similar.
 
@@ -41,7 +40,7 @@ from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear, mlp
 from training.models.sequence import distinct_sequences
 
-_DEVIATION = 0.1  # of first vectors
+_DEVIATION = 0.1  # standard deviation of initial vectors
 
 
 class ActivationUnit(nn.Module):
@@ -81,7 +80,8 @@ class ActivationUnit(nn.Module):
         of_item, of_history, of_difference, of_product = first.weight.split(dim, dim=1)  # (H, E) each
         matrices = of_history - of_difference + of_product * items.unsqueeze(2)  # (1|U, I, H, E)
         columns = matrices.flatten(1, 2).transpose(1, 2)  # (1|U, E, I * H)
-        one_matrix = not torch.compiler.is_exporting() and len(columns) == 1  # exported: other items per user
+        # An exported model gets other items for each user.
+        one_matrix = not torch.compiler.is_exporting() and len(columns) == 1
         sums = histories @ (columns[0] if one_matrix else columns)  # (U, L, I * H)
         constants = functional.linear(items, of_item + of_difference, first.bias)  # (1|U, I, H)
         values = sums.view(users, places, num_items, -1) + constants.unsqueeze(1)  # (U, L, I, H)
@@ -104,7 +104,7 @@ class DIN(HistoryModel, ClickModel):
         self.logit = linear(settings.deep[-1], 1)
 
     def embed(self, categorical: Tensor) -> list[Tensor]:
-        """Returns the vectors (B, C, E) of `categorical` (B, W), and those of the histories' items (B, L, E).
+        """Returns the vectors (B, C, E) of `categorical` (B, W), and the vectors of history items (B, L, E).
 
         In the first tensor, the vector of the history is zero.
         """
@@ -130,8 +130,8 @@ class DIN(HistoryModel, ClickModel):
 class FactorizedDIN:
     """The factorization of DIN.
 
-    For R rows of a side (users or items), `side_part` returns two tensors. The first, (R, H'), is what the
-    side's features contribute to the H' outputs of the MLP's first layer. The second contains, for users, the
+    For R rows of a side (users or items), `side_part` returns two tensors. The first, (R, H'), has the terms
+    of the side's features in the H' outputs of the MLP's first layer. The second contains, for users, the
     vectors (R, L, E) of the histories' items, and for items, their vectors (R, E). The history is pooled for
     each pair of user and item.
     """

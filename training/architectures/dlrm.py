@@ -49,8 +49,8 @@ class DLRM(ClickModel):
         self.embedding.init_uniform()
         self.bottom = _mlp([self.num_dense, *settings.bottom_mlp]) if self.num_dense else nn.Identity()
         num_pairs = num_vectors * (num_vectors - 1) // 2
-        # The vector of the dense features is also an input of the top MLP. So is a single vector, which has
-        # no pairs.
+        # The vector of the dense features is also an input of the top MLP. If there is only one vector, it
+        # has no pairs, so it is an input too.
         self.first_enters = bool(self.num_dense) or num_pairs == 0
         widths = [num_pairs + (settings.embedding_dim if self.first_enters else 0), *settings.top_mlp]
         self.top = _mlp(widths)
@@ -123,10 +123,10 @@ class FactorizedDLRM:
 
     For R rows of a side, `side_part` returns these tensors:
 
-    * (R, H), what the side contributes to the H outputs of the top MLP's first layer
+    * (R, H), the side's terms in the H outputs of the top MLP's first layer
     * (R, V, E), the side's V vectors
-    * if both sides have dense features: (R, H'), what the side contributes to the H' outputs of the bottom
-      MLP's first layer
+    * if both sides have dense features: (R, H'), the side's terms in the H' outputs of the bottom MLP's first
+      layer
     """
 
     def __init__(self, model: DLRM, sides: FeatureSides, dtype: torch.dtype) -> None:
@@ -163,7 +163,7 @@ class FactorizedDLRM:
         vectors = model.embedding(categorical)
         enters = self._first_side is side
         if model.num_dense:
-            # If not all dense features are on this side, this side uses no product of their vector.
+            # Products with the dense features' vector belong to this side only if all dense features do.
             bottom = model.bottom(dense) if enters else vectors.new_zeros(len(vectors), vectors.shape[2])
             vectors = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
         side_vectors = vectors[:, self._vectors[side]]

@@ -9,8 +9,8 @@ from z. In scoring, z is its mean (sections 2.1 to 2.4):
     loss = -Σ_j y_j log π_j + β · KL(N(μ, diag σ²) ‖ N(0, I))                               (equation 6)
 
 W has a row for each item, and M is the matrix of the decoder's last layer. The rows of both are rows of the
-table. Such a row has one number for each output of the first hidden layer. The decoder's hidden layers are
-the encoder's in reverse order. All hidden layers have the activation tanh. β rises linearly from 0 to its
+table. Such a row has one number for each output of the first hidden layer. The decoder has the hidden layers
+of the encoder in reverse order. All hidden layers have the activation tanh. β rises linearly from 0 to its
 final value (section 2.2.2). Vectors of other features extend the paper's model
 (training/models/sequence_model.py).
 
@@ -18,14 +18,14 @@ Differences from the paper:
 
 * The paper has one example per user, the bag x of all the user's items, and y = x. Here each row of the log
   is an example: x is the history of the row, and y is the history and the row's item. So the examples of a
-  user are the beginnings of the user's sequence, and no example contains a later click. Active users have
-  more weight than in the paper, because they have more and longer examples.
+  user are prefixes of the user's sequence, and no example contains a later click. Active users have more
+  weight than in the paper, because they have more and longer examples.
 * The row's item is never part of x. Otherwise the input would contain the item to be predicted, which never
-  happens when lists are made. The dropout of x is as in the paper.
+  happens when lists are made. x has the same dropout as in the paper.
 * A history has a largest length (`multi_hot.lengths`), because the rows of a batch have a fixed width.
 * With `train.loss: full_softmax`, the softmax is over the items of the row's day. Items of the history that
-  are not among them, or that have a reserved id, are left out of y. `history_weight` is the weight of the
-  items of the history in y. If `history_weight` is 0, y is the row's item alone, and other losses may be
+  are not items of this day, or that have a reserved id, are left out of y. `history_weight` is the weight of
+  the items of the history in y. If `history_weight` is 0, y is the row's item alone, and other losses may be
   used.
 
 Notation: B rows, S distinct histories, L places, E width of the first hidden layer, K latent_dim.

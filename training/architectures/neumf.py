@@ -5,16 +5,16 @@
     a_0 = [e_1, …, e_m];  a_l = ReLU(W_l a_(l-1) + b_l);  φ_MLP = a_L
 
 In the paper, the inputs are the ids of a user and of an item. Then p and q are the vectors of these ids, and
-a_0 contains the two vectors. Section 3.1 also allows other features. Here every feature has a vector: that of
-its id, the sum or the mean of the vectors of its ids, or the value of a dense feature times a learned vector.
-p and q are the sums of the vectors of each side. So p and q are Pᵀ v_u and Qᵀ v_i of equation 3 for inputs of
-several features. Context features belong to the item's side. Features that depend on the pair of user and
-item are inputs of the MLP only. If a side has no features, the product is 0.
+a_0 contains the two vectors. Section 3.1 also allows other features. Here every feature has a vector: the
+vector of its id, the sum or the mean of the vectors of its ids, or the value of a dense feature times a
+learned vector. p and q are the sums of the vectors of each side. So p and q are Pᵀ v_u and Qᵀ v_i of equation
+3 for inputs of several features. Context features belong to the item's side. Features that depend on the pair
+of user and item are inputs of the MLP only. If a side has no features, the product is 0.
 
-GMF and MLP have separate vectors, as in section 3.4. Both are in one row of a table: the first `gmf_dim`
-numbers are those of GMF, the other `mlp_dim` numbers are those of the MLP. So there is one lookup per row.
-The bias b is the MLP's; the paper's equation has none. The paper may start from a trained GMF and a trained
-MLP (section 3.4.1). Here both start from random weights.
+GMF and MLP have separate vectors, as in section 3.4. Both vectors are in one row of a table: GMF uses the
+first `gmf_dim` numbers, and the MLP uses the other `mlp_dim` numbers. So there is one lookup per row. The
+bias b belongs to the MLP. The paper's equation has no bias. The paper may start from a trained GMF and a
+trained MLP (section 3.4.1). Here both start from random weights.
 
 Notation: B rows, D dense features, C features that are ids, V = D + C features (dense features first), W
 columns of ids, G gmf_dim, M mlp_dim.
@@ -41,7 +41,7 @@ from training.models.factorization import (
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear, mlp
 
-_DEVIATION = 0.01  # of first vectors (section 4.1, parameter settings)
+_DEVIATION = 0.01  # standard deviation of initial vectors (section 4.1, parameter settings)
 
 
 class NeuMF(ClickModel):
@@ -106,7 +106,7 @@ class FactorizedNeuMF:
     For R rows of a side (users or items), `side_part` returns two tensors:
 
     * (R, G), the side's vector of GMF; a user's vector is multiplied by the weights h of GMF
-    * (R, H), what the side's features contribute to the H outputs of the MLP's first layer
+    * (R, H), the terms of the side's features in the H outputs of the MLP's first layer
     """
 
     def __init__(self, model: NeuMF, sides: FeatureSides, dtype: torch.dtype) -> None:

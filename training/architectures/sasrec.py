@@ -14,9 +14,9 @@ learned vector.
 The paper trains all places of a user's sequence at once. Here each row of the log is one example with its own
 history, so the examples are the same. If the batches of a training have the rows of a user together
 (`train.shuffle=users`), a model with one block computes keys and values once for all rows that share an item
-(`Timelines` in training/models/sequence.py). Places are counted from the most recent item, so an item has
-another place in each row, but places enter keys and values linearly. With a second block this is not
-possible, because its inputs are outputs of the first one, which depend on the places.
+(`Timelines` in training/models/sequence.py). An item has another place in each row, because places are
+counted from the most recent item. But keys and values are linear in the vectors of places. A second block
+makes this impossible: its inputs are the outputs of the first block, and these depend on the places.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """
@@ -60,16 +60,17 @@ class SASRec(SequenceModel):
         return self.encode_by_length(histories, first_rows, self._encode_places)
 
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor) -> Tensor:
-        """Returns F_0, (S, E) float32, and encodes items that successive histories share once.
+        """Returns F_0, (S, E) float32. Items that successive histories share are encoded once.
 
-        Dropout sets numbers of √E · M[s_p] to 0, once for all histories of a timeline, and none of P[p].
+        Dropout sets elements of √E · M[s_p] to 0, the same ones in all histories of a timeline. It does not
+        change P[p].
         """
         timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
         dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape
         vectors = self.embedding.feature_vectors(timelines.items, self.layout.item) * math.sqrt(dim)
         vectors = self.dropout(vectors, timelines.first_rows)
         items = vectors.new_zeros(tiles * width, dim).index_copy(0, timelines.places, vectors)
-        newest = functional.embedding(timelines.newest, items) + self.places[0]  # its gradient is fast
+        newest = functional.embedding(timelines.newest, items) + self.places[0]  # with a fast gradient
         (block,) = self.blocks
         assert isinstance(block, CausalBlock)
         values = block.forward_timelines(

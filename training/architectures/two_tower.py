@@ -5,7 +5,7 @@
 Each tower is an MLP over the embeddings and dense features of its side, as in P. Covington et al., Deep
 Neural Networks for YouTube Recommendations (RecSys 2016, section 3). The item's side has features too (X. Yi
 et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, figure 1).
-`train.loss: in_batch_softmax` trains the model as that paper does, with the items of a step's other rows as
+`train.loss: in_batch_softmax` trains the model as Yi et al. do, with the items of a step's other rows as
 negatives. With `train.loss: bce` and without `train.negatives`, the negative examples are items that were
 shown but not clicked.
 
@@ -107,7 +107,7 @@ class TwoTower(ClickModel):
 
 
 def build(settings: Settings, inputs: Inputs) -> TwoTower:
-    """Builds the model. Raises ConfigError if a feature belongs to neither tower."""
+    """Builds the model. Raises ConfigError if a feature belongs to no tower."""
     require_sides(len(_positions([*inputs.dense_scopes, *inputs.embedded_scopes], ("pair",))))
     return TwoTower(settings, inputs)
 

@@ -48,7 +48,7 @@ class StoredBlock:
         """
         numbers = [values[key] for key in ("feature", "first", "step", "rows", "place")]
         if not all(type(number) is int and number >= 0 for number in numbers) or not values["step"]:
-            raise ValueError(f"a block of rows has the numbers {numbers!r:.100}")
+            raise ValueError(f"a block of rows needs integers from 0, and a step above 0: {numbers!r:.100}")
         feature, first, step, rows, place = numbers
         return cls(str(values["file"]), RowBlock(feature, first, step, rows, place))
 
@@ -156,7 +156,7 @@ def owned_state(
 
 
 def _merged(blocks: Sequence[RowBlock]) -> list[RowBlock]:
-    """Returns the blocks as they are in a file: one after the other, and adjacent blocks of a feature as one.
+    """Returns the blocks in the form of a file: concatenated, with adjacent blocks of a feature merged.
 
     The rows of a feature may be two blocks: one in the memory of the device, and one in host memory. A file
     contains one block for both, so it does not depend on which rows are in host memory.

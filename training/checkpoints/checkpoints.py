@@ -47,8 +47,8 @@ from training.registry.training_leftovers import is_older
 
 log = logging.getLogger("nightrank.training")
 
-# The first time is how long rank 0 waits until it sees the files that other ranks have reported as written.
-# The second time is how long it waits after an error, when other ranks may have ended.
+# How long rank 0 waits for files that other ranks have reported as written. The second limit applies after an
+# error, when other ranks may have ended.
 _PUBLISH_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
 
@@ -182,7 +182,7 @@ class Checkpoints:
 
         If there is no complete checkpoint, it returns None and changes nothing.
 
-        The placement of rows and the number of ranks may differ from those at the time of saving. Damaged
+        The placement of rows and the number of ranks may have changed since the checkpoint was saved. Damaged
         checkpoints are skipped with a warning and deleted. Old files of killed attempts are deleted too.
 
         Raises:
@@ -295,7 +295,7 @@ class Checkpoints:
             Position(**index["position"])
             self._stored_state(index)
             if any(file_io.leaves(entry.name) for entry in entries):
-                raise ValueError("it names a file outside its folder")
+                raise ValueError("it lists a file outside its folder")
         except DataError as error:
             return error.problem
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -313,7 +313,7 @@ class Checkpoints:
         names = {entry["name"]: "" for entry in index["files"]}
         for stored in (block for blocks in rows.values() for block in blocks):
             if stored.file not in names:
-                raise ValueError(f"it has rows in {stored.file!r}, which is no file of the checkpoint")
+                raise ValueError(f"it has rows in {stored.file!r}, which is not a file of the checkpoint")
         return StoredState(self._folder.path, names, rows)
 
     def _load(self, step: int, text: str, trainer: Stateful) -> Position | None:
@@ -462,7 +462,7 @@ class CheckpointWriter:
         if self._thread.is_alive() and self._error is None:
             self.cancel()
             return self._error or InfrastructureError(
-                f"rank 0 does not find the files that ranks {self._missing(range(self._num_ranks))} wrote to "
+                f"rank 0 cannot find the files that ranks {self._missing(range(self._num_ranks))} wrote to "
                 f"{self._folder}",
                 "put the lake on storage that all ranks share",
             )
@@ -484,7 +484,7 @@ class CheckpointWriter:
                 self._publish()
         except NightrankError as error:
             self._error = error
-        except Exception as error:  # an error that ends a thread would not be reported
+        except Exception as error:  # Python would not report the error of a thread
             self._error = InfrastructureError(
                 f"checkpoint of step {self._contents.step} failed: {type(error).__name__}: {error}",
                 "check disk space and permissions, then rerun to resume from the previous checkpoint",
@@ -552,7 +552,7 @@ class CheckpointWriter:
         log.info(
             "checkpoint of step %d: another attempt at this training has written it", self._contents.step
         )
-        if file_io.is_local(self._folder):  # an object store's index may have listed them for a moment
+        if file_io.is_local(self._folder):  # on an object store, an index may have listed the files
             for name in names:
                 file_io.delete_file(f"{self._folder}/{name}")
 
@@ -599,7 +599,7 @@ class CheckpointFolder:
             return "not UTF-8"
 
     def delete_all_but(self, keep: int, best_step: int | None = None) -> None:
-        """Deletes all checkpoints, except the `keep` newest ones and the one of the step `best_step`."""
+        """Deletes all checkpoints, except the `keep` newest and the checkpoint of the step `best_step`."""
         for step in self.steps()[keep:]:
             if step != best_step:
                 self._delete_checkpoint(step, self.index_text(step))
@@ -643,7 +643,7 @@ class CheckpointFolder:
             if name in listed or not of_other_attempt or _is_old(info):
                 self._delete(name)
         if file_io.is_local(self.path):
-            with suppress(OSError):  # the folder still has another attempt's files
+            with suppress(OSError):  # the folder still contains files of another attempt
                 Path(file_io.filesystem(self.path)[1]).rmdir()
 
     def _listed_files(self) -> set[str]:
@@ -658,7 +658,7 @@ class CheckpointFolder:
         try:
             names = [entry["name"] for entry in json.loads(text or "")["files"]]
             return [index, *(name for name in names if not file_io.leaves(name))]
-        # It is damaged, or another attempt has deleted it.
+        # The index is damaged, or another attempt has deleted it.
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return [index]
 

@@ -53,7 +53,7 @@ class LoadedModel:
 
 
 def _open_tables(model: nn.Module, stored: StoredState, most_bytes: int) -> None:
-    """Opens the files of tables whose rows stay in files. All tables together keep `most_bytes` of rows."""
+    """Opens the files of tables whose rows stay on disk. All tables together cache `most_bytes` of rows."""
     tables = {name: table for name, table in tables_of(model).items() if isinstance(table, RowsOnDemand)}
     row_bytes = sum(table.row_bytes for table in tables.values())
     for name, table in tables.items():
@@ -62,7 +62,7 @@ def _open_tables(model: nn.Module, stored: StoredState, most_bytes: int) -> None
 
 
 def _stored(path: str, description: Mapping[str, Any], spec: FeatureSpec, *, optimizer: bool) -> StoredState:
-    """Returns the stored state of a model. Raises DataError if a file's length is not that in model.json."""
+    """Returns the stored state of a model. Raises DataError if a file's length differs from model.json."""
     for entry in entries_of(description):
         files, inner = file_io.filesystem(f"{path}/{entry.name}")
         size = files.get_file_info(inner).size
@@ -88,8 +88,8 @@ def _checksum_error(
 ) -> DataError | None:
     """Returns an error that describes the first damaged file; None if no file is damaged.
 
-    A process reads each file once for this, even if it loads the model several times. Each rank compares the
-    lengths and checksums of only some of the files `names`.
+    A process reads each file only once for this check, even if it loads the model several times. Each rank
+    compares the lengths and checksums of only some of the files `names`.
     """
     entries = [entry for entry in entries_of(description) if entry.name in names]
     for entry in entries[rank::ranks]:
@@ -145,8 +145,8 @@ def load_model(
         device: the device to load the model to.
         embeddings: `stored` keeps the dtype in which the table rows were saved. `int8` quantizes the rows in
             host memory, so that the device stores one byte per number. `on_demand` leaves the rows in the
-            files until a lookup needs them. The files are read once to compare their checksums, as for other
-            values: they do not change, so a process does this once for each file.
+            files until a lookup needs them. With every value, a process reads each file once to compare its
+            checksum. Files of models do not change.
         kernels: the value of the setting `score.kernels`: `auto`, `triton` or `torch`.
         rows_mib: with `on_demand`, memory for rows that were read, in MiB.
 
@@ -263,7 +263,7 @@ def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[
         "another attempt has already published a complete model in %s; this attempt's model is discarded",
         path,
     )
-    if file_io.is_local(path):  # an object store's model.json may have listed them for a moment
+    if file_io.is_local(path):  # on an object store, a model.json may have listed them for a moment
         for file in files:
             file_io.delete_file(f"{path}/{file['name']}")
     return read_description(path)

@@ -75,7 +75,7 @@ class StoredState:
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[list[str], list[int]]]:
-        """Maps the name of each tensor to the files that contain it and its shape in the first of them."""
+        """Maps the name of each tensor to the files that contain it, and to its shape in the first file."""
         tensors: dict[str, tuple[list[str], list[int]]] = {}
         for name, prefix in self._prefixes.items():
             with TensorFile(f"{self.folder}/{name}") as file:
@@ -193,8 +193,8 @@ class StoredState:
 
 # Reads single rows of a table from the files of a model, by range reads.
 
-# Rows that are closer to each other than this number of bytes are read together: reading the bytes between
-# them takes less time than another request.
+# If fewer bytes than this lie between two rows, one request reads both. Reading the bytes between them takes
+# less time than another request.
 _LOCAL_GAP, _REMOTE_GAP = 4 << 10, 256 << 10
 _MOST_BYTES = 16 << 20  # largest size of one read
 _REQUESTS = 16  # largest number of requests to an object store at the same time

@@ -44,7 +44,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_MOST_BYTES = 2**63 - 1  # torch's limit, which it also checks if another number of a shape is 0
+_MOST_BYTES = 2**63 - 1  # torch's limit for each number of a shape, even if the tensor is empty
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -111,7 +111,7 @@ def _bytes_of(tensors: Mapping[str, Sequence[Tensor]], order: Sequence[str]) -> 
 
 def raw(values: Tensor) -> memoryview:
     """Returns a view of the bytes of a contiguous CPU tensor. Writing to the view changes the tensor."""
-    # A single row of a strided view counts as contiguous, although its strides are not 1.
+    # torch regards a single row of a strided view as contiguous, although its strides are not 1.
     flat = values.as_strided((values.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 
@@ -232,7 +232,7 @@ class TensorFile:
     def read_places(self, name: str, places: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Returns the bytes of rows of a stored tensor, (N, bytes of a row), by one read.
 
-        The read begins at the first row and ends at the last one. Several threads may read at the same time.
+        The read begins at the first row and ends at the last row. Several threads may read at the same time.
 
         Args:
             name: the tensor.
@@ -258,7 +258,7 @@ class TensorFile:
         rows = self.shape(name)[0] if self.shape(name) else 0
         if last >= rows:
             raise DataError(
-                f"{self.path}: the tensor {name} has {rows} rows, but row {last} is to be read from it",
+                f"{self.path}: the tensor {name} has {rows} rows, but row {last} is needed",
                 "delete the folder of this file and run train_model again",
             )
 
@@ -274,7 +274,7 @@ class TensorFile:
 
 
 def _require_entry(name: str, entry: Mapping[str, Any], data_bytes: int) -> None:
-    """Checks the header's entry of a tensor: the bytes that it names must be those of its dtype and shape.
+    """Checks a tensor's entry in the header: the byte range must match the dtype and the shape.
 
     Args:
         name: the tensor.
@@ -285,12 +285,12 @@ def _require_entry(name: str, entry: Mapping[str, Any], data_bytes: int) -> None
         KeyError, TypeError, ValueError: the entry is damaged.
     """
     shape, (first, end) = entry["shape"], entry["data_offsets"]
-    # An empty object or text has no numbers, but is no shape either.
+    # Without this check, an empty object or an empty string would pass as a shape.
     numbers_only = all(type(number) is int and number >= 0 for number in (*shape, first, end))
     if not isinstance(shape, list) or not numbers_only:
-        raise ValueError(f"the tensor {name!r} has the shape {shape} and the offsets {[first, end]}")
+        raise ValueError(f"the tensor {name!r} has a wrong shape or wrong offsets: {shape}, {[first, end]}")
     if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"the tensor {name!r} has the dtype {entry['dtype']!r}")
+        raise ValueError(f"the tensor {name!r} has the unknown dtype {entry['dtype']!r}")
     if math.prod(max(number, 1) for number in shape) * _DTYPES[entry["dtype"]].itemsize > _MOST_BYTES:
         raise ValueError(f"the tensor {name!r} has the shape {shape!r:.100}, which is too large")
     if end > data_bytes or end - first != math.prod(shape) * _DTYPES[entry["dtype"]].itemsize:

@@ -1,1 +1,1 @@
-"""The loader: from the files of a split to the batches of one rank, in a reproducible random order."""
+"""The loader: reads the files of a split, and yields batches of one rank in a reproducible random order."""

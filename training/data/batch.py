@@ -23,7 +23,7 @@ from training.models.objective import Bags
 
 @dataclass(frozen=True)
 class Pool:
-    """The rows of one rank's next S batches, L rows each, with D dense features and W columns of ids.
+    """The rows of one rank's next S batches. A batch has L rows, D dense features and W columns of ids.
 
     Attributes:
         labels: (S, L) float32.
@@ -54,17 +54,17 @@ class Pool:
         )
 
     def to(self, device: torch.device) -> Pool:
-        """Returns a copy on the device. The transfer may still be running on the current stream."""
+        """Returns a copy on the device. The transfer may still run on the current stream."""
         steps, rows, num_dense = self.dense.shape
         moved = self.memory.to(device, non_blocking=True)
         return Pool.of(moved, steps, rows, num_dense, self.categorical.shape[2])
 
 
 class Pools:
-    """Lends pools of one shape, and reuses a pool when no tensor refers to its memory any more.
+    """Provides pools of one shape, and reuses a pool when no tensor refers to its memory any more.
 
-    The consumer may therefore keep a batch for any length of time. A new pool is created only if all others
-    are in use. If the consumer does not keep batches, there are three or four pools.
+    The consumer may therefore keep a batch for any length of time. A new pool is created only if all other
+    pools are in use. If the consumer does not keep batches, there are three or four pools.
 
     Args:
         steps: number of batches in a pool.
@@ -96,8 +96,8 @@ class Pools:
         if memory is None:
             memory = self._create()
             self.created += 1
-        # All views of a tensor hold a reference to its array. So the array is finalized when the last view is
-        # gone.
+        # All views of a tensor hold a reference to its array. So the array is finalized when the last view
+        # has been deleted.
         lent = memory[:]
         weakref.finalize(lent, self._return, memory).atexit = False
         return Pool.of(torch.from_numpy(lent), *self._shape)
@@ -116,7 +116,7 @@ class Pools:
             self._free.append(memory)
 
 
-# The items with which the positive rows of a batch are compared by the losses over item vectors.
+# The items with which losses over item vectors compare the positive rows of a batch.
 #
 # Notation: I items, P positive rows, D dense features, W columns of ids. Rows of items have zeros in the
 # columns of features that do not have the scope `item`.
@@ -124,13 +124,13 @@ class Pools:
 
 @dataclass(frozen=True)
 class CatalogueItems:
-    """All items of the train rows, day after day. A row is compared with the items of its day.
+    """All items of the train rows, ordered by day. A row is compared with the items of its day.
 
     Attributes:
         dense: (I, D) float32, the features of the items on their day.
         categorical: (I, W) int32.
-        starts: the first item of each day, and then I.
-        own: (P,) int64, the position of each row's own item.
+        starts: the position of the first item of each day, followed by I.
+        own: (P,) int64, the position of each row's item.
     """
 
     dense: Tensor
@@ -141,7 +141,7 @@ class CatalogueItems:
 
 @dataclass(frozen=True)
 class BatchItems:
-    """The items of this rank's positive rows; I = P, and row p has item p.
+    """The items of this rank's positive rows. I is P: row p has item p.
 
     Attributes:
         dense: (P, D) float32, the features of the items on the day of the row.
@@ -158,10 +158,11 @@ class BatchItems:
 
 @dataclass(frozen=True)
 class DrawnItems:
-    """The items of this rank's positive rows, then the different items of their drawn negatives.
+    """The items of this rank's positive rows, followed by the distinct items of their drawn negatives.
 
     Attributes:
-        dense: (I, D) float32, the features of the items: those of the row, or of a drawn item on its day.
+        dense: (I, D) float32, the features of the items. An item of a row has the features of this row; a
+            drawn item has its features on the day of the row.
         categorical: (I, W) int32.
         index: (P, G) int64, for each positive row, the position of its item and of its G - 1 negatives.
     """
@@ -176,7 +177,7 @@ ComparedItems = CatalogueItems | BatchItems | DrawnItems
 
 @dataclass(frozen=True)
 class Vectors:
-    """What a loss over item vectors compares.
+    """The vectors that a loss over item vectors compares.
 
     The logit of a user and an item is the dot product of their vectors. A model's constant bias is the same
     for all items, so it cancels.
@@ -187,8 +188,8 @@ class Vectors:
         compared: the items.
         collectives: the ranks' collectives. If a loss uses them, all ranks compute it, and run the backward
             pass.
-        bags: the items that rows reconstruct in addition to their own, for a loss that compares the
-            catalogue; None if each row has only its own item.
+        bags: the items that a row reconstructs in addition to the row's item, for a loss that compares the
+            catalogue; None if there are no such items.
     """
 
     users: Tensor
@@ -238,8 +239,9 @@ class Batch:
         log_draw: (L,) float32, the logarithm of the probability with which the row's item is drawn; None
             without drawn negatives.
         items: the items with which positive rows are compared (training/data/item_comparison.py); None for a
-            loss of logits. If there are items, all rows are positive.
-        shard_rows: number of rows of each shard of this rank; None if all shards have equally many rows.
+            loss that compares logits. If there are items, all rows are positive.
+        shard_rows: number of rows of each shard of this rank; None if all shards have the same number of
+            rows.
         weighted: whether rows have weights of the feature table, and `global_weight` is still the number of
             rows.
         drawn_weight: the expected sum of the weights of drawn negatives in the global batch; None if it is
@@ -272,12 +274,12 @@ class Batch:
             stream = torch.cuda.current_stream(device)
             stream.wait_event(self.ready)
             for tensor in tensors.values():
-                tensor.record_stream(stream)  # torch reuses its memory only after this stream's work
+                tensor.record_stream(stream)  # torch reuses the memory only after this stream's work
         return replace(self, **tensors, ready=None)
 
 
 class RowsOfStep(Protocol):
-    """Selects the rows of a step from a batch of the loader, and adds what the loss compares them with."""
+    """Selects the rows of a step from a batch of the loader, and adds the items for the loss."""
 
     def expand(self, batch: Batch) -> Batch:
         """Returns the rows of the step.
@@ -291,7 +293,7 @@ class RowsOfStep(Protocol):
 class Transfer:
     """Copies pools to a GPU on a separate stream, while the GPU computes with earlier batches.
 
-    On a CPU it copies nothing.
+    On a CPU, it does not copy pools.
     """
 
     def __init__(self, device: torch.device) -> None:

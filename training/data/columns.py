@@ -1,7 +1,7 @@
 """Reads the columns of one row group, and checks them against the manifest and the feature spec.
 
 Petastorm reads all columns except lists of ids. Petastorm's batch reader supports only lists of equal length,
-so pyarrow reads the lists of ids. Row groups in memory are not read; they need no Petastorm.
+so pyarrow reads the lists of ids. Row groups that are already in memory need none of the two libraries.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Columns:
         dense: one float32 array of shape (rows,) per feature.
         categorical: one int32 array per feature of `spec.embedded`: shape (rows,) for single ids, (rows,
             length) for lists of ids.
-        cut: maps the name of a feature to the number of lists that were cut because they are longer than
-            `length`. Features without such lists are left out.
+        cut: maps the name of a feature to the number of its lists that were longer than `length`, and so were
+            cut. Features without such lists are left out.
         weight: (rows,) float32, the weights of the rows; None if rows have no weights.
     """
 
@@ -64,7 +64,7 @@ class Columns:
 
 
 def scalar_columns(spec: FeatureSpec) -> dict[str, str]:
-    """Returns the dtypes of the label, of the weight if any, and of all features without lists, by name."""
+    """Returns the dtypes of the label, the weight (if any), and all features that are not lists, by name."""
     scalars = (*spec.dense, *spec.categorical)
     of_rows = [spec.label, *([spec.weight] if spec.weight else [])]
     return {**dict.fromkeys(of_rows, "float32"), **{feature.name: feature.dtype for feature in scalars}}
@@ -85,7 +85,7 @@ def read_columns(
     Args:
         group: the row group.
         spec: the features.
-        multi_hot: how lists are padded and cut.
+        multi_hot: the lengths to which lists are padded or cut.
         read: the columns `scalar_columns` of the row group if they have been read already.
         check_ids: whether ids are compared with their cardinalities.
 
@@ -136,12 +136,12 @@ def _name(group: RowGroup) -> str:
 
 
 def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
-    """Raises DataError if an id is out of range. Such an id would look up a row of another feature."""
+    """Raises DataError if an id is out of range, because a lookup would return a row of another feature."""
     cardinality = int(feature.cardinality or 0)
-    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # a negative id is huge as uint32
+    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # uint32: negative ids become large
         raise DataError(
-            f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
-            "run build_features again: features and workflow version do not belong together",
+            f"{path}: {feature.name} has ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
+            "run build_features again: the features were built with another version of the workflow",
         )
 
 

@@ -1,11 +1,11 @@
-"""Makes buffer pools on the device, equal to the bit to those of `pool_writer.PoolWriter`.
+"""Makes buffer pools on the device. They have the same bits as the pools of `pool_writer.PoolWriter`.
 
 The columns of a row group are copied to the device once. There, a kernel writes the rows of each pool in the
-order of the batches, and the ids are compared with their cardinalities. So the host neither shuffles rows nor
-transposes columns.
+order of the batches, and the ids are compared with their cardinalities. So the host does not shuffle rows or
+transpose columns.
 
 Notation: a row group has G rows and C = 1 + D + W columns: the label, D dense features, and W columns of ids.
-N rows of the pool.
+A pool has N rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from training.data.columns import Columns
 from training.data.pool_writer import HeldRowGroups, PoolContents, numpy_target_rows
 from training.data.sharding import BLOCK_ROWS, RowRange
 
-_ADDRESS_FIELDS = 8  # of a range, for the kernel
+_ADDRESS_FIELDS = 8  # number of int64 fields that describe a range to the kernel
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class GroupColumns:
 
 
 class DevicePoolWriter:
-    """Writes pools in the memory of a device, on a stream of its own if the device is a GPU.
+    """Writes pools in the memory of a device. On a GPU, a separate stream writes them.
 
     Args:
         steps: number of batches in a pool.
@@ -68,8 +68,8 @@ class DevicePoolWriter:
         num_shards: number of this rank's shards.
         arriving: yields the columns of row groups, as `HeldRowGroups` needs them.
         device: the device.
-        kernel: whether Triton's kernel writes the rows. Otherwise torch's operators do.
-        refuse: raises an error for the row group of this index, which has an id that is not below its
+        kernel: whether Triton's kernel writes the rows. If it is False, torch operators write them.
+        refuse: raises the error for a row group, named by its index, with an id that is not below its
             cardinality.
     """
 
@@ -101,7 +101,7 @@ class DevicePoolWriter:
         self._in_order: tuple[list[int], Tensor] | None = None
 
     def write(self, contents: PoolContents) -> tuple[Pool, torch.cuda.Event | None]:
-        """Returns a pool with the rows in `contents`, and on a GPU the event that marks its end.
+        """Returns a pool with the rows in `contents`, and on a GPU the event after which it is complete.
 
         The pool's unused rows and their weights are zero.
 
@@ -198,7 +198,7 @@ class DevicePoolWriter:
     def _write_by_operators(
         self, ranges: Sequence[RowRange], epoch: int, targets: Tensor, into: tuple[Tensor, ...]
     ) -> None:
-        """Does the same as the kernel."""
+        """Writes the rows with torch operators, with the same result as the kernel."""
         labels, dense, ids, weights = into
         num_dense, place = self._shape[2], 0
         for part in ranges:
@@ -221,7 +221,7 @@ class DevicePoolWriter:
     def _wrong_groups(self) -> tuple[list[int], Tensor] | None:
         """Returns the row groups that have just arrived, and for each of them whether it has a wrong id.
 
-        The second is on the host, after the work that is queued on the current stream.
+        The second result is on the host. Getting it waits for the work that is queued on the current stream.
         """
         if not self._unchecked:
             return None

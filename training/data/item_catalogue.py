@@ -1,9 +1,9 @@
-"""The items of the train rows with their features by day, from which negatives are drawn.
+"""The catalogue from which negatives are drawn: the items of the train rows, with their features by day.
 
 Each rank reads the item columns of its share of the row groups once, before the first step. Then all ranks
-exchange what they have read, so every rank has the complete catalogue. The catalogue takes 8 bytes of memory
-for each pair of a user and a chosen item. It also has the features of each item for each day on which the
-item has a row.
+exchange the rows that they have read, so every rank has the complete catalogue. The catalogue takes 8 bytes
+of memory for each pair of a user and a chosen item. It also has the features of each item for each day on
+which the item has a row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from training.data.sharding import DataFile, RowGroup, row_groups
 
 @dataclass(frozen=True)
 class ItemCatalogue:
-    """Items by day, and the items that users chose. N items over K days, M pairs of user and item.
+    """Items by day, and the items that users chose: N items over K days, and M pairs of user and item.
 
     All tensors are on one device.
 
@@ -78,7 +78,7 @@ class ItemCatalogue:
 
 @dataclass
 class _Read:
-    """What one rank has read: one row per item and day, and one row per pair of user and item."""
+    """The rows that one rank has read: one per item and day, and one per pair of user and item."""
 
     day: NDArray[np.int64]
     item: NDArray[np.int64]
@@ -99,7 +99,7 @@ def pair_hash(users: Tensor, items: Tensor) -> Tensor:
 
 
 def item_spec(spec: FeatureSpec) -> FeatureSpec:
-    """Returns the spec of the features of scope `item` alone, in the same order."""
+    """Returns the spec with only the features of scope `item`, in the same order."""
     return FeatureSpec(spec.scoped("item"), spec.key_columns, spec.workflow_version, spec.label)
 
 
@@ -119,14 +119,14 @@ def read_catalogue(
     collectives: Collectives,
     device: torch.device,
 ) -> ItemCatalogue:
-    """Reads the catalogue of the train rows. Every rank must call it with the same arguments.
+    """Reads the catalogue of the train rows. Every rank must call this function with the same arguments.
 
     Args:
         train_files: the files on which the model trains. Their items are in the catalogue.
-        earlier_files: the other files of the train split, for the pairs of user and item alone.
+        earlier_files: the other files of the train split. Only their pairs of user and item are read.
         spec: the features.
-        multi_hot: how many ids of each list are used.
-        reading: how files of an object store are staged.
+        multi_hot: the number of ids of each list that are used.
+        reading: the settings for local copies of files of an object store.
         collectives: the ranks' collectives.
         device: the device of the result.
 
@@ -175,7 +175,7 @@ def _read_files(
 
 
 def _read_group(group: RowGroup, spec: FeatureSpec, multi_hot: MultiHot, *, with_items: bool) -> _Read:
-    """Reads a row group; without items, only its pairs of user and item."""
+    """Reads a row group. If `with_items` is False, reads only its pairs of user and item."""
     of_rows = [spec.label, *([spec.weight] if spec.weight else [])]
     keys = read_columns_of_group(group, [ROW_ID, USER_KEY, ITEM_KEY, *of_rows])
     users, items = hash_keys(keys.column(USER_KEY)), hash_keys(keys.column(ITEM_KEY))
@@ -263,7 +263,7 @@ def _sum_of_known(weights: Iterable[float | None]) -> float | None:
 
 
 def _changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Returns whether each row of sorted columns is the last one with its values, (N,)."""
+    """Returns whether each row of sorted columns is the last row with its values, (N,)."""
     length = len(columns[0])
     ends = np.ones(length, np.bool_)
     if length > 1:
@@ -310,7 +310,7 @@ def columns_of_items(
     return dense, ids
 
 
-# The positive rows of a batch, and where their items are in the catalogue.
+# The positive rows of a batch, and the positions of their items in the catalogue.
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Batches for the losses that compare the user vector of a positive row with vectors of items.
 
 A loss that compares the catalogue, such as `full_softmax`, compares a row with all items in the train rows of
-the row's day, with their features of that day. A loss that compares the batch, such as `in_batch_softmax`,
-compares a row with the items of the step's other positive rows. No features of a later day are used, except
-that the other rows of a step may be of any train day.
+the row's day. The items have their features of that day. A loss that compares the batch, such as
+`in_batch_softmax`, compares a row with the items of the step's other positive rows. The other rows of a step
+may be of any train day. Apart from that, no features of a later day are used.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class ItemComparison:
         catalogue: the items, on the device of the training.
         train: the settings of the training, with a loss that compares vectors.
         spec: the features.
-        multi_hot: how many ids of each list are used.
+        multi_hot: the number of ids of each list that are used.
         num_shards: number of this rank's shards.
-        unknown: decides which ids of items of the catalogue are replaced by OOV_ID; None replaces none.
+        unknown: decides which ids of items of the catalogue are replaced by OOV_ID. None: no ids are
+            replaced.
 
     Raises:
         ConfigError: the catalogue has too many items to compare rows with all of them.
@@ -57,7 +58,7 @@ class ItemComparison:
         self._positions = ItemPositions(catalogue)
         self._num_shards = num_shards
         columns = id_columns(spec, multi_hot)
-        # As tensors on the device: a list would be copied to a GPU in every step.
+        # These are tensors on the device, because a list would be copied to a GPU in every step.
         self._dense_columns, self._id_columns = (
             torch.tensor(places, dtype=torch.int64, device=catalogue.items.device)
             for places in columns_of_items(spec, columns)
@@ -78,7 +79,7 @@ class ItemComparison:
     def expand(self, batch: Batch) -> Batch:
         """Returns the batch of the positive rows, with their items in `Batch.items`.
 
-        Rows of label 0 are left out. If there is no positive row, the batch has one row of weight zero.
+        Rows with label 0 are left out. If there is no positive row, the batch has one row with weight zero.
 
         Args:
             batch: rows on the device of the catalogue, shard after shard, with `row_keys`.
@@ -104,7 +105,7 @@ class ItemComparison:
             dense=dense,
             categorical=categorical,
             labels=batch.labels[rows],
-            # Without positive rows, there is one row, of weight zero.
+            # Without positive rows, there is one row, and it has weight zero.
             weights=batch.weights[rows] * positive.weight,
             global_weight=self._catalogue.expected(batch)[0],
             weighted=False,
@@ -130,12 +131,13 @@ def _columns_alone(values: Tensor, columns: Tensor) -> Tensor:
 def _log_shares(catalogue: ItemCatalogue) -> Tensor:
     """Returns, for each entry (N,) of the catalogue, the logarithm of its item's share of positive rows.
 
-    The share counts the positive rows of all train days, because a batch has rows of any of these days.
+    The share is computed from the positive rows of all train days, because a batch has rows of all these
+    days.
     """
     _, item = catalogue.items.unique(return_inverse=True)
     clicks = torch.zeros(len(catalogue.items), dtype=torch.float64, device=item.device)
     clicks.index_add_(0, item, catalogue.clicks.double())
-    # An item without clicks gets a finite number. It is in no positive row, so the number is not used.
+    # The minimum makes the logarithm finite for an item without clicks. No positive row uses that number.
     return (clicks[item] / clicks.sum()).clamp(min=1e-30).log().float()
 
 

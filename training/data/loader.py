@@ -1,21 +1,22 @@
-"""Reads the batches of one rank through Petastorm or from memory: every row of its shards once per epoch.
+"""Reads the batches of one rank, with Petastorm or from memory. An epoch has every row of its shards once.
 
 Threads read row groups ahead. The rows of the rank's shards are written to a buffer pool in the order of the
 batches (sharding.py), and a batch is a slice of the pool. The order depends only on the shard plan, the seed
 and the epoch. So an epoch can begin at any step without reading the earlier files, and two runs get the same
 batches.
 
-Pools are made on the host (pool_writer.py) and copied to the device, or made on the device
-(device_pools.py), with the same rows.
+Pools are made on the host (pool_writer.py) and copied to the device, or made on the device (device_pools.py).
+The rows are the same in both cases.
 
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
-three or four pools. The row groups that are read ahead have up to `reading.read_ahead_mib` MiB, and as many
-as one row group of each shard if that is more, because a pool may need a new one of each shard; each of the
-`reading.threads` threads holds one more. The pools of all ranks, one of each rank, have `reading.pool_rows`
-rows together, or 4 global batches if that is more. A row takes 4 bytes for its label, 4 bytes for its weight
-if it has one, and 4 bytes for each dense feature and each id. With row groups of 200,000 rows, 40 columns,
-and 16 shards on one rank, 16 × 32 MB are held, 16 × 32 MB wait, and the pools have 4 × 21 MB. If pools are
-made on the device, what is held and the pools are in its memory.
+three or four pools. The row groups that are read ahead have up to `reading.read_ahead_mib` MiB. They include
+at least one row group of each shard, because a pool may need a new one of each shard. Each of the
+`reading.threads` threads has one more. The pools of all ranks, one of each rank, together have
+`reading.pool_rows` rows, or 4 global batches if these have more rows. A row takes 4 bytes for its label, 4
+bytes for its weight if it has one, and 4 bytes for each dense feature and each id. Example: one rank has 16
+shards and row groups of 200,000 rows and 40 columns. Then the current row groups have 16 × 32 MB, those read
+ahead have 16 × 32 MB, and the pools have 4 × 21 MB. If pools are made on the device, the current row groups
+and the pools are in its memory.
 """
 
 from __future__ import annotations
@@ -60,36 +61,35 @@ class _Sized(Protocol):
 
 SizedRead = TypeVar("SizedRead", bound=_Sized)
 _READ_AHEAD_MIB, _GPU_THREADS = 256, 4
-# Pools that exist at a time: of the batches that wait, that the step uses, and that are written.
+# Number of pools at a time. Their batches wait, are used by the step, or are being written.
 _POOLS = 5
-# With fewer steps per pool, too many neighbouring rows of a file would be in the same batch.
+# Minimum number of steps per pool. With fewer, a batch would have too many neighbouring rows of a file.
 _MIN_POOL_STEPS = 4
-# Up to this many row groups are read by one reader of Petastorm, if none of them has more rows than this.
+# One reader of Petastorm reads up to this number of row groups, if none of them has more rows than this.
 _GROUPS_TOGETHER, _SMALL_GROUP_ROWS = 64, 100_000
 
 
 class Loader:
     """Reads one split for one rank.
 
-    The constructor has eleven parameters because files, order, columns and device vary independently of each
-    other.
+    The constructor has eleven parameters, because files, order, columns and device vary independently.
 
     Args:
         files: the split's files in manifest order, the same on every rank. Files of an object store are
-            copied to local disk before they are read. Either all of them are in memory, or none is.
+            copied to local disk before they are read. Either all files are in memory, or none.
         plan: the logical shards of the files' rows.
         shards: the shards of this rank.
         spec: the columns to read, in the model's order.
         seed: seed of the random row order; None keeps the order of the files.
-        multi_hot: how many ids of each list are used.
+        multi_hot: the number of ids of each list that are used.
         device: the device of the training. If it is a GPU, pools are copied to it ahead of time.
         reading: settings for the size and place of the pools and for how far ahead row groups are read.
         with_row_keys: whether batches have `row_keys`.
         kernel: whether Triton's kernels run on the device, so that one of them can make pools there.
-        by_user: whether rows of a user stay next to each other: `train.shuffle=users`.
+        by_user: whether rows of a user stay next to each other (`train.shuffle=users`).
 
     Raises:
-        ConfigError: `reading` wants pools on the device, but they need more memory than it allows.
+        ConfigError: `reading` requires pools on the device, but they need more memory than `reading` allows.
         DataError: a file differs from its manifest.
     """
 
@@ -127,13 +127,13 @@ class Loader:
         self._on_device = self._makes_pools_on_device()
         self._require_intact_files()
         if any(file.table is None for file in files):
-            import_module("training.data.row_groups")  # Petastorm, before the time of a step is measured
+            import_module("training.data.row_groups")  # imports Petastorm before a step is timed
 
     def _require_intact_files(self) -> None:
-        """Compares files with their manifests: those whose first row belongs to this rank.
+        """Compares the files whose first row belongs to this rank with their manifests.
 
-        So one rank reads each file completely, before the first step. A file with one row group on an object
-        store is left out, because each rank compares its copy of such a file.
+        So exactly one rank reads each file completely, before the first step. A file with one row group on an
+        object store is left out, because each rank compares its copy of such a file.
         """
         first = {piece.group for shard in self.shards for piece in self.plan.shards[shard] if not piece.start}
         groups = (self._groups[index] for index in sorted(first))
@@ -159,7 +159,8 @@ class Loader:
             for contents, pool, ready in pools:
                 first = contents.window * self._pool_steps
                 weights = self.plan.weights[first : first + self._pool_steps]
-                # A pool is reused when its batches are gone, so no variable may refer to a batch.
+                # A pool is reused when nothing refers to its batches, so no variable here may refer to a
+                # batch.
                 batches = deque(_batches(pool, weights, ready))
                 del pool
                 for _ in range(skipped):
@@ -171,7 +172,7 @@ class Loader:
     def _pools_of(
         self, epochs: int, epoch: int, window: int
     ) -> Generator[tuple[PoolContents, Pool, torch.cuda.Event | None], None, None]:
-        """Yields all pools in order, with their contents and the event after which the device has them."""
+        """Yields all pools in order, with their contents, and the event after which each is on the device."""
         groups = self._row_groups_of(self._pool_contents(epochs, epoch, window))
         if self._on_device:
             pinned = self._device.type == "cuda"
@@ -202,9 +203,9 @@ class Loader:
 
     @property
     def _device_bytes(self) -> int:
-        """The largest memory of the device that pools and their row groups need.
+        """The memory of the device, in bytes, that pools and their row groups need at most.
 
-        A shard's rows in one pool are whole row groups, and at both ends parts of row groups.
+        A shard's rows in one pool are complete row groups, with parts of row groups at both ends.
         """
         largest = max((group.rows for group in self._groups), default=0)
         num_dense, id_width = self._widths
@@ -215,7 +216,7 @@ class Loader:
 
     @property
     def _widths(self) -> tuple[int, int]:
-        """The number of dense columns and of columns of ids of a pool."""
+        """The number of dense columns, and the number of columns of ids, of a pool."""
         num_ids = len(self.spec.categorical) + sum(self.spec.list_lengths(self._multi_hot))
         return len(self.spec.dense) + self._has_weights, num_ids + self._key_columns
 
@@ -240,7 +241,7 @@ class Loader:
         )
 
     def _refuse_ids(self, index: int) -> None:
-        """Reads a row group again, and compares its ids on the host, which names the file and the ids."""
+        """Checks the ids of a row group again on the host, where the error names the file and the ids."""
         group = self._groups[index]
         local = group.file.table is not None or file_io.is_local(group.file.path)
         checked = partial(self._read, checked=True)
@@ -276,7 +277,7 @@ class Loader:
     def _reads(
         self, groups: Iterator[RowGroup], convert: Callable[[Columns], SizedRead]
     ) -> Generator[SizedRead, None, None]:
-        """Yields what `convert` makes of the columns of each row group, in order. Threads read ahead."""
+        """Yields the result of `convert` for the columns of each row group, in order. Threads read ahead."""
         threads = self._reading.threads or (_GPU_THREADS if self._device.type == "cuda" else 1)
 
         def in_turn(
@@ -288,7 +289,7 @@ class Loader:
                     yield from map(convert, read)
                 finally:
                     if isinstance(read, Generator):
-                        read.close()  # in the thread that reads
+                        read.close()  # in the thread that reads the row groups
 
             return in_threads(items, converted, threads, self._ahead_bytes, lambda read: read.size_bytes)
 
@@ -320,7 +321,7 @@ class Loader:
                     yield self._read(group, next(read, None))
 
     def _keyed(self, batch: Batch, epoch: int) -> Batch:
-        """Moves keys out of the ids of a batch, and weights out of its dense features, if there are any."""
+        """Moves the columns of row keys and of weights, if there are any, out of the features of a batch."""
         if self._has_weights:
             batch = _separate_weights(batch, self._device)
         if not self._key_columns:
@@ -331,7 +332,7 @@ class Loader:
     def _read(
         self, group: RowGroup, read: Mapping[str, NDArray[Any]] | None = None, *, checked: bool = False
     ) -> Columns:
-        checked = checked or not self._on_device  # there, the device checks ids
+        checked = checked or not self._on_device  # the device checks ids of its pools
         columns = read_columns(group, self.spec, self._multi_hot, read, check_ids=checked)
         for name in columns.cut.keys() - self._warned_cut:
             log.warning(
@@ -351,7 +352,7 @@ class Loader:
 
 def _separate_weights(batch: Batch, device: torch.device) -> Batch:
     """Moves the last dense column of a batch to its weights. The weight of padding is 0."""
-    written = batch.to(device)  # on a GPU, the current stream waits until the pool is written
+    written = batch.to(device)  # on a GPU, makes the current stream wait until the pool is written
     dense, weights = written.dense[:, :-1].contiguous(), written.dense[:, -1].contiguous()
     ready = None
     if batch.ready is not None:
@@ -361,7 +362,7 @@ def _separate_weights(batch: Batch, device: torch.device) -> Batch:
 
 
 def _runs(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:
-    """Yields lists of consecutive row groups to read together: small ones, or a large one alone."""
+    """Yields lists of consecutive row groups to read together: several small groups, or one large group."""
     run: list[RowGroup] = []
     for group in groups:
         if run and (group.rows > _SMALL_GROUP_ROWS or len(run) == _GROUPS_TOGETHER):
@@ -378,14 +379,14 @@ def _runs(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:
 def read_groups(
     groups: Iterator[RowGroup], read: Callable[[RowGroup], Read], reading: Reading, *, local: bool
 ) -> Iterator[Read]:
-    """Yields what `read` returns for each row group, in order.
+    """Yields the result of `read` for each row group, in order.
 
     Row groups of an object store are copied to local disk before they are read, up to `staging_mib` ahead.
 
     Args:
         groups: the row groups.
         read: reads a row group that is on local disk.
-        reading: names the folder of the copies and their largest size.
+        reading: the settings with the folder of the copies and their largest size.
         local: whether the files of all row groups are on local disk.
     """
     if local:
@@ -397,7 +398,7 @@ def read_groups(
 
 @contextmanager
 def _staged_ahead(groups: Iterator[RowGroup], reading: Reading) -> Iterator[Iterator[Staged]]:
-    """Copies row groups to local disk ahead of the consumer, who deletes each copy that it has read."""
+    """Copies row groups to local disk ahead of the consumer, who deletes each copy after reading it."""
     with (
         staging_folder(reading.staging_folder) as folder,
         Prefetch(

@@ -1,8 +1,8 @@
 """Draws negatives on the device: for each positive row of a batch, items that its user did not choose.
 
-Draw n of a row in an epoch depends only on (seed, epoch, day, row id, n). So it is the same for every number
-of ranks, on every device, and after a resumption. No negative uses rows of a later day. Items and their
-features are those of the row's day. Only pairs of that day and of earlier train days are rejected.
+Draw n of a row in an epoch depends only on (seed, epoch, day, row id, n). So the draw does not depend on the
+number of ranks, the device, or a resumption. Negatives use no rows of a later day: items are drawn from the
+row's day, and have their features of this day. Only pairs of that day and of earlier train days are rejected.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from training.data.unknown_ids import UnknownIds
 from training.models.inputs import id_columns
 from training.native.library import address, library, required_library
 
-# If a draw hits an item that the user chose, the draw is repeated at most this number of times. If all draws
-# hit such items, the negative gets weight zero.
+# Maximum number of repetitions of a draw that returned an item that the user chose. If all draws return such
+# items, the negative gets weight zero.
 _ATTEMPTS = 8
-# Flags of `ChosenPairs` for each pair, and the largest number of bits of an index of a flag.
+# `ChosenPairs`: number of flags for each pair, and the largest number of bits of a flag's index.
 _FLAGS_PER_PAIR, _MOST_FLAG_BITS = 16, 26
-# Distinct items are counted up to this number of items for each draw.
+# Distinct items are found by counting if the catalogue has at most this number of items for each draw.
 _ITEMS_PER_PLACE = 8
-# A thread costs as much as this number of draws.
+# The number of threads is at most the number of draws divided by this number.
 _DRAWS_OF_A_THREAD = 5_000
 
 
@@ -48,12 +48,12 @@ class NegativeSampler:
         settings: the number of negatives, and how items are drawn.
         seed: seed of the draws.
         spec: the features.
-        multi_hot: how many ids of each list are used.
+        multi_hot: the number of ids of each list that are used.
         num_shards: number of this rank's shards.
-        unknown: decides which ids of drawn items are replaced by OOV_ID; None replaces none.
-        of_vectors: whether batches have the different items of a step once (`DrawnItems`), for a model whose
-            logits are products of user vectors and item vectors. Without it, and if ids of drawn items are
-            replaced or features depend on more than the user or the item, each negative is a row.
+        unknown: decides which ids of drawn items are replaced by OOV_ID. None: no ids are replaced.
+        of_vectors: whether batches contain each distinct item of a step once (`DrawnItems`), for a model
+            whose logits are products of user vectors and item vectors. Each negative is a row if this is
+            False, if ids of drawn items are replaced, or if features depend on both user and item.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class NegativeSampler:
         self._chosen = ChosenPairs(catalogue)
 
     def expand(self, batch: Batch) -> Batch:
-        """Returns the batch of groups: each positive row, then its negatives with label 0; or `DrawnItems`.
+        """Returns a batch with groups (a positive row and its negatives with label 0), or with `DrawnItems`.
 
-        Rows of label 0 are left out. If there is no positive row, the batch has one group of weight zero. If
-        rows have weights, negatives have the weight 1.
+        Rows with label 0 are left out. If there is no positive row, the batch has one group with weight zero.
+        If rows have weights, negatives have the weight 1.
 
         Args:
             batch: rows on the device of the catalogue, shard after shard, with `row_keys`.
@@ -146,8 +146,8 @@ class NegativeSampler:
         """Draws items for (P, 7) rows.
 
         Returns:
-            (P,) int64, the row's own item; (P, draws) int64, the drawn items, all as positions in the
-            catalogue; and (P, draws) bool, whether the user did not choose the drawn item.
+            (P,) int64, the row's item; (P, draws) int64, the drawn items; and (P, draws) bool, whether the
+            user did not choose the drawn item. Items are positions in the catalogue.
         """
         catalogue = self._catalogue
         row_id, user, item, day = split_row_keys(row_keys)
@@ -161,7 +161,7 @@ class NegativeSampler:
         of_row = (first[:, None], last[:, None], position[:, None])
         drawn = self._places(key, *of_row)
         rejected = self._chosen.find(user[:, None], drawn, day[:, None])
-        # Few draws hit an item that the user chose. Only these are repeated.
+        # Few draws return an item that the user chose. Only these draws are repeated.
         left = rejected.flatten().nonzero().squeeze(1)
         row = left // self._draws
         for attempt in range(1, _ATTEMPTS):
@@ -243,8 +243,8 @@ class _Draws(ctypes.Structure):
 class ChosenPairs:
     """The pairs of users and items in a catalogue.
 
-    A pair is searched only if its entry in a table of flags is set. Pairs that are not in the catalogue
-    rarely share an entry with one that is, so most searches read one byte.
+    A pair is searched only if its entry in a table of flags is set. A pair outside the catalogue rarely
+    shares an entry with a pair of the catalogue, so most lookups read only one byte.
 
     Args:
         catalogue: the pairs, and the items that are drawn.
@@ -253,7 +253,7 @@ class ChosenPairs:
         pairs: (M,) int64 ascending, the pairs of the catalogue.
         first_days: (M,) int64, the first train day on which the user chose the item.
         hashes: (N,) int64, the part of a pair's hash that depends on the item.
-        flags: (F,) bool, whether a pair has this remainder of its hash divided by F, a power of two.
+        flags: (F,) bool, whether the hash of any pair has this remainder modulo F, a power of two.
         mask: F - 1.
     """
 
@@ -308,7 +308,7 @@ def _probabilities(catalogue: ItemCatalogue, popularity: float) -> tuple[Tensor,
     starts = catalogue.starts.tolist()
     for index, (start, stop) in enumerate(pairwise(starts)):
         weights = catalogue.clicks[start:stop].double() ** popularity
-        if float(weights.sum()) == 0:  # a day without positive rows, for which nothing is drawn
+        if float(weights.sum()) == 0:  # no items are drawn for a day without positive rows
             weights = torch.ones_like(weights)
         share = weights / weights.sum()
         shares.append(share)
@@ -317,12 +317,12 @@ def _probabilities(catalogue: ItemCatalogue, popularity: float) -> tuple[Tensor,
 
 
 def _stacked(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:
-    """Returns (P + I, W): `columns` of (P, W) rows, then those of I drawn items (I, C); zeros elsewhere."""
+    """Returns (P + I, W): `columns` of P rows (P, W) and of I drawn items (I, C), and zeros elsewhere."""
     return spread(torch.cat([rows.index_select(1, columns), of_drawn]), columns, rows.shape[1])
 
 
 def _groups(rows: Tensor, columns: Tensor, of_drawn: Tensor) -> Tensor:
-    """Returns (P · group, W): each of (P, W) rows, then its copies with the columns of the drawn items.
+    """Returns (P · group, W): each of P rows, followed by its copies with the columns of its drawn items.
 
     Args:
         rows: (P, W), the positive rows.

@@ -19,7 +19,7 @@ from training.native.transposer import PoolMemory, RangeRows, ShardRows
 
 @dataclass(frozen=True)
 class PoolContents:
-    """Says which rows one pool contains.
+    """A description of the rows that one pool contains.
 
     Attributes:
         order: the row order of the epoch.
@@ -48,17 +48,18 @@ HeldBlocks = TypeVar("HeldBlocks")
 class HeldRowGroups(Generic[Arriving, HeldGroup, HeldBlocks]):
     """The row groups that the current pool needs, and the orders of their blocks.
 
-    A row group is held as long as consecutive pools need its rows.
+    A row group stays in memory as long as consecutive pools need its rows.
 
     Args:
         arriving: yields row groups. For each pool, these are the row groups that the previous pool did not
             need, in the order of `PoolContents.groups`.
-        hold: returns what is held of a row group, from the row group's index and what `arriving` yields.
-        hold_blocks: returns what is held of the order of a piece's blocks.
+        hold: converts the columns of a row group to the form that stays in memory. Its arguments are the row
+            group's index and the value that `arriving` yields.
+        hold_blocks: converts the order of a piece's blocks to the form that stays in memory.
 
     Attributes:
-        groups: by the index of the row group.
-        blocks: by epoch and piece.
+        groups: the row groups in memory, by their index.
+        blocks: the orders of blocks, by epoch and piece.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class HeldRowGroups(Generic[Arriving, HeldGroup, HeldBlocks]):
         self._hold_blocks = hold_blocks
 
     def load(self, contents: PoolContents) -> None:
-        """Releases the row groups that this pool does not need, and adds those that are not yet held."""
+        """Releases the row groups that this pool does not need, and adds those that it needs."""
         groups = contents.groups
         self.groups = {group: held for group, held in self.groups.items() if group in groups}
         for group in groups:
@@ -94,7 +95,7 @@ class PoolWriter:
     """Writes pools in the memory of the host.
 
     Args:
-        pools: lends pools. A pool contains the rows of S steps, L rows per step.
+        pools: creates and reuses pools. A pool contains S steps of L rows.
         num_shards: number of this rank's shards. Each shard has L / num_shards rows in a step.
         arriving: yields the columns of row groups, as `HeldRowGroups` needs them.
         threads: the largest number of shards that are written in parallel.
@@ -146,9 +147,9 @@ def _transposers_of(_: int, columns: Columns) -> tuple[Transposer, ...]:
 
 # Writes the columns of row groups as shuffled rows to a buffer pool.
 #
-# This module uses NumPy. If the compiled library was built, training/native/transposer.py does the same.
+# This module uses NumPy. If the compiled library was built, training/native/transposer.py is used instead.
 
-# Number of rows that are transposed at a time: 4096 rows of 40 columns fit into the cache of a core.
+# Number of rows that are transposed at a time. 4096 rows of 40 columns fit into the cache of a core.
 _CHUNK_ROWS = 4096
 
 
@@ -187,7 +188,9 @@ def transposer_of(columns: Sequence[NDArray[Any]]) -> Transposer:
 
 
 def write_pool(shards: Sequence[ShardRows[Transposer]], memory: PoolMemory, threads: int) -> None:
-    """Writes the rows of all shards to a pool. Rows that a shard lacks become zero, and so do their weights.
+    """Writes the rows of all shards to a pool. If a shard has too few rows, the other rows become zero.
+
+    The weights of these rows are zero too.
 
     Args:
         shards: the rank's shards. Their columns are results of `transposer_of`.
@@ -227,7 +230,7 @@ def target_rows(
 ) -> NDArray[np.int64]:
     """Returns, for each row of a shard's window, the row of the pool to which it is written: (rows,).
 
-    The window of a shard is the rows of the shard that one pool contains.
+    The window of a shard consists of the shard's rows in one pool.
 
     Args:
         rows: number of rows of the window.
@@ -245,7 +248,7 @@ def target_rows(
 def numpy_target_rows(
     rows: int, order: NDArray[np.int64] | None, shard_rows: int, batch_rows: int, first: int
 ) -> NDArray[np.int64]:
-    """Does the same as `target_rows`, with NumPy."""
+    """Computes the result of `target_rows` with NumPy."""
     step, within = np.divmod(np.arange(rows, dtype=np.int64), shard_rows)
     in_order = step * batch_rows + first + within
     if order is None:

@@ -147,11 +147,11 @@ def in_threads(
             result = [next(worker, _END)]
             if result[0] is _END:
                 return
-            yield result.pop()  # no variable refers to it while the consumer has it
+            yield result.pop()  # pop: no variable may refer to a result that the consumer uses
 
 
 class _Dealer(Generic[Item]):
-    """Deals the items of an iterator to threads in turn."""
+    """Distributes the items of an iterator to threads in turn."""
 
     def __init__(self, items: Iterator[Item], threads: int) -> None:
         self._items = items

@@ -109,9 +109,9 @@ def read_together(
 ) -> Generator[dict[str, NDArray[Any]], None, None]:
     """Yields the columns `names` of row groups in order, like `read_row_group`, but with one reader.
 
-    A reader needs more time before it reads than it needs to read a small row group. Yields nothing, or stops
-    early, if a row group cannot be read in this way. The caller then reads this row group alone, which raises
-    an error with its name.
+    Starting a reader takes more time than reading a small row group. Yields nothing, or stops early, if a row
+    group cannot be read in this way. The caller then reads this row group alone, and the error names the row
+    group.
     """
     if not groups:
         return
@@ -173,8 +173,7 @@ def _open(groups: Sequence[RowGroup], names: Sequence[str], make: Callable[..., 
     return make(
         pyarrow_filesystem=files,
         dataset_path=list(dict.fromkeys(group.file.on_disk for group in groups)),
-        # A single pattern, because Petastorm's time for matching grows with the number of patterns times
-        # columns.
+        # One pattern for all columns, because Petastorm matches each pattern with each column.
         schema_fields=["|".join(re.escape(name) for name in names)],
         worker_class=_Worker,
         reader_pool=_Pool(len(groups)),

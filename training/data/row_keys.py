@@ -37,8 +37,9 @@ def read_columns_of_group(group: RowGroup, names: Sequence[str]) -> pa.Table:
         missing = [name for name in names if name not in opened.schema_arrow.names]
         if missing:
             raise DataError(
-                f"{group.file.path} lacks the columns {missing}, which train.negatives, train.unknown_share, "
-                "train.shuffle=users, and train.loss full_softmax and in_batch_softmax, need",
+                f"{group.file.path} lacks the columns {missing}. They are needed by train.negatives, by "
+                "train.unknown_share, by train.shuffle=users, and by train.loss full_softmax and "
+                "in_batch_softmax",
                 "name the user and the item under keys, and run build_features again",
             )
         table = (

@@ -237,7 +237,7 @@ class RowOrder:
 
     def pieces(self, shard: int, pieces: Sequence[Piece]) -> list[Piece]:
         """Returns a shard's pieces in the order in which they are read."""
-        if self.seed is None or len(pieces) < 2:  # without this condition, one piece gives the same result
+        if self.seed is None or len(pieces) < 2:  # for a single piece, this only saves time
             return list(pieces)
         order = self._random(_PIECES, shard).permutation(len(pieces))
         return [pieces[int(index)] for index in order]

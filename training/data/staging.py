@@ -1,8 +1,8 @@
 """Stages row groups of an object store: copies them to local disk before they are read, and deletes them.
 
-Petastorm is given only local files. The copy of a row group is a sparse file. This sparse file contains only
-the bytes of the row group and of the Parquet footer, at the same positions as in the complete file. So the
-data of each row group is fetched only once, whatever the order in which row groups are read.
+Petastorm reads only local files. The copy of a row group is a sparse file. This sparse file contains only the
+bytes of the row group and of the Parquet footer, at the same positions as in the complete file. So the data
+of each row group is fetched only once, whatever the order in which row groups are read.
 
 Each use of a loader creates a new folder for its copies and locks this folder. A later use deletes the
 folders of processes that have ended. The folders are deleted even after SIGKILL, because a lock ends with its
@@ -64,7 +64,7 @@ def stage(groups: Iterator[RowGroup], folder: Path) -> Iterator[Staged]:
         folder: the target folder. This folder must exist as long as the results are used.
 
     Raises:
-        DataError: a file is missing or does not match its manifest. Of a file with several row groups only
+        DataError: a file is missing or does not match its manifest. For a file with several row groups, only
             the size is compared here, because its copies are not complete (see training.data.loader).
         InfrastructureError: the object store cannot be reached, or the local disk is full.
     """

@@ -1,11 +1,11 @@
-"""Replaces ids by OOV_ID in training, so that a model can score users and items without ids of their own.
+"""Replaces ids by OOV_ID in training, so that a model can score users and items without ids.
 
 The row of OOV_ID then learns the vector of an average user or item. The model also learns to predict from the
-other features alone. The idea is that of DropoutNet (Volkovs, Yu and Poutanen, NeurIPS 2017), which leaves
+other features alone. The idea comes from DropoutNet (Volkovs, Yu and Poutanen, NeurIPS 2017), which leaves
 out a user's or an item's latent vector in training.
 
 Whether an id is replaced depends only on (seed, epoch, day, row id, column), and for a drawn item also on the
-number of the draw. So it is the same for every number of ranks, on every device, and after a resumption.
+number of the draw. So the decision does not depend on the number of ranks, the device, or a resumption.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.feature_spec import NUM_RESERVED_IDS, OOV_ID, Feature
 from training.data.batch import Batch, RowsOfStep
 from training.data.row_keys import mix, split_row_keys, uniform
 
-# Added to the seed, so that these draws and the draws of negatives are independent.
+# This number is added to the seed, so that these draws and the draws of negatives are independent.
 _STREAM = 0x756E6B6E6F776E
 
 

@@ -4,8 +4,8 @@ The row is the row's index in the unsharded table, which has the rows of all ran
 some rows draws the same random numbers for these rows as a single rank would. The last step (the finaliser)
 of splitmix64 computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast splittable
 pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in MurmurHash3's
-finaliser, compute 32 bits from key and column. The constants of these multiplications and shifts are those
-with the smallest bias in Wellons' hash-prospector.
+finaliser, compute 32 bits from key and column. The constants of these multiplications and shifts have the
+smallest bias in Wellons' hash-prospector.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def uniform(seed: int, rows: Tensor, columns: range) -> Tensor:
 def normal(seed: int, rows: Tensor, dim: int) -> Tensor:
     """Returns `dim` standard normal random numbers for each row, shape (N, dim) float32.
 
-    The method is that of Box and Muller (1958, Annals of Mathematical Statistics 29).
+    The method comes from Box and Muller (1958, Annals of Mathematical Statistics 29).
     """
     radius = uniform(seed, rows, range(dim)).neg_().log1p_().mul_(-2).sqrt_()
     return uniform(seed, rows, range(dim, 2 * dim)).mul_(2 * math.pi).cos_().mul_(radius)

@@ -1,4 +1,4 @@
-"""The rows of an embedding table that a rank holds: their memory, their first numbers, and their updates.
+"""The rows of an embedding table that a rank holds: their memory, initial values, and updates.
 
 The rows of all features are one matrix. Only the modules of this folder depend on which row of the matrix
 holds which id. Code that saves and loads rows uses `HeldRows.blocks`.
@@ -244,7 +244,7 @@ _DRAWN_ON_A_GPU = 2**25
 
 
 class FilledTable(Protocol):
-    """What `fill_rows` needs of a StackedEmbedding."""
+    """The part of a StackedEmbedding that `fill_rows` uses."""
 
     blocks: tuple[RowBlock, ...]
     router: Router

@@ -27,8 +27,9 @@ from training.embeddings.rows import Groups, RowTensor, SummedRowGradient, sum_r
 #               the owners send back the vectors of these rows         (all_to_all, 16 or 32 bits a number)
 #     backward  the rank sends the gradients of the rows to the owners (all_to_all, 16 or 32 bits a number)
 #
-# Numbers have 16 bits if the table stores 16 bits, or if the model asks for vectors of 16 bits. In the latter
-# case, the gradients of a row are summed over the rank's lookups in float32, and then rounded and sent.
+# Numbers have 16 bits if the table stores 16 bits, or if the model requests vectors of 16 bits. If the model
+# requests them, the gradients of a row are summed over the rank's lookups in float32, and then rounded and
+# sent.
 #
 # The owner of a row is the rank that holds the row. An owner sums the received gradients in the order of the
 # ranks, so equal batches give bit-identical results. If a row occurs several times in a batch, its vector is
@@ -119,7 +120,10 @@ class RowRequest:
         return vectors, self._exchanged
 
     def discard(self) -> None:
-        """Waits for the started exchange, so that its name can be used again. All ranks must call it."""
+        """Waits for the started exchange, so that its name can be used again.
+
+        All ranks must call this method.
+        """
         if self._receive_vectors is not None:
             self._receive_vectors()
         else:
@@ -140,7 +144,7 @@ def start_return(
         exchanged: the second result of `RowRequest.vectors`.
         collectives: the ranks' collectives.
         dtype: the dtype of the numbers that are sent.
-        name: name of the message, as for `RowRequest`.
+        name: name of the message; see `RowRequest`.
 
     Returns:
         First, this rank's gradient of the rows that all ranks hold. Second, a function that waits for the
@@ -254,7 +258,7 @@ class ListElements:
 
 @dataclass(frozen=True)
 class PaddedLists:
-    """The columns of list features with their padding. No shape depends on ids, so nothing waits for a GPU.
+    """The padded columns of list features. No shape depends on ids, so the host need not wait for a GPU.
 
     All ids of a batch are elements, row by row. Padding belongs to the padding row of its feature, and the
     factor of its gradient is 0.
@@ -269,7 +273,7 @@ class PaddedLists:
 
     @classmethod
     def of(cls, ids: Tensor, lengths: Sequence[int]) -> PaddedLists:
-        """Returns the list columns of `ids` (B, W), which are the last ones."""
+        """Returns the list columns of `ids` (B, W), which are the last columns."""
         return cls(ids[:, ids.shape[1] - sum(lengths) :] != PAD_ID, tuple(lengths))
 
     @property
@@ -344,7 +348,7 @@ class BatchLookup:
         return (flat, *self.lists.sources(flat.shape[0], num_single, pooling))
 
 
-# Which rows of a table a batch of ids reads, and the request to the ranks that hold them.
+# The rows of a table that a batch of ids reads, and the request to the ranks that hold these rows.
 #
 # Notation: B rows of a batch, W columns of ids, N elements (lookup.py).
 
@@ -420,7 +424,10 @@ class BatchRows:
         self._early = self._of_batch(ids, f"{self.name}.request", padded=padded)
 
     def start_fetch(self, weight: RowTensor, dtype: torch.dtype) -> None:
-        """Sends the vectors that were requested early. Call it when no earlier step can change rows."""
+        """Sends the vectors that were requested early.
+
+        Call this method when no earlier step can change rows.
+        """
         if self._early is not None and self._early.request is not None:
             self._early.request.start_fetch(weight, dtype)
 
@@ -430,7 +437,7 @@ class BatchRows:
             self._early.record_stream(stream)
 
     def discard(self) -> None:
-        """Forgets a request that no step has used. All ranks must call it."""
+        """Discards a request that no step has used. All ranks must call this method."""
         if self._early is not None and self._early.request is not None:
             self._early.request.discard()
         self._early = None

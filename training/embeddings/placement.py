@@ -51,7 +51,7 @@ class TableShape:
 
 
 def plan_placement(shape: TableShape, ranks: int, settings: Embeddings) -> Placement:
-    """Returns the placement of all features. A single rank holds everything, whatever the settings are.
+    """Returns the placement of all features. A single rank holds all rows, whatever the settings are.
 
     Raises:
         ConfigError: a rank would hold more bytes of the table than `rank_max_bytes`.
@@ -105,7 +105,7 @@ def _place_by_size(shape: TableShape, ranks: int, settings: Embeddings) -> Place
 
 
 def _assign(shape: TableShape, ranks: int, replicated: set[int], row_wise: set[int]) -> Placement:
-    """Assigns each feature that is neither replicated nor row-wise to one rank."""
+    """Assigns each feature that is not replicated and not row-wise to one rank."""
     sizes, lookups = shape.feature_bytes, shape.lookups
     features = range(len(sizes))
     placed = [feature for feature in features if feature not in replicated]
@@ -113,8 +113,8 @@ def _assign(shape: TableShape, ranks: int, replicated: set[int], row_wise: set[i
     all_lookups = max(sum(lookups[feature] for feature in placed), 1)
     costs = [sizes[feature] / all_bytes + lookups[feature] / all_lookups for feature in features]
     placements = {feature: FeaturePlacement("replicated") for feature in replicated}
-    # Row 0 of the first row-wise feature is on rank 0, row 0 of the second one on rank 1, and so on, so that
-    # no rank has all frequent rows.
+    # Row 0 of the first row-wise feature is on rank 0, row 0 of the second such feature is on rank 1, and so
+    # on. So no rank has all frequent rows.
     placements |= {
         feature: FeaturePlacement("row_wise", index % ranks) for index, feature in enumerate(sorted(row_wise))
     }
@@ -208,8 +208,8 @@ class Placement:
         """Returns the blocks of rows that a rank holds.
 
         Replicated rows come first, so they have the same position on all ranks. The order is that of the
-        rank's matrix. With a tail, the matrix has all hot rows first; a feature's hot rows are followed here
-        by its tail.
+        rank's matrix, except if there is a tail. Then the matrix has the hot rows of all features first, but
+        here each feature's tail follows its hot rows.
         """
         hot_place, tail_place, blocks = 0, self.first_tail, []
         for feature, first, step, rows in self._runs(rank):
@@ -224,9 +224,9 @@ class Placement:
 
     @cached_property
     def first_tail(self) -> int:
-        """Returns the index of the first row of the tail in a rank's matrix: the same on all ranks.
+        """Returns the index of the first row of the tail in a rank's matrix, which is the same on all ranks.
 
-        It is the largest number of hot rows of a rank.
+        The index is the largest number of hot rows of any rank.
         """
         return max(self.hot_rows_of(rank) for rank in range(self.ranks))
 
@@ -247,7 +247,7 @@ class Placement:
         return self.rows_of(rank) if self.hot is None else self.first_tail + self.tail_rows_of(rank)
 
     def _hot_rows(self, feature: int, first: int, step: int, rows: int) -> int:
-        """Returns how many rows of a run are hot: its first ones, because each run is in the order of ids."""
+        """Returns how many rows of a run are hot: its first rows, because runs are in the order of ids."""
         if self.hot is None:
             return rows
         return min(max(-(-(self.hot[feature] - first) // step), 0), rows)
@@ -272,7 +272,7 @@ class Placement:
             elif feature.kind == "row_wise":
                 if first < rows:
                     yield index, first, self.ranks, -(-(rows - first) // self.ranks)
-            elif feature.kind != "replicated":  # those come first, above
+            elif feature.kind != "replicated":  # replicated rows were yielded above
                 assert_never(feature.kind)
 
 
@@ -295,7 +295,7 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 #
 # Notation: C features of a table.
 
-# A feature's first rows are considered one by one, the other rows in this number of runs of equal length.
+# A feature's first rows are considered one by one. The other rows form this number of runs of equal length.
 _SINGLE_ROWS = 2**13
 _RUNS = 2**13
 IdCounts = Mapping[str, NDArray[np.int64]]
@@ -324,7 +324,7 @@ class PlannedTable:
 
 @dataclass(frozen=True)
 class Tiers:
-    """Which rows of a model's tables are hot.
+    """The hot rows of a model's tables.
 
     Attributes:
         hot: for each table, in the order in which the model creates tables, the number of hot rows of each
@@ -454,7 +454,7 @@ def runs_of(lookups: NDArray[np.float64]) -> Iterator[tuple[int, int, float]]:
 
 
 def _copies(placement: FeaturePlacement, ranks: int) -> float:
-    """Returns on how many ranks a row takes memory, divided by the number of ranks."""
+    """Returns the share of the ranks on which a row takes memory."""
     if placement.kind == "replicated":
         return 1.0
     if placement.kind == "table_wise" or placement.kind == "row_wise":
@@ -482,7 +482,7 @@ def _fitting(placement: FeaturePlacement, run: _Run, rows_left: Sequence[int]) -
         return min(run.end - run.start, rows_left[placement.rank])
     if placement.kind == "row_wise":
         ranks = len(rows_left)
-        # The rank's next row after those that fit is the first row that does not fit.
+        # The rank's next row after the rows that fit is the first row that does not fit.
         ends = [
             (rank - placement.rank - run.start) % ranks + rows * ranks for rank, rows in enumerate(rows_left)
         ]

@@ -89,7 +89,8 @@ class Router(nn.Module):
     def keys(self, ids: Tensor, features: Tensor) -> Tensor:
         """Returns the int64 keys of ids.
 
-        `features` contains the index of each id's feature. Its shape must be broadcastable to that of `ids`.
+        `features` contains the index of each id's feature. Its shape must be broadcastable to the shape of
+        `ids`.
         """
         first_owner, row_wise = self.owners[features], self.row_wise[features]
         owner = torch.where(row_wise.bool(), (ids + first_owner) % self.ranks, first_owner)
@@ -100,7 +101,7 @@ class Router(nn.Module):
         return owner * self.span + place + ids // self.strides[features]
 
     def replicated_rows(self, ids: Tensor, features: Tensor) -> Tensor:
-        """Returns the rows of this rank's matrix that hold ids, if every rank holds all rows. See `keys`."""
+        """Returns the rows of ids in this rank's matrix, if every rank holds all rows. See `keys`."""
         place = self.replicated_places[features]
         if self.tiered:
             place = torch.where(ids < self.hot[features], place, self.replicated_tail_places[features])
@@ -119,6 +120,6 @@ class Router(nn.Module):
         return self.block_starts[block] + (rows - self.block_places[block]) * self.block_steps[block]
 
     def untiered_rows(self, rows: Tensor) -> Tensor:
-        """Converts row indices of this rank's matrix to those that the rows would have without a tail."""
+        """Converts row indices of this rank's matrix to the indices that rows have without a tail."""
         block = torch.searchsorted(self.block_ends, rows, right=True)
         return self.block_untiered[block] + rows - self.block_places[block]

@@ -104,7 +104,7 @@ def group(keys: Tensor, end: int) -> Groups:
 def group_and_count(keys: Tensor, ends: Tensor, end: int) -> tuple[Groups, list[int]]:
     """Groups N elements by their keys (N,), and counts the distinct keys in each of some ranges.
 
-    It waits for a GPU only once, because the number of distinct keys is the sum of the counts.
+    The host waits for a GPU only once, because the number of distinct keys is the sum of the counts.
 
     Args:
         keys: integers in [0, end).
@@ -128,7 +128,7 @@ def _counts(ends: Tensor) -> Tensor:
 
 def _sorted(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the sorted keys, their order, and where the elements of each key begin (bool); (N,) each."""
-    narrow = keys.to(torch.int32) if end < _INT32_END else keys  # 32 bits sort faster than 64
+    narrow = keys.to(torch.int32) if end < _INT32_END else keys  # sorting 32-bit keys takes less time
     ordered, order = torch.sort(narrow, stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=begins[1:])
@@ -136,7 +136,7 @@ def _sorted(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sum_rows(rows: Tensor, values: Tensor, end: int = 2**62) -> SummedRowGradient:
-    """Sums those `values` (N, E) that belong to the same row, in the order of `values`.
+    """Sums the `values` (N, E) of the same row, in the order of `values`.
 
     `rows` (N,) contains the row indices, integers in [0, end). The result is sorted by row.
     """
@@ -228,11 +228,11 @@ class TieredRows:
         return self.hot.device
 
     def of_kernels(self, accumulator: TieredRows | None = None) -> Tail:
-        """Returns the rows in host memory, and those of their accumulators, as the kernels take them."""
+        """Returns the rows in host memory, and their accumulators, in the form that the kernels take."""
         return Tail(self.tail, self.first_tail, None if accumulator is None else accumulator.tail)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
-        """Returns the rows with the indices `rows` (N,) on the device, as torch's method for `dim` = 0."""
+        """Returns the rows with the indices `rows` (N,) on the device, as torch does for dimension 0."""
         if self._by_kernel:
             taken = kernels.take(_flat(self.hot), _flat(self.tail), self.first_tail, rows)
             return taken.view(len(rows), *self.hot.shape[1:])
@@ -252,7 +252,7 @@ class TieredRows:
         self.tail.index_copy_(dim, self._places(rows[in_tail]), values[in_tail].to(self.tail.device))
 
     def copy_(self, other: TieredRows) -> None:
-        """Copies another matrix with the same division into two memories."""
+        """Copies the rows of another matrix whose rows are divided in the same way."""
         self.hot.copy_(other.hot)
         self.tail.copy_(other.tail)
 

@@ -54,7 +54,7 @@ class RowsOnDemand(StackedEmbedding):
         return self.dim * self.weight.element_size()
 
     def open(self, read: ReadRows, most_rows: int) -> None:
-        """Sets where rows come from.
+        """Sets the function that reads rows.
 
         Args:
             read: returns rows (U, E) in the dtype of the table, on the CPU, from their indices (U,) int64 in
@@ -77,9 +77,9 @@ class RowsOnDemand(StackedEmbedding):
 
 
 class KeptRows:
-    """The rows of a table that were read, in memory.
+    """A cache of rows of a table.
 
-    If there are too many rows, all are dropped except those of the current lookup.
+    If the cache has too many rows, all rows except those of the current lookup are dropped.
 
     Args:
         read, most_rows: see `RowsOnDemand.open`.
@@ -92,7 +92,7 @@ class KeptRows:
         self._clear()
 
     def _clear(self) -> None:
-        # Other threads may still use the former memory, so it is not written again.
+        # Other threads may still use the former memory, so it must not be overwritten.
         device = self._like.device
         self._values = self._like
         self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # ascending
@@ -101,7 +101,7 @@ class KeptRows:
     @torch.no_grad()
     @torch.inference_mode(False)  # tensors that are kept may be changed later
     def find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a matrix (K, E), and the place (U,) int64 in it of each of `rows`.
+        """Returns a matrix (K, E), and the position (U,) int64 of each of `rows` in this matrix.
 
         `rows` (U,) int64 are distinct and in ascending order.
         """

@@ -62,14 +62,14 @@ class StackedEmbedding(HeldRows):
         storage: dtype of the stored numbers. It does not change the dtype of vectors.
         placement: which rank holds which rows; None means that this process holds all rows.
         collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
-            exchanged. In this case, all ranks must call `forward` equally often.
+            exchanged. In this case, all ranks must call `forward` the same number of times.
         pinned: whether host memory of rows is pinned, which kernels on a GPU need.
 
     Attributes:
-        batch_rows: which rows batches read; a training requests them early (train_step.py).
+        batch_rows: computes the rows that batches read; a training requests them early (train_step.py).
         reuses_memory: whether the vectors of all training batches are written to the same memory, if kernels
             are used. A CUDA graph that reads this memory needs no copy of the vectors.
-        hot_share: counts the lookups of a training; None without a tail.
+        hot_share: counts the lookups of a training, and how many are hot; None if there is no tail.
     """
 
     reuses_memory = False
@@ -153,7 +153,7 @@ class StackedEmbedding(HeldRows):
     def _rows_to_read(
         self, rows: RowsOfBatch, dtype: torch.dtype = torch.float32
     ) -> tuple[RowTensor, Tensor, ExchangedRows | None]:
-        """Returns a matrix, the position in it of each element's row, and rows as in `BatchLookup`.
+        """Returns a matrix, the position of each element's row in this matrix, and the exchanged rows.
 
         If the rows come from other ranks, the matrix has the dtype `dtype`.
         """
@@ -177,7 +177,7 @@ class StackedEmbedding(HeldRows):
         return BatchLookup(vectors, rows.ids, rows.keys, rows.lists, rows.groups, exchanged)
 
     def _look_up_by_kernel(self, rows: RowsOfBatch, dtype: torch.dtype, *, reused: bool) -> BatchLookup:
-        """Looks up a batch. If `reused` is true, the vectors take the memory of the last such call."""
+        """Looks up a batch. If `reused` is true, the vectors overwrite the vectors of the last such call."""
         table, positions, exchanged = self._rows_to_read(rows, dtype)
         ids, first_rows = rows.ids, self.router.replicated_places
         weight, tail = (table.hot, table.of_kernels()) if isinstance(table, TieredRows) else (table, None)
@@ -303,10 +303,10 @@ class PendingLookups:
 
     @torch.no_grad()
     def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
-        """Returns the gradient of the batch since the last call, and clears it. It may repeat rows.
+        """Returns and clears the gradient of the batch since the last call. A row may have several entries.
 
-        One rank has an entry for each lookup. If there are several ranks, each of them sums the gradient of a
-        row over its own lookups, and there is an entry for each rank that looked up the row. The update
+        A single rank has an entry for each lookup. If there are several ranks, each of them sums the gradient
+        of a row over its own lookups, and there is an entry for each rank that looked up the row. The update
         kernel sums them.
 
         Returns:
@@ -350,7 +350,10 @@ class PendingLookups:
 
     @torch.no_grad()
     def _start_return(self, lookup: BatchLookup) -> None:
-        """Sends the gradients of the rows of other ranks. In a training step, the backward pass calls it."""
+        """Sends the gradients of other ranks' rows.
+
+        In a training step, the backward pass calls this method.
+        """
         assert lookup.groups is not None
         assert lookup.exchanged is not None
         summed = self._summed(lookup, lookup.groups)
@@ -378,7 +381,7 @@ class PendingLookups:
         return SummedRowGradient(rows, values) if distinct else sum_rows(rows, values, self._router.span)
 
 
-# Lookups by plain torch operators whose shapes depend on no id, for exported models (training/export).
+# Lookups by plain torch operators for exported models (training/export). No shape depends on ids.
 #
 # Notation: B rows, C features that are ids, of which the last G are lists, W columns of ids, E numbers per
 # row.
@@ -393,7 +396,7 @@ def plain_vectors(
     *,
     mean: bool,
 ) -> Tensor:
-    """Returns the vectors (B, C, E) float32 of ids (B, W), equal to those of `StackedEmbedding.forward`.
+    """Returns the vectors (B, C, E) float32 of ids (B, W), as `StackedEmbedding.forward` does.
 
     Args:
         weight: (rows, E), the matrix of the table.
@@ -431,10 +434,13 @@ def plain_rows(weight: Tensor, scales: Tensor | None, places: Tensor) -> Tensor:
 
 
 class HotShare:
-    """The number of lookups since the last call of `take`, and how many of them were hot. No call waits.
+    """The number of lookups since the last call of `take`, and how many of them were hot.
+
+    No call waits for the device.
 
     Args:
-        num_single: number of columns that have one id. In all other columns, PAD_ID is no lookup.
+        num_single: number of columns that have one id. In all other columns, PAD_ID does not count as a
+            lookup.
     """
 
     def __init__(self, num_single: int) -> None:
@@ -453,7 +459,7 @@ class HotShare:
 
     @torch.no_grad()
     def add_ids(self, ids: Tensor, hot: Tensor) -> None:
-        """Counts the lookups of `ids` (N,), of which those below the scalar `hot` are hot."""
+        """Counts the lookups of `ids` (N,). Ids below the scalar `hot` are hot."""
         is_hot = ids < hot
         self._count(is_hot.sum(), torch.ones_like(is_hot).sum())
 

@@ -1,6 +1,6 @@
 """Writes ONNX programs with numbers of fewer bits, by the tools of ONNX Runtime.
 
-* `fp16`: weights, embedding tables and most operations are in float16; inputs and outputs stay as they are.
+* `fp16`: weights, embedding tables and most operations are in float16; inputs and outputs keep their dtypes.
   Probabilities are computed in float32 from float16 logits.
 * `int8`: weights of products are int8 with a scale per column, and inputs of products are quantised while the
   program runs (`onnxruntime.quantization.quantize_dynamic`). Embedding tables are int8 with a scale per row
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 Format = Literal["fp16", "int8"]
-# Mean difference from the model, as in export.json, above which a program is not published. The benchmark
-# measures up to 7e-5 with fp16 and 3e-3 with int8 on a test day, so the limits find programs that are broken.
+# Limit of the mean difference from the model, which is in export.json. A program above it is not published.
+# The benchmark measures up to 7e-5 with fp16 and 3e-3 with int8 on a test day, so the limits find programs
+# that are broken.
 LARGEST_MEAN_DIFFERENCE: dict[Format, float] = {"fp16": 0.005, "int8": 0.05}
 
 
@@ -30,7 +31,7 @@ def write_smaller(source: Path, target: Path, number_format: Format, *, separate
         source: the ONNX program in float32; for `int8`, of a model whose tables are already int8.
         target: the file to write.
         number_format: `fp16` or `int8`.
-        separate_weights: whether weights stand in a file beside the program, because they are too large.
+        separate_weights: whether the weights are in a separate file, because they are too large.
     """
     if number_format == "fp16":
         _write_fp16(source, target, separate_weights=separate_weights)
@@ -65,7 +66,7 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
         from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
     program = onnx.load(source)
-    add_pre_process_metadata(program)  # torch has folded and inferred what that step would
+    add_pre_process_metadata(program)  # torch has already done the other work of that step
     quantize_dynamic(
         program,
         target,
@@ -78,9 +79,10 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
 
 @contextmanager
 def _path_of_tools() -> Iterator[None]:
-    """Lets modules of onnxruntime.transformers import each other by names without a package, as they do.
+    """Lets modules of onnxruntime.transformers import each other by their names without the package.
 
-    The package adds its folder to the import path for good, so programs could import its modules by accident.
+    The package itself adds its folder to the import path permanently, so other imports could find its
+    modules.
     """
     import onnxruntime
 

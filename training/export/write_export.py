@@ -31,7 +31,7 @@ DESCRIPTION = "export.json"
 # Numbers of rows with which the programs are compared. A program is traced with _TRACED rows.
 _COMPARED, _TRACED = (1, 7, 300), 3
 
-# ONNX files cannot be larger than 2 GB; weights of larger models stand in a file beside the model.
+# ONNX files cannot be larger than 2 GB. Weights of larger models are in a second file.
 _MOST_BYTES_INSIDE = 1_500_000_000
 
 
@@ -84,7 +84,7 @@ def write_export(
     unknown = [name for name in formats if name not in get_args(Format)]
     if isinstance(formats, str) or unknown:
         raise ConfigError(
-            f"formats={formats!r} is no list of number formats",
+            f"formats={formats!r} is not a list of number formats",
             f"pass a list with some of {list(get_args(Format))}",
         )
     target = local_folder(folder)
@@ -169,7 +169,7 @@ def _write_onnx(form: Ranker, program: torch.export.ExportedProgram, path: Path)
 
 
 def _is_large(form: Ranker) -> bool:
-    """Returns whether the weights of a form stand in a file of their own."""
+    """Returns whether the weights of a form are in a separate file."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in form.state_dict().values())
     return size > _MOST_BYTES_INSIDE
 
@@ -211,7 +211,7 @@ def _example(exported: ExportedModel, rows: int, form: Ranker) -> tuple[Tensor, 
 
 
 def _layout(exported: ExportedModel) -> Mapping[str, Any]:
-    """Returns which feature stands in which columns of the two inputs."""
+    """Returns a description of the columns of the two inputs."""
     return {
         DENSE: {"dtype": "float32", "columns": [feature.name for feature in exported.spec.dense]},
         CATEGORICAL: {
@@ -240,7 +240,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-# The forms in which a model is exported: modules of tensors to tensors, without lookups that depend on ids.
+# The forms in which a model is exported. Each form is a module whose inputs and outputs are tensors.
 #
 # While torch exports a model (`torch.compiler.is_exporting()`), lookups, histories and interactions use plain
 # operators. So the exported program has a dynamic number of rows, and no operators of this project.
@@ -304,7 +304,7 @@ class SideVectors(Ranker):
 
 
 def forms_of(model: nn.Module, widths: Mapping[str, int]) -> dict[str, Ranker]:
-    """Maps the name of each form that a model has to the form: `ranker`, and `user` and `item`.
+    """Maps the name of each form of a model to the form: `ranker`, and for some models `user` and `item`.
 
     Args:
         model: a model in evaluation mode.
@@ -320,14 +320,14 @@ def forms_of(model: nn.Module, widths: Mapping[str, int]) -> dict[str, Ranker]:
 # Compares exported programs with the model that they were made from.
 
 # Largest difference between an exported program and the model: of probabilities, and of numbers of a vector
-# relative to the largest one.
+# relative to its largest number.
 TOLERANCE = 1e-5
 _ERRORS_ONLY = 3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs of a form, and what the model computes for them.
+    """Inputs of a form, and the results of the model for these inputs.
 
     Attributes:
         form: the form.
@@ -350,7 +350,8 @@ class Sample:
     def greatest_differences(self, path: Path) -> dict[str, float]:
         """Returns the greatest differences of the programs of a form: ONNX, torch.export, and compiled.
 
-        The last one exists only if the export has compiled programs. `path` is the path without endings.
+        The third difference exists only if the export has compiled programs. `path` is the path without
+        endings.
 
         Raises:
             InfrastructureError: a difference is larger than TOLERANCE.
@@ -386,7 +387,7 @@ class Sample:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY  # it warns of constants computed at each call
+        options.log_severity_level = _ERRORS_ONLY  # no warnings about constants computed at each call
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return [
             session.run(
@@ -404,7 +405,7 @@ class Sample:
         ]
 
     def _require(self, difference: float, limit: float, program: str, how: str) -> None:
-        if not difference <= limit:  # also if it is NaN
+        if not difference <= limit:  # true for NaN too
             raise InfrastructureError(
                 f"{program} differs from model {self.version} {how} {difference:.2g} (at most {limit} is "
                 "allowed)",

@@ -1,6 +1,6 @@
 """Decides whether a process uses Triton kernels.
 
-The decision depends on the configuration, and on whether the machine has what Triton needs.
+The decision depends on the configuration, and on whether Triton can run on the machine.
 
 When Triton runs its first kernel, it compiles the C code that launches kernels. So every node with a GPU
 needs a C compiler (`CC`, else gcc or clang on PATH), Python.h and the headers of the C library. Nodes without
@@ -73,7 +73,7 @@ def compiler_problem() -> str | None:
     """Returns why Triton cannot compile C in this environment; None if a test compilation succeeds."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        return "no C compiler: neither gcc nor clang is on PATH, and CC is not set"
+        return "there is no C compiler: CC is not set, and PATH has no gcc and no clang"
     scheme = sysconfig.get_default_scheme()
     headers = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
     return _compile(compiler, headers)
@@ -99,12 +99,12 @@ def _compile(compiler: str, headers: str) -> str | None:
 
 @cache
 def _warn(setting: str, missing: str) -> None:
-    """Warns that torch's operators are used, but only once per process.
+    """Warns once per process that torch's operators are used.
 
-    A worker that scores loads several models.
+    The limit is needed because a scoring worker loads several models.
     """
     log.warning(
-        "torch's operators take the place of Triton's kernels, slower: %s (%s=auto, host %s)",
+        "torch's operators are used instead of Triton's kernels, which is slower: %s (%s=auto, host %s)",
         missing,
         setting,
         os.uname().nodename,

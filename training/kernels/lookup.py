@@ -126,7 +126,7 @@ def gather(
 def block_of(dim: int, *, tiered: bool = False) -> int:
     """Returns how many vectors of `dim` numbers one program gathers.
 
-    Rows in two memories need more registers, so programs that read both gather half as many.
+    Rows in two memories need more registers, so programs that read both gather half as many vectors.
     """
     return max(1, min(128, _TILE // triton.next_power_of_2(dim)) // (2 if tiered else 1))
 

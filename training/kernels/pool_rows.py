@@ -36,7 +36,7 @@ def write_rows(
         ranges: (R, 8) int64, for each range: the address of the row group's columns (1 + D + W, G) of 4-byte
             numbers; G; the row where the piece begins; the address of the order of the piece's blocks
             (int32); the number of these blocks; the range's first position in that order, and the position
-            after its last one; the place of its first row in `targets`.
+            after its last row; the place of its first row in `targets`.
         tiles: (T, 2) int32, a range and the place of a block in the order of its piece's blocks.
         targets: (N,) int32, for each row of the ranges, one range after the other, its row in the pool.
         labels: (N,) int32, the bits of the labels.

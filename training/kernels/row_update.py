@@ -1,14 +1,15 @@
 """Combines the backward pass of a lookup with the optimizer step: sums gradients by row and updates rows.
 
-Neither a sparse gradient nor a matrix with the gradients of distinct rows is created. The lookups are sorted
-by the table row that they read. Consecutive lookups of the same row form a run, whose gradients are summed in
-the sorted order. Each row's weight and accumulator are read and written once. Sums are computed in float32,
-in an order that depends only on the batch, so results are deterministic.
+The kernels create no sparse gradient and no matrix with the gradients of distinct rows. The lookups are
+sorted by the table row that they read. Consecutive lookups of the same row form a run, whose gradients are
+summed in the sorted order. Each row's weight and accumulator are read and written once. Sums are computed in
+float32, in an order that depends only on the batch, so results are deterministic.
 
-Runs can be long: an id of a small feature occurs thousands of times in a batch. So the sorted lookups are cut
-into chunks of 32. A program (an instance of the kernel) of `_add_up` sums one chunk. If a run lies completely
-within the chunk, the program updates the run's row. If a run continues over several chunks, the program
-stores the sum over its own chunk. `_finish` then adds these partial sums in their order, and updates the row.
+Runs can be long: an id of a small feature occurs thousands of times in a batch. So the sorted lookups are
+divided into chunks of 32. A program (an instance of the kernel) of `_add_up` sums one chunk. If a run lies
+completely within the chunk, the program updates the run's row. If a run continues over several chunks, the
+program stores the sum over its own chunk. `_finish` then adds these partial sums in their order, and updates
+the row.
 
 The formula of row-wise Adagrad is in training/optimizers/row_optimizers.py. Without an accumulator, the
 optimizer is SGD.
@@ -61,8 +62,8 @@ def update_rows(
         sources: (N,) int64, the index of the row of `gradient` that belongs to each lookup. None means that
             lookup n uses row n.
         scales: (N,) float32, a factor for each lookup's row of `gradient`; None means that all factors are 1.
-        names: (N,) int64, the number that stands for each lookup's row in the random bits of the rounding;
-            None means the index of the row.
+        names: (N,) int64, the number from which the random bits of the rounding are computed for each
+            lookup's row; None means the index of the row.
         epsilon: the epsilon of row-wise Adagrad.
         seed, step: the seed, and the step of the training. Together with row and column, they determine the
             random bits of the rounding.
@@ -74,7 +75,7 @@ def update_rows(
     if not lookups:
         return
     all_rows = weight.shape[0] if tail is None else tail.first + len(tail.rows)
-    narrow = all_rows < 2**31  # 32 bits sort faster than 64
+    narrow = all_rows < 2**31  # sorting 32-bit numbers takes less time
     sorted_by = rows if order_by is None else order_by
     ordered, order = torch.sort(sorted_by.to(torch.int32) if narrow else sorted_by, stable=True)
     ordered = ordered if order_by is None else rows[order]
@@ -106,9 +107,9 @@ def update_rows(
 def _pools(
     weight: Tensor, accumulator: Tensor | None, tail: Tail | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Returns weight and accumulator on the device, both in host memory, and the first row in host memory.
+    """Returns weight and accumulator on the device, the two in host memory, and the first row of the latter.
 
-    If one of these does not exist, its place is taken by a tensor that the kernel does not use.
+    If one of them does not exist, the result has another tensor instead, which the kernel does not use.
     """
     sums = weight if accumulator is None else accumulator
     if tail is None:
@@ -303,7 +304,7 @@ def apply(
 ):
     """Updates one row by its summed gradient `total` (BLOCK,), which is zero from column DIM on.
 
-    `name` stands for the row in the random bits of the rounding.
+    The random bits of the rounding are computed from `name`, the number of the row.
     """
     column = tl.arange(0, BLOCK)
     row = row.to(tl.int64)

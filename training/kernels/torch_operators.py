@@ -18,7 +18,7 @@ _LIBRARY = torch.library.Library("nightrank", "FRAGMENT")
 def operator(schema: str, shapes: Callable[..., Any]) -> Callable[[Callable[..., Any]], OpOverload]:
     """Returns a decorator that registers a function as an operator for any device.
 
-    The function may neither change its arguments nor return them.
+    The function must not change its arguments or return them.
 
     Args:
         schema: the operator's signature in torch's format: "name(Tensor first, ScalarType dtype) -> Tensor".

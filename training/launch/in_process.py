@@ -34,9 +34,9 @@ def train_in_driver(plan: TrainPlan, threads: int, show: Report | None) -> dict[
         The model's description (model.json).
 
     Raises:
-        InfrastructureError: a signal ended the training, or the training failed for a reason that is neither
-            the configuration nor the data.
-        ConfigError, DataError: as `run_plan`.
+        InfrastructureError: a signal ended the training, or the training failed for another reason than the
+            configuration or the data.
+        ConfigError, DataError: see `run_plan`.
     """
     with torch_threads(threads), _steps_logged(show is None), _ended_by_signals():
         device = choose_device(plan.train.device, 0, "train.device")

@@ -100,7 +100,7 @@ def _gpu_text() -> str:
 #
 # A ring is a group of ranks that train together. Each ring builds the model anew and continues from the last
 # checkpoint (training/checkpoints/checkpoints.py), which may have been written by another number of ranks.
-# ranks.py starts the ranks; Horovod's driver starts a rank in place of a lost one.
+# ranks.py starts the ranks; if a rank is lost, Horovod's driver starts a new rank.
 
 # Trains one ring to the end. At each checkpoint, it calls its argument, which raises an error if ranks joined
 # or left.
@@ -172,13 +172,13 @@ def _train_in_ring(
         raise HorovodInternalError("this rank failed") from error
 
 
-# Which GPU a rank trains on: the GPU of its Spark task, or else the GPU with its local rank.
+# The GPU on which a rank trains: the GPU of its Spark task, or else the GPU whose index is the local rank.
 
 
 def device_of_rank(train: Train) -> torch.device:
     """Returns the device of this rank, the CPU or a GPU.
 
-    If Spark manages GPUs, the GPU is that of this rank's Spark task. Otherwise, the index of the GPU is the
+    If Spark manages GPUs, it is the GPU of this rank's Spark task. Otherwise, the index of the GPU is the
     local rank, the index of this rank among the ranks on its host.
 
     Raises:
@@ -203,7 +203,7 @@ def device_of_rank(train: Train) -> torch.device:
 
 
 def _take_gpu() -> int | None:
-    """Makes the GPU of this Spark task the only one that torch sees, and returns its index, which is 0.
+    """Makes the GPU of this Spark task the only one that torch can use, and returns its index, which is 0.
 
     Returns None if Spark does not manage GPUs.
     """
@@ -244,7 +244,7 @@ class HorovodCollectives:
 
     def start_all_to_all(self, values: Tensor, splits: Sequence[int], name: str) -> ReceivedRows:
         """See `Collectives`."""
-        # Horovod does not support bfloat16. The numbers are not changed on the way, so their bits are sent as
+        # Horovod does not support bfloat16. An exchange does not change numbers, so their bits are sent as
         # float16.
         sent = values.view(torch.float16) if values.dtype == torch.bfloat16 else values
         counts = torch.tensor(list(splits), dtype=torch.int32)

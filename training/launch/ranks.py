@@ -45,11 +45,11 @@ _LOOPBACK = "127.0.0.1"
 def train_plan(
     open_session: Callable[[], SparkSession], plan: TrainPlan, show: Report | None = None
 ) -> dict[str, Any]:
-    """Trains as `train_on_ranks` does. Opens no session if one rank on this machine needs none.
+    """Trains as `train_on_ranks` does, but opens a session only if the ranks need one.
 
     Args:
         open_session: returns the session whose tasks run the ranks.
-        plan, show: as for `train_on_ranks`.
+        plan, show: see `train_on_ranks`.
     """
     usable = cores_of_driver(plan.train)
     if usable is None:
@@ -75,8 +75,8 @@ def train_on_ranks(spark: SparkSession, plan: TrainPlan, show: Report | None = N
     Args:
         spark: the session whose tasks run the ranks.
         plan: the plan of the training.
-        show: called with rank 0's history entries; None shows nothing. If entries are shown and the master is
-            local, the ranks do not log their steps.
+        show: called with rank 0's history entries; None: no entries are shown. If entries are shown and the
+            master is local, the ranks do not log their steps.
 
     Returns:
         The model's description (model.json).
@@ -115,7 +115,7 @@ def _run(
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(train.start_timeout_s, _COLLECTIVE_TIMEOUT_S)),
         },
         "verbose": 0,
-        # If all ranks are on this host, other hosts cannot reach their sockets.
+        # If all ranks are on this host, they use local interfaces, so other hosts cannot reach their sockets.
         "nics": get_local_intfs() if is_local(spark) else None,
     }
     if train.elastic is None:
@@ -170,7 +170,7 @@ def _description(outcomes: list[RankOutcome]) -> dict[str, Any]:
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
-    # The failure of a rank that only lost another rank is secondary.
+    # If a rank failed only because another rank was lost, its failure is secondary.
     failures = sorted(
         (outcome for outcome in outcomes if outcome.problem), key=lambda outcome: outcome.lost_peer
     )
@@ -238,7 +238,7 @@ def elastic_interpreter(python: str) -> Iterator[None]:
         horovod.spark.gloo_run.sys = original
 
 
-# What SIGINT (Ctrl-C) and SIGTERM do during a training: they end the ranks.
+# SIGINT (Ctrl-C) and SIGTERM end the ranks during a training.
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

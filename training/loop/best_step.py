@@ -2,10 +2,9 @@
 
 The best step is that with the best measure on the validation split.
 
-While a training runs, each new best evaluation is followed by a checkpoint. This checkpoint is not deleted
-before that of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this
-checkpoint is loaded. The best step depends only on the history, so all ranks and resumed trainings find the
-same step.
+While a training runs, each new best evaluation is followed by a checkpoint. It is kept until the checkpoint
+of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this checkpoint is
+loaded. The best step depends only on the history, so all ranks and resumed trainings find the same step.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def metric_of(train: Train) -> Metric:
 
 
 def best_evaluation(history: Iterable[Mapping[str, Any]], metric: Metric) -> Mapping[str, Any] | None:
-    """Returns the history entry with the best value of a metric, the first among equals; None without one.
+    """Returns the first history entry with the best value of a metric; None if there is no value.
 
     Args:
         history: the entries. An entry with a validation has the metrics by name under the key `validation`.
@@ -60,19 +59,20 @@ def keep_best(
     """Loads the state of the best evaluation after the last step. All ranks must call this function.
 
     If the weights at the last step are better, or if nothing was measured during the training, the trainer
-    is unchanged. The same holds, with a warning, if there is no checkpoint of the best step.
+    is unchanged. If there is no checkpoint of the best step, the trainer is unchanged too, and a warning is
+    logged.
 
     Args:
         trainer: the trainer after the last step.
         train: the section `train`.
-        history: the entries of the training. The last entry is that of the last step, and gets the metrics of
-            an evaluation after this step.
+        history: the entries of the training. The last entry belongs to the last step. This function adds the
+            metrics of an evaluation to it.
         evaluate: returns the metrics of the model on the validation split; None if no step is chosen.
         checkpoints: the checkpoints of the training, all of which are complete.
 
     Returns:
         The entry `kept` of model.json: `step` and `epoch` (from 1) of the weights that are kept, the name of
-        the `metric` and its `value`, and the `best_step`. The last three are None if there is no choice.
+        the `metric` and its `value`, and the `best_step`. The last three are None if no step is chosen.
     """
     last = history[-1]
     if evaluate is None or not any("validation" in entry for entry in history):

@@ -137,7 +137,7 @@ _METRICS = ("auc", "log_loss", "normalized_entropy")
 class Validation(Callback):
     """Adds the metrics of the validation split to history entries.
 
-    It does so every `every_steps` steps, and at the end of each epoch if `at_epoch_ends`. No metrics are
+    It adds them every `every_steps` steps, and at the end of each epoch if `at_epoch_ends`. No metrics are
     added after the last step.
 
     Args:
@@ -165,12 +165,12 @@ class Validation(Callback):
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Evaluates the model if a validation is due.
 
-        A validation need not be due, because another callback may have requested the entry.
+        If no validation is due, another callback has requested the entry.
         """
         if self.is_entry_due(state):
             entry["validation"] = chosen_metrics(self._evaluate())
 
 
 def chosen_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those metrics of an evaluation that a history entry has."""
+    """Returns the metrics of an evaluation that are stored in a history entry."""
     return {name: metrics[name] for name in _METRICS}

@@ -38,17 +38,17 @@ from training.settings.check_settings import vectors_missing
 
 MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 
-# With up to this many different items for each item of a group, products with all of them take less time.
+# With at most this number of distinct items per item of a group, a product with all items takes less time.
 _ITEMS_PER_DRAW = 16
-# A thread costs as much as this number of multiplications.
+# The number of threads is at most the number of multiplications divided by this number.
 _PRODUCTS_OF_A_THREAD = 500_000
 
 
 class DensePart(nn.Module):
     """The dense part of a model as a module. Its inputs are the tensors that `embed` returns, not ids.
 
-    Its parameters are those of the model. This module is needed because a CUDA graph records only the
-    gradients of a module's parameters.
+    It has the parameters of the model. This module is needed because a CUDA graph records only the gradients
+    of a module's parameters.
     """
 
     def __init__(self, model: ClickModel) -> None:
@@ -74,7 +74,7 @@ class _Compiled(nn.Module):
 
 
 class Forward:
-    """Runs a model forward and backward.
+    """Computes the forward pass and the backward pass of a model.
 
     Args:
         model: the model, with dense parameters in float32. It must stay on its device.
@@ -98,7 +98,7 @@ class Forward:
         self._prepared: nn.Module | None = None
         if train.cuda_graphs and self._device.type != "cuda":
             raise ConfigError(
-                f"train.cuda_graphs=true needs a GPU, this rank trains on {self._device}",
+                f"train.cuda_graphs=true needs a GPU, but this rank trains on {self._device}",
                 "--set train.cuda_graphs=false, or run under a Spark profile whose executors have GPUs",
             )
         for table in tables_of(model).values() if train.cuda_graphs else ():
@@ -181,9 +181,9 @@ class Forward:
         # The graph reads the memory of the samples. Tables write later vectors there (`reuses_memory`);
         # other tensors are copied.
         samples = (dense.clone(), *(vector.detach().requires_grad_() for vector in vectors))
-        # Recording uses another stream than the steps, about which torch would warn.
+        # torch would warn that recording and steps use different streams.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces its forward
+        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces its method
         return recorded
 
     @contextmanager
@@ -248,7 +248,7 @@ def _is_compiler_error(error: RuntimeError) -> bool:
 
 
 def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
-    """Returns the dot product of each user's vector with those of G items, (P, G) float32.
+    """Returns the dot products of each user's vector and the vectors of G items, (P, G) float32.
 
     Args:
         users: (P, E).
@@ -259,10 +259,10 @@ def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
         products: Tensor = _SampledProducts.apply(users, items, index)
         return products
     if items.shape[0] <= _ITEMS_PER_DRAW * index.shape[1]:
-        # One product of matrices has more numbers than are needed, but takes less time than a vector for each
-        # draw, if there are not many more items than draws.
+        # One matrix product computes more numbers than are needed. But it takes less time than a vector for
+        # each draw, if there are not many more items than draws.
         return (users @ items.t()).float().gather(1, index)
-    of_rows = functional.embedding(index, items)  # (P, G, E); its gradient is fast
+    of_rows = functional.embedding(index, items)  # (P, G, E); this lookup has a fast gradient
     return torch.bmm(of_rows, users.unsqueeze(2)).squeeze(2).float()
 
 
@@ -319,7 +319,7 @@ def compiled_products(users: Tensor, items: Tensor, index: Tensor, instructions:
 def compiled_products_backward(
     users: Tensor, items: Tensor, index: Tensor, gradient: Tensor, instructions: int = BEST
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients (P, E) and (I, E) of users and items from those of the products (P, G).
+    """Returns the gradients (P, E) of users and (I, E) of items from the gradients (P, G) of the products.
 
     Sums are added in the order of the products, so they do not depend on the number of threads.
 
@@ -358,7 +358,7 @@ def read_loss(loss: str | dict[str, dict[str, Any]]) -> MeanLoss:
         loss: the value of `train.loss`.
 
     Raises:
-        ConfigError: the module of a package does not obey the contract of training/losses. The returned
+        ConfigError: the module of a package does not follow the contract of training/losses. The returned
             function raises this error too, if the loss does not return a scalar tensor.
     """
     plugin, settings = LOSS.get(loss_name(loss)), loss_settings(loss)

@@ -1,6 +1,6 @@
 """The learning rate schedule of a training, as a factor that multiplies the configured learning rates.
 
-The factor does not depend on the number of ranks: a global batch has the same rows for any number.
+The factor does not depend on the number of ranks, because the rows of a global batch do not depend on it.
 """
 
 from __future__ import annotations

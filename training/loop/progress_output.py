@@ -94,7 +94,7 @@ class Meter(Callback):
     def __init__(self, device: torch.device, every_steps: int) -> None:
         self._device = device
         self._every_steps = every_steps
-        self._loader_wait_s = 0.0  # waiting time until the last entry
+        self._loader_wait_s = 0.0  # waiting time up to the last entry
         self._restart()
 
     def _restart(self) -> None:
@@ -108,7 +108,7 @@ class Meter(Callback):
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Adds the loss and the number of rows of this step's global batch to the sums."""
-        rows = float(result.batch.global_weight)  # of the loader's batch: the number of rows
+        rows = float(result.batch.global_weight)  # in the loader's batch, the number of rows
         self._loss_sum += result.loss * rows
         self._rows += rows
 
@@ -148,7 +148,7 @@ class StepProfiler(Callback):
     configuration, nothing is recorded. Ranks other than 0 record only if `every_rank` is set.
 
     Args:
-        config: says which steps to record on which ranks; None records nothing.
+        config: the steps to record, and the ranks that record them; None: nothing is recorded.
         folder: folder of the traces, one file per rank: `rank<n>-steps<first>-<last>.json.gz`.
         rank: the rank of this process.
     """

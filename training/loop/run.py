@@ -79,7 +79,8 @@ def run_plan(
 
     Returns:
         The content of model.json. If another attempt has already published the same version, this is the
-        model.json of that attempt. If the training is pruned, there is no model, and this is its record.
+        model.json of that attempt. If the training is pruned, there is no model, and the result is the record
+        of the pruned training.
 
     Raises:
         ConfigError, DataError: the model's configuration, the data or the parent model is not valid.
@@ -146,7 +147,7 @@ def _publish_pruned(
 
 
 def _meaningful(plan: TrainPlan, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the metrics in nested values, without those that the scores of the model cannot have.
+    """Returns nested metrics, with None in place of metrics that the model's scores do not define.
 
     Without probabilities, there is no log loss and no calibration: these entries become None.
     """
@@ -230,8 +231,8 @@ class _Rank:
         shards = shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size)
         if train.negatives is None:
             return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards), unknown)
-        # A constant of the logits has no influence on a loss of groups. Masks of layers over items would
-        # depend on the number of ranks.
+        # Vectors are enough for a loss of groups, on which a constant of the logits has no influence. Random
+        # layers over items rule them out, because their masks would depend on the number of ranks.
         random = [layer for layer in model.modules() if isinstance(layer, RandomLayer) and layer.of_items]
         of_vectors = (
             train.loss_settings.compares == "groups"
@@ -253,7 +254,7 @@ class _Rank:
     ) -> TrainingResult:
         """Trains the model of the plan.
 
-        If there is a checkpoint, the training resumes from the latest one. Without a loader of the
+        If there are checkpoints, the training resumes from the latest checkpoint. Without a loader of the
         validation split, the model is not measured during the training.
         """
         plan, train = self.plan, self.plan.train
@@ -384,7 +385,7 @@ def plan_tiers(
         model: the configuration of the model.
         spec: the features.
         train: the section `train`.
-        counts: where the counts of ids are.
+        counts: the location of the counts of ids.
         collectives: the collectives of this rank.
         device: the device of this rank.
 
@@ -424,7 +425,7 @@ def _rank_bytes(train: Train, device: torch.device) -> tuple[int, ConfigError | 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_FREE_MEMORY), None
     return 0, ConfigError(
-        "train.embedding_memory=auto on a CPU needs a number of bytes: a CPU has no memory of its own",
+        "train.embedding_memory=auto on a CPU needs a number of bytes: a CPU has no separate memory",
         "set train.embedding_memory_mib, or train.embedding_memory=device",
     )
 
@@ -466,13 +467,13 @@ def warm_start(trainer: Stateful, spec: FeatureSpec, parent: StoredState, parent
 
 
 def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
-    """Returns a block with only those rows of `block` that the parent has too: the first rows."""
+    """Returns a block with the first rows of `block`, those that the parent has too."""
     rows = -(-max(cardinalities[block.feature] - block.first, 0) // block.step)
     return replace(block, rows=min(rows, block.rows))
 
 
 def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
-    """Raises DataError unless the features are those of the parent, with cardinalities at least as large."""
+    """Raises DataError unless the parent has the same features, with at most the same cardinalities."""
     features = [(feature.name, feature.kind) for feature in spec.features]
     parent_features = [(feature.name, feature.kind) for feature in parent.features]
     if features != parent_features:

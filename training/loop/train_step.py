@@ -79,8 +79,8 @@ class Trainer:
             rate_factor: the configured learning rates are multiplied by this factor, except the learning
                 rates of FTRL.
             progress: the share of the training's steps that are done; see `PenalizedModel`.
-            next_batch: the batch of the next step, which must get the same object; None if it is not known.
-                It is None on all ranks or on none.
+            next_batch: the batch of the next step; None if it is not known. The next step must get the same
+                object. If one rank passes None, all ranks must pass None.
         """
         rows = self._rows_of(batch)
         self._next = None
@@ -105,18 +105,21 @@ class Trainer:
         return summed_loss.clone()  # the next step overwrites the buffer
 
     def discard_requests(self) -> None:
-        """Forgets the batch that a step got as `next_batch`. All ranks must call it."""
+        """Discards the batch that a step got as `next_batch`. All ranks must call this method."""
         self._next = None
         self._early.discard()
 
     def _rows_of(self, batch: Batch) -> Batch:
-        """Returns the rows of a step, which are known if the last step got its batch as `next_batch`."""
+        """Returns the rows of a step. Uses the known rows if the last step got this batch as `next_batch`."""
         if self._next is not None and self._next[0] is batch:
             return self._next[1]
         return self._expanded(batch)
 
     def _expanded(self, batch: Batch) -> Batch:
-        """Returns the rows of a step and their weight in the global batch. All ranks must call it."""
+        """Returns the rows of a step and their weight in the global batch.
+
+        All ranks must call this method.
+        """
         rows = self._rows_of_step.expand(batch) if self._rows_of_step else batch
         if not rows.weighted:
             return rows
@@ -145,7 +148,7 @@ class Trainer:
             self._early.request(self._next[1].categorical)
 
     def facts(self) -> dict[str, float]:
-        """Returns values for a history entry. All ranks must call it at the same steps.
+        """Returns values for a history entry. All ranks must call this method at the same steps.
 
         With fp16, they are the loss scale and the number of skipped steps. If table rows are in two memories,
         `hot_share` is the share of the lookups since the last call that read rows on a device, on all ranks.
@@ -183,8 +186,8 @@ class Trainer:
 # Requests the rows of the next batch of a training from other ranks, while a step computes.
 #
 # TorchRec's pipeline for sparse features does the same (Ivchenko et al. 2022, RecSys): the ids of a batch
-# reach the ranks that hold their rows before the step of the batch. When the previous step has updated its
-# rows, the vectors follow.
+# reach the ranks that hold their rows before the step of the batch. The vectors are sent when the previous
+# step has updated its rows.
 
 
 class EarlyRequests:
@@ -215,11 +218,17 @@ class EarlyRequests:
         return bool(self._tables)
 
     def note_lookups(self, ids: Tensor) -> None:
-        """Notes which tables take part. `ids` are those of this step, whose forward pass must have ended."""
+        """Records which tables take part.
+
+        `ids` are the ids of this step, whose forward pass must have ended.
+        """
         self._take_part = [table for table in self._tables if table.has_only_looked_up(ids)]
 
     def note_next_batch(self) -> None:
-        """Notes that the work that computes the next batch is queued. Call it before the step's own work."""
+        """Records that the work for the next batch is queued.
+
+        Call this method before the work of the step.
+        """
         if self._stream is not None:
             self._ids_are_there = torch.cuda.current_stream(self._device).record_event()
 
@@ -242,11 +251,11 @@ class EarlyRequests:
             table.batch_rows.request(ids, padded=table.on_kernels)
 
     def start_fetch(self) -> None:
-        """Sends the vectors of the requested rows. Call it after the update of the rows."""
+        """Sends the vectors of the requested rows. Call this method after the update of the rows."""
         for table in self._tables:
             table.start_fetch()
 
     def discard(self) -> None:
-        """Forgets requests that no step has used. All ranks must call it."""
+        """Discards requests that no step has used. All ranks must call this method."""
         for table in self._tables:
             table.batch_rows.discard()

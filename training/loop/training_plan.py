@@ -56,10 +56,11 @@ class TrainPlan:
         parent_path: folder of the parent, the model from whose weights the training starts; None for new
             random weights.
         last_step: the step after which the training ends; None if it does all steps of its epochs.
-        id_counts: where the counts of the features' ids are. Empty if the training does not need them.
+        id_counts: the locations of the counts of the features' ids. Empty if the training does not need them.
         saves_bad_rows: whether the rows of a step with a bad loss are saved in `checkpoint_path`.
         items: the features whose values are ids of the row's item, for baselines.
-        pruning: when the training is pruned as a bad trial of a search; None if it is not.
+        pruning: the rule by which the training is pruned as a bad trial of a search; None if there is no
+            rule.
     """
 
     description: Mapping[str, Any]
@@ -158,7 +159,7 @@ def make_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
 
 
 def _id_counts(train: Train, lake: LakePaths, workflow_version: str) -> IdCounts:
-    """Returns where the counts of the features' ids are, if table rows may be in two memories."""
+    """Returns the locations of the counts of the features' ids, if table rows may be in two memories."""
     if train.embedding_memory == "device":
         return IdCounts()
     if train.embedding_memory != "auto":
@@ -170,7 +171,7 @@ def _id_counts(train: Train, lake: LakePaths, workflow_version: str) -> IdCounts
 def _require_labels(lake: LakePaths, dataset: Dataset, seen: Set[str], *, only_clicks: bool) -> None:
     """Raises DataError if a model cannot learn from the labels of the new train days (`require_labels`).
 
-    The new train days are those that are not in `seen`, the days of the parent's training. If the dataset
+    The new train days are the days that are not in `seen`, the days of the parent's training. If the dataset
     does not contain the numbers of clicks of its days, nothing is checked.
     """
     days = []
@@ -240,12 +241,12 @@ def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> T
 def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion: str) -> TrainPlan:
     """Creates the plan of a champion's refit, on the dataset on which the champion was trained.
 
-    The refit has the settings and the start of the champion's training: the same random weights, or the same
-    parent. Each row of the champion's training, of the validation split and of the test split is used once
-    per epoch. Days on which the parent was trained are left out, as in every warm start. If the champion has
-    the weights of a step before the last one of its epochs, the refit ends after the same share of all steps,
-    rounded up. This is the case if the champion's training ended early, or if an earlier step was better
-    (`train.keep`). The refit is not measured, because no row is left for that.
+    The refit has the settings and the initial weights of the champion's training: the same random weights, or
+    the same parent. Each row of the champion's training, of the validation split and of the test split is
+    used once per epoch. Days on which the parent was trained are left out, as in every warm start. If the
+    champion has the weights of a step before the last one of its epochs, the refit ends after the same share
+    of all steps, rounded up. This is the case if the champion's training ended early, or if an earlier step
+    was better (`train.keep`). The refit is not measured, because no row is left for that.
 
     Args:
         config: the configuration.
@@ -262,7 +263,7 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
     if plan.description["version"] != champion:
         raise DataError(
             f"champion {champion} of {dataset.run_date} was trained with another configuration, dataset or "
-            f"release, with which the training would now make model {plan.description['version']}",
+            f"release; with the current ones, the training would make model {plan.description['version']}",
             f"run train_model and evaluate_model for {dataset.run_date} again",
         )
     trained = read_description(plan.model_path)
@@ -321,9 +322,9 @@ def make_table_plan(
     """Creates the plan of a training from random weights, without baselines and checkpoints.
 
     The trained model has the weights that train_model computes on one rank from a dataset with the same rows.
-    This is so if each split is one day and the files of this day have `output.row_group_rows` rows. If there
-    are validation rows and `train.evaluate_every_steps` is 0, the model is measured at the end of each epoch,
-    which does not change its weights.
+    This requires that each split is one day, and that the files of this day have `output.row_group_rows`
+    rows. If there are validation rows and `train.evaluate_every_steps` is 0, the model is measured at the end
+    of each epoch, which does not change its weights.
 
     Args:
         model: the section `model`.

@@ -16,8 +16,9 @@ log = logging.getLogger("nightrank.training")
 class SaveCheckpoints(Callback):
     """Saves a checkpoint every `every_steps` steps, and after each evaluation with a new best value.
 
-    All ranks must use it, because saving is a collective. The checkpoint of the best evaluation so far is not
-    deleted. If there is no space for a checkpoint, a warning is logged, and the training continues.
+    All ranks must use this callback, because saving is a collective. The checkpoint of the best evaluation so
+    far is not deleted. If there is no space for a checkpoint, a warning is logged, and the training
+    continues.
 
     Args:
         checkpoints: the checkpoints of this training.
@@ -26,7 +27,7 @@ class SaveCheckpoints(Callback):
         after_save: called when the state has been copied and is being written. If it raises an error, the
             training ends, but the checkpoint is still completed.
         best_of: the metric of the validation split that decides which evaluation is the best; None if no
-            checkpoint is saved for the best one.
+            checkpoint is saved for the best evaluation.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class SaveCheckpoints(Callback):
             self._after_save()
 
     def _is_worth_saving(self, state: TrainingState, best_step: int | None) -> bool:
-        """Returns whether this step is the best one, the training continues, and there is space."""
+        """Returns whether this step is the best so far, the training continues, and there is space."""
         if best_step != state.step or state.stopped:
             return False
         problem = self._checkpoints.space_problem(state.trainer)

@@ -19,10 +19,10 @@ class Settings(LossSettings):
 
 
 def mean_loss(settings: Settings, vectors: Vectors, batch: Batch) -> Tensor:
-    """Returns Σ w · cross-entropy of each row's own item among all items of the row's day, divided by N.
+    """Returns Σ w · cross-entropy of each row's item among all items of the row's day, divided by N.
 
     With `vectors.bags`, it is Σ w · Σ_i y_i · cross-entropy of item i, the multinomial log-likelihood of
-    Liang et al. (WWW 2018, equation 2) without its constant. y_i is 1 for the row's own item, and the bag's
+    Liang et al. (WWW 2018, equation 2) without its constant. y_i is 1 for the row's item, and the bag's
     weight for other items.
     """
     import torch

@@ -22,12 +22,12 @@ class Settings(LossSettings):
 
 
 def mean_loss(settings: Settings, vectors: Vectors, batch: Batch) -> Tensor:
-    """Returns Σ w · cross-entropy of each row's own item among the items of all ranks' positive rows, over N.
+    """Returns Σ w · cross-entropy of each row's item among the items of all ranks' positive rows, over N.
 
     The logarithm of each item's share of the positive rows is subtracted from the item's logit. The
     probability that an item is in a batch is proportional to this share (Yi et al. 2019, RecSys, section 4,
-    where the share is estimated from a stream). Other rows with the row's own item are left out. A row of
-    weight zero is not an item for other rows.
+    where the share is estimated from a stream). Other rows with the same item are left out. Rows of weight
+    zero are left out of the comparison of other rows.
     """
     import torch
     from torch.nn import functional

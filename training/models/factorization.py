@@ -104,7 +104,7 @@ class Factorization(Protocol):
 
 
 class ItemScores(Protocol):
-    """Items against which every user is scored: against all of them, or against a range."""
+    """Items that all users share. Logits can be computed for all of these items, or for a range of them."""
 
     def logits(self, users: Part, items: slice) -> Tensor:
         """Returns logits (U, I) float32 of users, tensors (U, …) from `side_part`, with a range of items."""
@@ -113,10 +113,10 @@ class ItemScores(Protocol):
 
 @runtime_checkable
 class SharesItems(Protocol):
-    """A factorization that scores many items, which all users share, with less work than pair by pair."""
+    """A factorization that scores many shared items with less work than one pair at a time."""
 
     def share_items(self, items: Part, most_bytes: int) -> ItemScores | None:
-        """Returns the items; None if they would need more than `most_bytes` of memory.
+        """Returns the prepared items; None if they would need more than `most_bytes` of memory.
 
         Args:
             items: tensors (I, …) from `side_part(Side.ITEM, …)`, float32, on a CPU.
@@ -160,10 +160,10 @@ class FactorizedMLP:
     second once per item.
 
     Args:
-        hidden: a module that contains the linear layers. It may contain none. A layer is followed by PReLU if
-            a `nn.PReLU` comes next among the layers of both kinds, otherwise by ReLU. Other modules must have
-            no effect in evaluation.
-        logit: the last layer; if None, the output is that of the hidden layers.
+        hidden: a module that contains the linear layers. It may contain none. If the next linear layer or
+            PReLU after a layer is a `nn.PReLU`, it is the layer's activation. Otherwise the activation is
+            ReLU. Other modules must have no effect in evaluation.
+        logit: the last layer. If it is None, the output is the output of the hidden layers.
         columns: maps each side to the positions of the side's columns in the first layer's input. `share` and
             `outputs` must get the columns in this order.
         dtype: the dtype of the products over pairs. The product of the last layer is always float32.
@@ -201,7 +201,7 @@ class FactorizedMLP:
         return functional.linear(values, self._weights[side], bias).to(self._dtype)
 
     def outputs(self, users: Tensor, items: Tensor, pairs: Tensor | None) -> Tensor:
-        """Returns the logits (U, I) float32 of pairs; without `logit`, the last hidden layer's (U, I, H).
+        """Returns the logits (U, I) float32 of pairs; without `logit`, the hidden outputs (U, I, H).
 
         Args:
             users, items: the results of `share`, (U, H) and (1|U, I, H).
@@ -250,7 +250,7 @@ class FactorizedMLP:
 
 
 def _layers_of(hidden: nn.Module) -> tuple[list[nn.Linear], list[Tensor | None]]:
-    """Returns the linear layers of a module, and for each of them the slopes (H,) of PReLU; None is ReLU."""
+    """Returns the linear layers of a module, and for each layer the slopes (H,) of PReLU; None means ReLU."""
     linears: list[nn.Linear] = []
     slopes: list[Tensor | None] = []
     for module in hidden.modules():

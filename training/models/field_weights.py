@@ -42,7 +42,7 @@ class FieldWeights(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """Returns the weighted sum (R,) of the dot products of all pairs of `vectors` (R, V, E) float32.
 
-        It is computed in float32 even under mixed precision.
+        The sum is computed in float32 even under mixed precision.
         """
         with torch.autocast(vectors.device.type, enabled=False):
             return weighted_pair_sum(vectors, self.matrix())

@@ -1,7 +1,6 @@
 """The user's history as an input: its columns, and the vectors of its items.
 
-An item has the same vector, a row of the table, in a history and as the item of a row. This is not so in
-Mult-VAE.
+Except in Mult-VAE, an item has the same vector, a row of the table, in a history and as the item of a row.
 
 Notation: B rows, S histories, W columns of ids, C features that are ids, L places of a history, E numbers per
 vector.
@@ -23,11 +22,11 @@ from training.settings.history import HistorySettings, check_history, item_of
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the features are in the inputs of the model.
+    """The positions of the features in the inputs of the model.
 
     Attributes:
         item: index of the item's feature among the features that are ids. It is also the index of its column.
-        history: index of the history's feature among them.
+        history: index of the history's feature among the features that are ids.
         columns: the columns of the history in the categorical matrix.
         cardinalities: number of rows of each feature in the table. If the items of the history have the rows
             of the item's feature, the history's feature has only the padding row.
@@ -96,10 +95,10 @@ class HistoryModel(nn.Module):
     """A model with a table that has rows for the items of rows and of histories.
 
     Args:
-        layout: where the item and the history are in the inputs.
+        layout: the positions of the item and the history in the inputs.
         dim: E.
         inputs: the inputs of the model.
-        deviation: standard deviation of the first vectors.
+        deviation: standard deviation of the initial vectors.
     """
 
     def __init__(self, layout: Layout, dim: int, inputs: Inputs, deviation: float) -> None:

@@ -1,4 +1,4 @@
-"""What a model can add to the loss of a step: penalties, and further items that rows reconstruct."""
+"""Additions of a model to the loss of a step: penalties, and further items that rows reconstruct."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Bags:
-    """The items that P rows reconstruct in addition to their own item.
+    """The items that P rows reconstruct in addition to the item of each row.
 
     Attributes:
         weights: (P, V) float32, the weight of each id of the item's feature in the likelihood of a row.
@@ -26,7 +26,7 @@ class BagModel(Protocol):
     """A model whose rows may reconstruct several items. Losses that compare the catalogue use these items."""
 
     def bags(self, categorical: Tensor, items: Tensor) -> Bags | None:
-        """Returns the items that rows reconstruct; None if each row has only its own item.
+        """Returns the items that rows reconstruct; None if each row reconstructs only its item.
 
         Args:
             categorical: (P, W), the ids of the rows.

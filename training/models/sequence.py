@@ -1,7 +1,7 @@
-"""Layers of models over sequences: which rows have equal sequences, dropout, noise, self-attention blocks.
+"""Layers of models over sequences: groups of equal sequences, dropout, noise, and self-attention blocks.
 
-If a sequence is the one before it with one more item, both are parts of one timeline (`Timelines`), and a
-block of self-attention computes keys and values once for each item of the timeline.
+If a sequence extends the previous sequence by one item, both are parts of one timeline (`Timelines`). A block
+of self-attention then computes keys and values once for each item of the timeline.
 
 Sequences of items are ordered from the most recent item to the oldest. PAD_ID fills the end.
 
@@ -31,12 +31,12 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
 
     Args:
         sequences: (B, L) ids.
-        starts: rows at which a new group begins even if the sequence is that of the row before.
+        starts: rows at which a new group begins even if the previous row has the same sequence.
 
     Returns:
         (S,) int64, the first row of each group, and (B,) int64, the group of each row.
     """
-    if torch.compiler.is_exporting():  # no shape may depend on ids, so each row has a group of its own
+    if torch.compiler.is_exporting():  # no shape may depend on ids, so each row is a separate group
         rows = torch.arange(sequences.shape[0], device=sequences.device)
         return rows, rows
     begins = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
@@ -50,7 +50,7 @@ Encode = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 @dataclass(frozen=True)
 class LengthGroups:
-    """Sequences grouped by their lengths, so that a short one is not computed with the places of a long one.
+    """Sequences grouped by their lengths, so that short sequences are computed with fewer places.
 
     The limits of lengths depend only on L, not on the other sequences of a batch. So random numbers that are
     drawn for a group do not depend on the number of ranks.
@@ -103,8 +103,8 @@ class LengthGroups:
         return torch.cat(encoded)[self.order.argsort()]
 
 
-# Number of successive sequences whose items are computed together. A timeline ends there, so that the scores
-# of attention do not grow with the square of the number of sequences.
+# Largest number of successive sequences in a timeline. Without this limit, the number of attention scores
+# would grow with the square of the number of sequences.
 TILE_ROWS = 32
 
 
@@ -112,8 +112,8 @@ TILE_ROWS = 32
 class Timelines:
     """Sequences as parts of timelines, so that items that successive sequences share are computed once.
 
-    If a user chooses an item, the next history has this item and the items before it, of which the oldest is
-    dropped if there are more than L. So the histories of successive choices are parts of one list of items, a
+    If a user chooses an item, the next history has this item and the items before it. If these are more than
+    L, the oldest is dropped. So the histories of successive choices are parts of one list of items, a
     timeline. A tile has up to `TILE_ROWS` successive sequences of one logical shard. Which sequences share a
     timeline depends only on the shard, so it does not depend on the number of ranks.
 
@@ -143,7 +143,7 @@ class Timelines:
 
     @classmethod
     def of(cls, sequences: Tensor, first_rows: Tensor, shard_starts: Sequence[int]) -> Timelines:
-        """Finds the timelines of S sequences, of which successive ones of a shard differ.
+        """Finds the timelines of S sequences. Successive sequences of a shard must differ.
 
         Args:
             sequences: (S, L) ids.
@@ -211,7 +211,7 @@ class RandomSequenceLayer(RandomLayer):
         self.shard_starts: list[int] = []
 
     def draw_mask(self, key: str, shards: range, rows: Sequence[int]) -> None:
-        """Stores what the numbers of the next step depend on. See `RandomLayer.draw_mask`."""
+        """Stores the values on which the next step's numbers depend. See `RandomLayer.draw_mask`."""
         ends = torch.tensor([0, *rows]).cumsum(0).tolist()
         self.shard_starts = [start for start, count in zip(ends[:-1], rows, strict=True) if count]
         names = [f"{key}/{shard}" for shard, count in zip(shards, rows, strict=True) if count]
@@ -324,7 +324,7 @@ class CausalBlock(nn.Module):
         self.attention_dropout, self.mlp_dropout = (SequenceDropout(dropout) for _ in range(2))
 
     def forward(self, values: Tensor, is_item: Tensor, first_rows: Tensor | None, outputs: int) -> Tensor:
-        """Returns the outputs (S, outputs, E) of the first places: those of the most recent items.
+        """Returns the outputs (S, outputs, E) of the first places, which have the most recent items.
 
         Args:
             values: (S, L, E), the inputs.
@@ -352,9 +352,10 @@ class CausalBlock(nn.Module):
     ) -> Tensor:
         """Returns the output (S, E) for the most recent item of each sequence.
 
-        It equals that of `forward` for the inputs m_p + P[p], where m_p is the vector of the item at place p
-        and P[p] that of the place, counted from the most recent item. Keys and values are linear, so those of
-        items and of places are computed apart, and each item has one key for all sequences.
+        The output equals that of `forward` for the inputs m_p + P[p]. m_p is the vector of the item at place
+        p, and P[p] is the vector of the place. Places are counted from the most recent item. Keys and values
+        are linear in the inputs. So they are computed separately for items and for places, and each item has
+        one key for all sequences.
 
         Args:
             newest: (S, E), the inputs of the most recent items, with P[0].
@@ -377,12 +378,12 @@ class CausalBlock(nn.Module):
         place_keys, place_values = by_head(self.key(positions)), by_head(self.value(positions))
         distances, lengths = timelines.distances.unsqueeze(1), timelines.lengths[:, None, :, None]
         visible = (distances >= 0) & (distances < lengths)
-        # A place without items sees all places, so that no sum of attention weights is 0 / 0.
+        # A place without items attends to all places, so that no sum of attention weights is 0 / 0.
         visible = visible | (lengths == 0)
         of_items = distances.clamp(0, length - 1).expand(-1, heads, -1, -1)
         scores = query @ keys.transpose(-1, -2) + (query @ place_keys.transpose(-1, -2)).gather(3, of_items)
         weights = scores.float().masked_fill(~visible, -torch.inf).softmax(dim=-1).to(values.dtype)
-        # The weight of the item at each place of a sequence: its distance from the most recent item.
+        # The attention weights by place. The place of an item is its distance from the most recent item.
         place = torch.arange(length, device=newest.device)
         of_places = (distances[..., :1] - place).clamp(0, width - 1).expand(-1, heads, -1, -1)
         by_place = weights.gather(3, of_places) * (place < lengths)  # (K, heads, Q, L)

@@ -25,7 +25,7 @@ from training.models.sequence import Encode, LengthGroups, SequenceDropout, dist
 from training.settings.history import HistorySettings
 from training.settings.sequence import refuse_pairs
 
-_DEVIATION = 0.02  # of first vectors, as in BERT4Rec (Sun et al. 2019, section 4.3)
+_DEVIATION = 0.02  # standard deviation of initial vectors, as in BERT4Rec (section 4.3)
 
 
 class SequenceModel(HistoryModel, ABC):
@@ -34,8 +34,8 @@ class SequenceModel(HistoryModel, ABC):
     A subclass calls `_add_features` and sets `dropout` when it creates its layers.
 
     Attributes:
-        shares_histories: whether rows of a user follow each other in batches, so that a training may encode
-            what successive histories share once.
+        shares_histories: whether rows of a user follow each other in batches. Then a training may encode
+            shared items of successive histories only once.
     """
 
     shares_histories = False
@@ -48,7 +48,7 @@ class SequenceModel(HistoryModel, ABC):
         super().__init__(layout, dim, inputs, _DEVIATION)
 
     def _add_features(self, inputs: Inputs) -> None:
-        """Creates the vectors of dense features, and notes the side of each feature."""
+        """Creates the vectors of dense features, and stores the side of each feature."""
         self.dense_vectors = first_vectors(inputs.num_dense, self.embedding.dim)
         for name, scopes in (("user_dense", inputs.dense_scopes), ("user_embedded", inputs.embedded_scopes)):
             of_user = torch.tensor([scope == "user" for scope in scopes], dtype=torch.float32)
@@ -72,7 +72,7 @@ class SequenceModel(HistoryModel, ABC):
     def encode_by_length(self, histories: Tensor, first_rows: Tensor | None, encode: Encode) -> Tensor:
         """Encodes histories in groups of similar lengths; see `encode` and `LengthGroups.encode`.
 
-        All vectors are looked up at once, because ranks that share a table must make equally many lookups.
+        All vectors are looked up at once, because all ranks must do the same number of lookups in a table.
         """
         groups = LengthGroups.of(histories)
         vectors, is_item = self.history_vectors(histories[:, : groups.longest])

@@ -3,14 +3,14 @@
 For one user, the first layer of the top MLP is linear in each vector of an item, because the user's vectors
 are constants. So the dot products of pairs are not computed. Instead, the user's vectors and the weights are
 multiplied once to a matrix of the user, and each item's vector is multiplied by this matrix. Two kinds of
-vectors cost even less:
+vectors need even less work:
 
 * A vector that is equal in all items, such as the vector of a context feature, is multiplied once per user.
 * If a feature of the items has few distinct values, the vectors of these values are multiplied, and the
   results are summed per item.
 
 From these products to the logits, a compiled function computes all layers (training/native/pair_logits.cpp).
-Without the library, torch does, which is slower.
+Without the library, torch computes them more slowly.
 
 Notation: U users, I items, E elements of a vector, P vectors of a user, Q vectors of an item, H outputs of
 the first layer of the top MLP.
@@ -35,7 +35,7 @@ _BLOCK_USERS = 24
 
 
 class SharedItems:
-    """Items against which every user is scored: against all of them, or against a range.
+    """Items that all users share. Logits can be computed for all of these items, or for a range of them.
 
     Args:
         top: the top MLP. The columns of its pairs are the dot products of the item's and the user's vectors
@@ -59,7 +59,7 @@ class SharedItems:
         if bottom is not None:
             itself, of_users, of_items = weights[dots:].split([dim, user_vectors, number])
             self._bottom_weights, self._bottom_users = itself, of_users
-            # What the bottom MLP's output is multiplied by for each item: (I, E, H).
+            # The matrix of each item by which the bottom MLP's output is multiplied: (I, E, H).
             self._bottom_items = torch.einsum("qh,iqe->ieh", of_items, vectors).contiguous()
         self._compiled_logits = self._compiled()
 
@@ -70,7 +70,7 @@ class SharedItems:
         return vectors.nelement() * 4 + (len(vectors) * vectors.shape[2] * hidden * 4 if mixed else 0)
 
     def _divide(self, vectors: Tensor) -> None:
-        """Divides the vectors of the items into those with one value, with few values, and all others."""
+        """Divides the vectors of the items by their number of values: one value, few values, or many."""
         self._equal: list[int] = []
         self._few: list[tuple[int, Tensor]] = []  # (number of the vector, its distinct values)
         self._many: list[int] = []
@@ -119,7 +119,7 @@ class SharedItems:
         return logits
 
     def _block_of(self, users: Part) -> UserBlock:
-        """Returns what the users of a block add to the first layers, and what their matrices are."""
+        """Returns the terms that the users of a block add to the first layers, and the users' matrices."""
         share, vectors = users[0], users[1]
         if self._equal:
             same = self._items[1][0, self._equal]  # (columns, E)
@@ -162,12 +162,12 @@ class SharedItems:
             logits[:, tile.start - items.start : tile.stop - items.start] = of_tile.t()
 
     def _matrix(self, column: int, vectors: Tensor) -> Tensor:
-        """Returns what each element of an item's vector adds to the first layer of each user, (E, U * H)."""
+        """Returns the factors of an item vector's elements in the first layer of each user, (E, U * H)."""
         weights = self._weights[column]  # (P, H)
         return torch.einsum("ph,upe->euh", weights, vectors).flatten(1)
 
     def _of_vector(self, column: int, vectors: Tensor, values: Tensor) -> Tensor:
-        """Returns what each of some values of an item's vector adds to the first layers, (values, U * H)."""
+        """Returns the terms that some values of an item's vector add to the first layers, (values, U * H)."""
         return values @ self._matrix(column, vectors)
 
 

@@ -1,4 +1,4 @@
-// Draws negatives for rows. Called by training/data/negative_sampler.py, which has the formulas; results are equal to the bit.
+// Draws negatives for rows. Called by training/data/negative_sampler.py, which has the formulas; the results have the same bits.
 
 #include <algorithm>
 #include <cstdint>

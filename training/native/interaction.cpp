@@ -32,7 +32,7 @@ struct Batch {
 
 constexpr int64_t kLongest = sizeof(Sixteen) / sizeof(float), kMostRows = RegistersAvx512::kRows;
 
-// Memory of one thread for a row of the batch. Matrices have more rows than vectors, so that products need no special case for the last ones.
+// Memory of one thread for a row of the batch. Matrices have more rows than there are vectors, so that the last vectors need no special case.
 struct Scratch {
     int64_t padded;  // the vectors, rounded up to whole registers
     int64_t rows;
@@ -125,7 +125,7 @@ AVX512 void differentiate_avx512(const Batch& b, int64_t begin, int64_t end, Scr
 AVX2 void differentiate_avx2(const Batch& b, int64_t begin, int64_t end, Scratch& s) { differentiate<RegistersAvx2>(b, begin, end, s); }
 void differentiate_everywhere(const Batch& b, int64_t begin, int64_t end, Scratch& s) { differentiate<RegistersEverywhere>(b, begin, end, s); }
 
-// Divides the rows among threads, of which one is the caller's. If the system gives no thread, the caller does its part.
+// Divides the rows among threads, of which one is the caller's. If the system cannot start a thread, the caller does that thread's part.
 void run(Pass pass, const Batch& b, int64_t threads) {
     std::vector<Scratch> scratch(threads, Scratch(b));
     std::vector<std::thread> started;

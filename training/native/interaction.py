@@ -13,7 +13,7 @@ from torch import Tensor
 
 from training.native.library import BEST, address, required_library
 
-# A thread costs as much as this number of multiplications.
+# The number of threads is at most the number of multiplications divided by this number.
 _PRODUCTS_OF_A_THREAD = 500_000
 
 

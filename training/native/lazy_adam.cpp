@@ -25,7 +25,7 @@ struct Step {
     double decay, square_decay, rate, epsilon;
 };
 
-// The corrections of the moments of rows with an equal number of updates, which many rows have. Powers take longer than a row.
+// Caches the corrections of moments by number of updates, because many rows have the same number. Computing powers takes longer than a row.
 struct Corrections {
     static constexpr int64_t kKept = 256;
     int64_t times[kKept] = {};  // 0: none yet

@@ -1,7 +1,7 @@
 """Loads the library that is compiled from the C++ files of this folder, and declares its functions to ctypes.
 
-`make setup` builds the library into the Python environment. If it is missing, NumPy and torch do the same
-work, which is slower, and a warning is logged.
+`make setup` builds the library into the Python environment. If it is missing, a warning is logged, and NumPy
+and torch do the same work more slowly.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger("nightrank.training")
 LIBRARY = Path("lib/nightrank/libnightrank_training.so")
 VERSION = 7  # version of the interface; must equal the number in native/transpose.cpp
 
-# The instructions that functions of the library may use: the best that the processor has, or those of every
-# processor, AVX2, AVX-512.
+# Instruction sets that functions of the library may use: the best one of this processor, the one of all
+# x86-64 processors, AVX2, or AVX-512.
 BEST, EVERYWHERE, AVX2, AVX512 = -1, 0, 1, 2
 
 _pointer, _number, _long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -36,7 +36,7 @@ def library() -> ctypes.CDLL | None:
     opened = open_library(LIBRARY, "nightrank_training_version", VERSION)
     if opened is None:
         log.warning(
-            "%s is missing or of another version: training and scoring are slower; run `make setup`",
+            "%s is missing or has another version, so training and scoring are slower: run `make setup`",
             Path(sys.prefix) / LIBRARY,
         )
         return None

@@ -93,7 +93,7 @@ INLINE void apply_last(const Layer& layer, int64_t rows, const float* inputs, fl
     }
 }
 
-// Writes the sums of shares and of the values of vectors with few values: the first layer of the top MLP, as far as it is a sum.
+// Writes the part of the top MLP's first layer that is a sum of shares and of the terms of vectors with few values.
 //
 // rows: memory for `few` addresses.
 template <class R>
@@ -135,7 +135,7 @@ struct Scratch {
     }
 };
 
-// Adds what the output of the bottom MLP contributes to the first layer of the top MLP.
+// Adds the term of the bottom MLP's output to the first layer of the top MLP.
 template <class R>
 INLINE void add_bottom(const Problem& p, int64_t item, int64_t items, Scratch& scratch) {
     const int64_t pairs = items * p.users;

@@ -24,7 +24,8 @@ class DenseLayer:
     Attributes:
         weight: (inputs, outputs).
         bias: (outputs,); None is zeros.
-        slopes: (outputs,) of the PReLU after the layer; None is ReLU. The layer of the logit has neither.
+        slopes: (outputs,) of the PReLU after the layer; None is ReLU. The layer of the logit has no
+            activation.
     """
 
     weight: Tensor
@@ -34,7 +35,7 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class LayersAfterFirst:
-    """The layers of an MLP after its first one.
+    """The layers of an MLP after its first layer.
 
     Attributes:
         slopes: (outputs,) of the PReLU after the first layer; None is ReLU.
@@ -54,7 +55,7 @@ class ItemInputs:
         numbers: (I, F) int64, for each vector with few values, the row of the value in `UserBlock.table`.
         vectors: (I, K) the elements of all other vectors.
         bottom_share: (I, H') the items' share of the bottom MLP's first layer; None without a bottom MLP.
-        bottom: (I, E, H) what the outputs of the bottom MLP are multiplied by.
+        bottom: (I, E, H) the items' factors of the outputs of the bottom MLP.
     """
 
     share: Tensor
@@ -69,11 +70,11 @@ class UserBlock:
     """The inputs that depend on the users of a block.
 
     Attributes:
-        share: (U, H) what the users add to the top MLP's first layer.
-        table: (values, U * H) what each value of an item's vector with few values adds.
-        matrix: (K, U * H) what the elements of `ItemInputs.vectors` are multiplied by.
+        share: (U, H) the users' share of the top MLP's first layer.
+        table: (values, U * H) the term that each value of an item's vector with few values adds.
+        matrix: (K, U * H) the factors of the elements of `ItemInputs.vectors`.
         bottom_share: (U, H') the users' share of the bottom MLP's first layer.
-        bottom: (U, E, H) what the outputs of the bottom MLP are multiplied by.
+        bottom: (U, E, H) the users' factors of the outputs of the bottom MLP.
     """
 
     share: Tensor
@@ -156,7 +157,7 @@ class PairLogits:
         own = _each(self._items, lambda tensor: tensor[items])
         users = _each(block, Tensor.contiguous)
         if logits.shape != (len(users.share), len(own.share)) or logits.stride(1) != 1:
-            raise ValueError(f"internal error, please report: no room in {tuple(logits.shape)}")
+            raise ValueError(f"internal error, please report: logits of the shape {tuple(logits.shape)}")
         problem = _Problem(
             users=len(users.share),
             items=len(own.share),

@@ -12,7 +12,7 @@
 
 namespace {
 
-// P users with G items each, of which there are I different ones. Vectors have E numbers.
+// P users with G items each. There are I distinct items. Vectors have E numbers.
 struct Drawn {
     int64_t users, group, items, dim;
     const float* user_vectors;   // (P, E)

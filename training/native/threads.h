@@ -11,7 +11,7 @@
 namespace {
 
 // Calls part(begin, end) for parts of [0, count) on `threads` threads, of which one is the caller's. All borders but the last are multiples of
-// `unit`. If the system gives no thread, the caller does its part.
+// `unit`. If the system cannot start a thread, the caller does that thread's part.
 template <class Part>
 void divide(int64_t count, int64_t unit, int64_t threads, const Part& part) {
     const int64_t units = (count + unit - 1) / unit;

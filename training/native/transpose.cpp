@@ -205,7 +205,7 @@ EXPORT void nightrank_transpose(int32_t singles, int32_t lists, const uint32_t* 
     transpose_piece(singles, lists, columns, lengths, width, blocks, num_blocks, block, start, stop, target_rows, out);
 }
 
-// Writes a pool with at most `threads` threads, each of which writes whole shards. Rows that a shard lacks are zero.
+// Writes a pool with at most `threads` threads, each of which writes complete shards. Missing rows of a shard are zero.
 EXPORT void nightrank_write_pool(const Pool* pool, int64_t threads) {
     std::atomic<int64_t> next{0};
     const auto work = [&] {

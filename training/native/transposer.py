@@ -29,7 +29,7 @@ class CompiledTransposer:
     """A `training.data.pool_writer.Transposer`. The compiled code releases Python's global interpreter lock.
 
     Args:
-        columns: as for `transposer_of`.
+        columns: see `transposer_of`.
         block_rows: number of rows of a block.
 
     Raises:
@@ -87,7 +87,7 @@ class CompiledTransposer:
 def write_pool(
     shards: Sequence[ShardRows[CompiledTransposer]], memory: PoolMemory, threads: int, block_rows: int
 ) -> None:
-    """Does the same as `training.data.pool_writer.write_pool`, without the global interpreter lock."""
+    """Writes a pool like `training.data.pool_writer.write_pool`, without the global interpreter lock."""
     groups: dict[int, int] = {}  # id of a row group's columns → its place in `columns`
     columns: list[tuple[int, ...]] = []
     ranges: list[tuple[int, ...]] = []
@@ -123,8 +123,8 @@ def write_pool(
     required_library().nightrank_write_pool(pool.ctypes.data, threads)
 
 
-# Describes the rows of one buffer pool, which come from a rank's shards, and the pool's memory, to which the
-# loops write them.
+# Structures for the compiled loops. They describe the rows of one buffer pool, which come from a rank's
+# shards, and the pool's memory.
 #
 # Notation: S batches of a pool, L rows of this rank in a batch, D dense features, W columns of ids.
 

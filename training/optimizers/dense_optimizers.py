@@ -142,7 +142,7 @@ def _step(
 #
 # As in BPR (Rendle et al. 2009, UAI, section 4), the vectors that a step uses are regularized, not the whole
 # table. A row is used if its gradient, summed over ranks, is not zero. So the result does not depend on the
-# number of ranks. A row that is only looked up for a row of weight zero has the gradient zero.
+# number of ranks. If a table row is looked up only for batch rows of weight zero, its gradient is zero.
 
 
 class L2:
@@ -170,7 +170,7 @@ class L2:
 
     @torch.no_grad()
     def add_dense(self, gradient: Tensor) -> Tensor:
-        """Returns the gradient (size,) of the parameters, one after the other, plus that of the L2 term."""
+        """Returns the gradient (size,) of the parameters, one after the other, with the L2 term."""
         if not self._factor or not self._parameters:
             return gradient
         pairs = zip(self._parameters, self._factors, strict=True)
@@ -178,7 +178,7 @@ class L2:
 
     @torch.no_grad()
     def add_rows(self, gradient: SummedRowGradient, table: StackedEmbedding) -> SummedRowGradient:
-        """Returns the gradient of rows of a table plus that of the L2 term, for the rows that a step uses."""
+        """Returns the gradient of the rows of a table that a step uses, with the L2 term."""
         if not self._factor:
             return gradient
         used = gradient.values.any(dim=1, keepdim=True)

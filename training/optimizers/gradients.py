@@ -39,7 +39,7 @@ class LossScale:
 
     @property
     def is_active(self) -> bool:
-        """Returns whether the loss is scaled. Only then is a step ever skipped."""
+        """Returns whether the loss is scaled. Steps are skipped only in this case."""
         return self._active
 
     @property
@@ -106,12 +106,12 @@ def clipped(gradient: Tensor, norm: float | None) -> Tensor:
 #
 # With several ranks, the buffer is divided into buckets, as in PyTorch's DistributedDataParallel (Li et al.
 # 2020, Proc. VLDB Endow. 13, section 3.2). The backward pass computes the gradients of the last layers first.
-# When all gradients of a bucket are computed, the ranks start to sum them, while the backward pass goes on.
+# When all gradients of a bucket are computed, the ranks start to sum them, while the backward pass continues.
 
-# A smaller message would take as long, because the ranks must first agree on it.
+# A smaller message would take as long, because the ranks negotiate each message first.
 _BUCKET_BYTES = 2**20
 
-# The loss has the first place of the buffer. The gradients start at an aligned address.
+# The first number of the buffer is the loss. The gradients start at an aligned address.
 _FIRST = 16
 
 
@@ -139,8 +139,8 @@ class DenseGradient:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: a bucket has at least this number of bytes. Towards the end, half of the bytes that are
-            left are enough, but not less than a quarter of this number. The last bucket may be smaller.
+        bucket_bytes: the minimum size of a bucket. Later buckets may be smaller: half of the remaining bytes,
+            but at least a quarter of this number. The last bucket may have any size.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class DenseGradient:
     def _divide(self, bucket_bytes: int) -> list[_Bucket]:
         """Returns the buckets, the last parameters first. The buckets become smaller towards the end.
 
-        The last bucket is ready only when the backward pass ends, so little should be left for it.
+        The last bucket is ready only when the backward pass ends, so it should be small.
         """
         buckets: list[_Bucket] = []
         parameters: list[nn.Parameter] = []
@@ -211,8 +211,8 @@ class DenseGradient:
 
         Returns:
             A function that waits for the sums over ranks, and returns them: the gradients (P,), zeros for a
-            parameter on which the loss does not depend; and the loss, a scalar. It may be called again. The
-            next step overwrites both.
+            parameter on which the loss does not depend; and the loss, a scalar. The function may be called
+            several times. The next step overwrites both results.
         """
         self._buffer[0] = loss
         if not self._buckets:

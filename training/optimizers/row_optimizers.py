@@ -64,7 +64,7 @@ class RowWiseAdagrad:
 # and writes each row once (training/native/lazy_adam.cpp).
 
 
-# A thread costs as much as this number of numbers of rows.
+# The number of threads is at most the count of updated numbers divided by this number.
 _NUMBERS_OF_A_THREAD = 50_000
 
 
@@ -136,7 +136,7 @@ class LazyAdam:
         rate: float,
         instructions: int,
     ) -> Tensor:
-        """Does the same as `compiled_change` with these moments and update counts."""
+        """Computes `compiled_change` for these moments and update counts."""
         mean, square, updates = states
         rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
         change = torch.empty_like(values)
@@ -211,7 +211,7 @@ class LookupOptimizer(RowOptimizer, Protocol):
     """A row optimizer that can use the update kernel, which also sums the gradients of the same row."""
 
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
-        """Does the same as `step`, for a table that uses Triton kernels."""
+        """Does one step, as `step` does, for a table that uses Triton kernels."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 Adam updates dense parameters. The optimizer in `train.embeddings.optimizer` updates tables. FTRL updates the
 linear parts that the configuration assigns to it. `train.l2` changes the gradients of dense parameters and
-tables, but not those for FTRL.
+tables, but not the gradients for FTRL.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Updates:
         return table.take_gradient(self._collectives)
 
     def apply_rows(self, rows: Mapping[str, RowGradient], rate_factor: float) -> None:
-        """Updates table rows with their gradients. Call it before `apply_dense`, which counts the step.
+        """Updates table rows with their gradients.
+
+        Call this method before `apply_dense`, which counts the step.
 
         Args:
             rows: the result of `take_row_gradients`.

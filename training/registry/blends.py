@@ -75,7 +75,7 @@ class BlendRecord:
         return digest_of(asdict(self))
 
     def to_facts(self) -> dict[str, Any]:
-        """Returns what the manifest of the lists and the report show."""
+        """Returns the values that the manifest of the lists and the report show."""
         names = ("run_date", "k", "users", "chosen", "contenders", "weights")
         return {"sources": list(self.sources), **{name: getattr(self, name) for name in names}}
 

@@ -120,7 +120,7 @@ def parse_decision(values: dict[str, Any]) -> dict[str, Any]:
     typed(values, promoted=bool, champion_after=(str, NoneType))
     require_names(values["champion_after"], values.get("challenger"))
     if not isinstance(values.get(WEIGHTS, {}), dict):
-        raise TypeError(f"{WEIGHTS} is no object")
+        raise TypeError(f"{WEIGHTS} is not an object")
     return values
 
 
@@ -155,7 +155,7 @@ def parse_overrides(stored: Mapping[str, Any]) -> list[Override]:
     """Returns the overrides in the values of a file. Raises KeyError, TypeError or ValueError."""
     for values in stored["interventions"]:
         if values["action"] not in get_args(Action):
-            raise ValueError(f"action is {values['action']!r:.100}")
+            raise ValueError(f"action {values['action']!r:.100} does not exist")
         require_names(values["champion"])
     return [
         Override(**{**values, "withdrawn": tuple(values["withdrawn"])}) for values in stored["interventions"]

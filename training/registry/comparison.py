@@ -191,12 +191,12 @@ class ExperimentOutcome:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """How a search went. The trials themselves are the experiments of the comparison.
+    """The space and the numbers of trials of a search. The trials are the experiments of the comparison.
 
     Attributes:
         space: maps each searched key to its values, as in the experiments file: `low`, `high` and `log`, or
             `choices`. Model files are absolute paths.
-        planned: number of trials that the file asks for.
+        planned: number of trials that the file requests.
         done: number of trials that were done.
         repeated: pairs of a trial and an earlier trial with the same settings. Such a trial is not an
             experiment of the comparison.
@@ -216,7 +216,7 @@ class Comparison:
         name: name of the comparison.
         choose_by: the measure on the validation split that decides which experiment is the best.
         experiments: the outcomes, in the order of the experiments file, or of the trials.
-        search: how the search went; None if the file has no search.
+        search: the facts of the search; None if the file has no search.
     """
 
     name: str
@@ -316,7 +316,7 @@ def experiments_name(config: Config) -> str:
 
 
 def experiments_config(config: Config) -> Config:
-    """Returns the configuration of an experiment with the experiments' name."""
+    """Returns an experiment's configuration, with the name that the registry has for experiments."""
     return config.model_copy(update={"name": experiments_name(config)})
 
 
@@ -358,7 +358,7 @@ def _named_versions(lake: LakePaths) -> Set[str]:
 
 
 def _delete_folder(path: str) -> None:
-    """Deletes the files of a folder, model.json first, so that readers never see an incomplete model."""
+    """Deletes the files of a folder, model.json first, so that readers never load an incomplete model."""
     files = [info.base_name for info in file_io.list_files(path) if info.is_file]
     for name in sorted(files, key=lambda name: (name != MODEL_JSON, name)):
         with suppress(FileNotFoundError):  # another run has deleted it

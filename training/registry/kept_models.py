@@ -1,8 +1,8 @@
-"""Which model versions runs may still need, and which may be deleted.
+"""Divides model versions into versions that runs may still need, and versions that may be deleted.
 
-A version is needed if it served on a date that is kept, was trained for such a date, may serve again after a
-rollback, is the treatment of the configured experiment, or is the retriever of a kept workflow version. The
-refits and the ancestors of a needed version are needed too: a refit starts from the same parent as the model
+A version is needed if it served on a kept date, was trained for a kept date, or may serve again after a
+rollback. The treatment of the configured experiment and the retriever of a kept workflow version are needed
+too. So are the refits and the ancestors of a needed version: a refit starts from the same parent as the model
 that it refits, and the withdrawal of an ancestor also withdraws the model.
 """
 
@@ -52,14 +52,14 @@ def model_versions(
 ) -> ModelVersions:
     """Divides the versions of the models, refits and retrievers of a configuration.
 
-    The models of other configurations, and the models of comparisons (`<name>-experiments`), are in neither
-    part.
+    The models of other configurations, and the models of comparisons (`<name>-experiments`), are in none of
+    the two parts.
 
     Args:
         config: the configuration.
         lake: the lake.
         first_date: the first date that is kept.
-        run_date: a run date. Runs of this date and of later ones need nothing else.
+        run_date: a run date. Runs of this date and of later dates need no other versions.
         dates: earlier dates whose lists are kept.
         workflows: the workflow versions of the datasets that are kept.
 
@@ -177,7 +177,7 @@ def _with_ancestors(versions: set[str], described: dict[str, dict[str, Any]]) ->
 def _retrievers(
     lake: LakePaths, name: str, described: dict[str, dict[str, Any]], first_date: str, workflows: set[str]
 ) -> set[str]:
-    """Returns the retrievers of kept dates, and the newest earlier one of each workflow version in use."""
+    """Returns the retrievers of kept dates, and the newest earlier one of each workflow that is in use."""
     kept = {version for version, values in described.items() if _is_of(values, first_date)}
     newest: dict[str, str] = {}  # by workflow version
     for run_date in dates_of(lake, name, RUNS):

@@ -1,4 +1,4 @@
-"""The program of mlflow_process.py: runs functions of mlflow_mirror that another process asks for.
+"""The program of mlflow_process.py: runs functions of mlflow_mirror that another process requests.
 
     python -m training.registry.mlflow_calls
 
@@ -28,12 +28,12 @@ def main() -> int:
     """Runs the calls, and returns the exit code."""
     collect_rarely()
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what MLflow prints belongs to the log
+    os.dup2(2, 1)  # output of MLflow goes to the log
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    refuse_pandas()  # MLflow imports pandas if it can, but only for functions that we do not call
+    refuse_pandas()  # MLflow would import pandas only for functions that we do not call
     mlflow_mirror.import_mlflow()
     while True:
         try:

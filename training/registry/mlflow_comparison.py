@@ -83,7 +83,7 @@ def track_comparison(
 
 
 def _description(lake: LakePaths, name: str, training: TrainingOutcome) -> Mapping[str, Any]:
-    """Returns the model.json of a training, or the record of a pruned one, which has no final metrics."""
+    """Returns the model.json of a training, or the record of a pruned training without final metrics."""
     path = model_path(lake, name, training.version)
     record = read_pruned(path) if training.pruned is not None else None
     return read_description(path) if record is None else {"metrics": {}, "baselines": {}, **record}

@@ -5,7 +5,7 @@ store and no MLflow server is configured, nothing is copied to MLflow.
 
 The JSON files in the lake are the source of truth. An error in this module is logged and does not end a
 training. Importing MLflow and opening its store takes seconds, so jobs call `prepare`, which does both in a
-thread. The application of a run does both in a process of its own (mlflow_process.py).
+thread. The application of a run does both in a separate process (mlflow_process.py).
 
 A training becomes one MLflow run and one version of the registered model, even if the training is copied
 several times. Run and version have the tag `nightrank.version`. The tag `nightrank.source` is the URI of the
@@ -100,7 +100,7 @@ def track_training(
 def write_training(
     lake: LakePaths, description: Mapping[str, Any], params: Mapping[str, Any], raw_types: Mapping[str, str]
 ) -> None:
-    """Does the work of `track_training` in this process, with known types."""
+    """Writes the run and the version of `track_training` in this process, with known types."""
     if (client := open_client(lake)) is None:
         return
     name, version = description["name"], description["version"]
@@ -139,7 +139,7 @@ def source_uri(lake: LakePaths, name: str, version: str) -> str:
 def open_client(lake: LakePaths) -> MlflowClient | None:
     """Returns a client of the server in MLFLOW_TRACKING_URI, or else of the lake's local store.
 
-    Returns None if there is neither a server nor a local store.
+    Returns None if there is no server and no local store.
     """
     uri = _uri(lake)
     if uri is None:
@@ -216,7 +216,7 @@ _TAGS = ("run_date", "workflow_version", "dataset_digest", "code_version", "pare
 def log_training(
     client: MlflowClient, run: Run, description: Mapping[str, Any], params: Mapping[str, Any]
 ) -> None:
-    """Logs tags, parameters and metrics of a training, and ends its run. A run that has ended stays as it is.
+    """Logs tags, parameters and metrics of a training, and ends its run. A run that has ended is not changed.
 
     Args:
         client: the client of the store.

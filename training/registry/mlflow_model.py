@@ -1,4 +1,4 @@
-"""What MLflow gets for a model that stays in the lake: the file `MLmodel`, and the dataset of its training.
+"""Describes a model of the lake to MLflow, by the file `MLmodel` and the dataset of its training.
 
 `mlflow.pyfunc.load_model("models:/<name>@champion")` reads the file, imports the module that it names
 (nightrank/mlflow_model.py), and gets a model that scores raw rows. No tensors are uploaded.
@@ -32,7 +32,7 @@ def model_file(lake: LakePaths, description: Mapping[str, Any], raw_types: Mappi
     """Returns the text of the file. It is the same for the same model and the same release of MLflow.
 
     The signature has the raw columns that the features are computed from. Numbers and lists have the type
-    `any`, because MLflow would refuse integers with nulls; the model checks them.
+    `any`, because MLflow would refuse integers with nulls. The model checks the values.
 
     The text is written without MLflow's classes, whose import takes seconds.
 
@@ -62,7 +62,7 @@ def model_file(lake: LakePaths, description: Mapping[str, Any], raw_types: Mappi
 
 
 def write_model_file(lake: LakePaths, description: Mapping[str, Any], text: str) -> None:
-    """Writes the file into the folder of the model, unless it has this text already."""
+    """Writes the file into the folder of the model, unless the file already has this text."""
     path = f"{lake.models(description['name'])}/{description['version']}/{FILE_NAME}"
     try:
         if file_io.read_text(path) == text:

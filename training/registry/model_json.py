@@ -71,7 +71,7 @@ def names_of(description: Mapping[str, Any]) -> set[str]:
 
 
 def damage_of_model(path: str, *, checksums: bool = True) -> str | None:
-    """Describes the damage of a model that has a model.json; None if it is intact.
+    """Returns a description of the damage of a model that has a model.json; None if it is intact.
 
     For `checksums`, see `is_complete`.
     """
@@ -105,7 +105,7 @@ def read_description(path: str) -> dict[str, Any]:
 
 
 def _checked(description: dict[str, Any]) -> dict[str, Any]:
-    """Returns a description whose files are in the folder of the model.
+    """Returns a description, after checking that all its files are in the folder of the model.
 
     Raises:
         KeyError, TypeError, ValueError: the description is damaged.
@@ -117,7 +117,7 @@ def _checked(description: dict[str, Any]) -> dict[str, Any]:
     for blocks in description.get("rows", {}).values():
         for block in blocks:
             if block["file"] not in names:
-                raise ValueError(f"it names {block['file']!r}, which is no file of the model")
+                raise ValueError(f"it names {block['file']!r}, which is not a file of the model")
     require_names(*(description.get(key) for key in ("version", "workflow_version", "refit_of")))
     return description
 
@@ -129,7 +129,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file as it was written.
+    """The recorded length and checksums of a file.
 
     Attributes:
         name: its name in its folder.
@@ -179,7 +179,7 @@ _compared: dict[str, tuple[ModelFile, int, int]] = {}
 
 
 def damage_once(folder: str, entry: ModelFile) -> str | None:
-    """Does the same as `damage`, but reads a file only if it was not compared before.
+    """Returns the same as `damage`, but reads a file only if this process has not compared it before.
 
     A process compares a file once. Of all Python workers of a Spark application on one machine, one reads the
     file, and the others wait for the result.
@@ -204,7 +204,7 @@ def damage_once(folder: str, entry: ModelFile) -> str | None:
 
 
 def _marker(identity: list[Any]) -> Path | None:
-    """Returns the path of an empty file which says that a file was compared; None outside Spark's workers.
+    """Returns the path of an empty file that marks a file as compared; None outside Spark's workers.
 
     It is in Spark's local directory of this machine, which is deleted when the application ends.
     """
@@ -226,8 +226,8 @@ def _state_of(path: str) -> tuple[int, int] | None:
 def weights_digest(description: Mapping[str, Any]) -> str | None:
     """Returns a digest of the bytes of all files with weights, as 64 hex digits.
 
-    It does not depend on the names of the files, which differ if a model is trained again. Returns None if
-    the files have no SHA-256, because an earlier release wrote the model.
+    The digest does not depend on the names of the files, which differ if a model is trained again. Returns
+    None if the files have no SHA-256, because an earlier release wrote the model.
     """
     names = set(description.get("weights", ()))
     digests = [entry.sha256 for entry in entries_of(description) if entry.name in names]

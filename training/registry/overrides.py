@@ -1,4 +1,4 @@
-"""Overrides: manual changes of the champion by rollback, pin and release, and what they forbid.
+"""Overrides: manual changes of the champion by rollback, pin and release, and forbidden promotions.
 
 Each override is stored as a dated record. Repeating an override has no effect.
 """
@@ -24,7 +24,7 @@ from training.registry.champion_history import (
 from training.registry.model_json import is_complete, is_described, read_description
 
 _MIN_PREFIX_LENGTH = 4
-_WAIT_S = 60.0  # for other changes of the same date, which take a second
+_WAIT_S = 60.0  # limit of the wait for other changes of the same date
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _alone(
     Then updates the aliases of the tracking server.
 
     Raises:
-        InfrastructureError: another process has changed them for a minute.
+        InfrastructureError: another process has been changing the overrides of the date for a minute.
     """
     with lease(lake, request.run_date, "champion", name, _WAIT_S):
         override = change(lake, name, request)
@@ -185,7 +185,7 @@ def _full_version(prefix: str, candidates: list[str], what: str) -> str:
     if prefix in matches:
         return prefix
     if len(matches) != 1:
-        problem = f"{prefix!r} may be any of {matches}" if matches else f"{prefix!r} is none of the {what}"
+        problem = f"{prefix!r} matches all of {matches}" if matches else f"{prefix!r} is none of the {what}"
         listed = ", ".join(dict.fromkeys(candidates)) or "none"
         raise DataError(
             problem,

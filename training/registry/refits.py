@@ -4,8 +4,8 @@
     models/<name>/refits/dt=<run date>.json     the refit of the model that was promoted on the run date
 
 The gate, warm starts and overrides use only the models in `models/<name>`, which were trained on the train
-split. A refit has no decisions of its own: it serves whenever the model that it refits is champion. The
-record is written after the refit is complete, so a job that was killed leaves the earlier state.
+split. No decisions are made about refits: a refit serves whenever the model that it refits is champion. The
+record is written after the refit is complete, so a killed job leaves the earlier state.
 """
 
 from __future__ import annotations

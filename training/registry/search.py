@@ -1,12 +1,12 @@
 """A search of settings with Optuna: proposals, the rule by which trials are pruned, and pruned trainings.
 
-A search has no store of its own. A rerun asks for the same proposals in the same order. It reads the results
-of finished trials from the lake instead of training them again: from `model.json`, or from `pruned.json`.
+A search stores no state. A rerun computes the same proposals in the same order. It reads the results of
+finished trials from the lake instead of training them again: from `model.json`, or from `pruned.json`.
 
     models/<name>-experiments/<version>/pruned.json    the history of a training that was pruned
 
-The proposals depend only on the space, the seed and the results, so they are those of a search that was never
-interrupted.
+The proposals depend only on the space, the seed and the results. So a rerun and a search without an
+interruption have the same proposals.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ PRUNED_JSON = "pruned.json"
 _RANDOM_TRIALS = 10
 _COMPLETE_TRIALS = 5
 _PARTS_OF_EPOCH = 1000
-_SEEDS = 2**32  # of Optuna's random numbers
+_SEEDS = 2**32  # number of seeds of Optuna's random numbers
 
 
 @dataclass(frozen=True)
 class PruningRule:
-    """When a training is pruned, that is, ended early because its evaluations are worse than those of others.
+    """The rule for pruning: it ends a training early if other trainings have better evaluations.
 
-    It is pruned after an evaluation if its best value so far is worse than the limit of this position. The
-    rule depends only on the history of a training. So all ranks and resumed trainings decide the same.
+    A training is pruned after an evaluation if its best value so far is worse than the limit of this
+    position. The rule depends only on the history of a training. So all ranks and resumed trainings decide
+    the same.
 
     Attributes:
         measure: the measure on the validation split.
@@ -55,7 +56,7 @@ class PruningRule:
             history: the entries, ascending by step. An entry with an evaluation has the measures by name
                 under the key `validation`. Evaluations in which the measure is undefined are ignored.
             steps_per_epoch: number of global batches in an epoch.
-            end: the last step of the training. An evaluation there is that of a complete training.
+            end: the last step of the training. A training with an evaluation at this step is complete.
         """
         best = None
         for entry in history:
@@ -80,7 +81,7 @@ class Proposals:
 
     Args:
         search: the section `search`.
-        choose_by: the measure on the validation split that is searched for.
+        choose_by: the measure on the validation split that the search optimizes.
         seed: the seed of the proposals.
     """
 
@@ -96,7 +97,7 @@ class Proposals:
         )
         self._measure = choose_by
         self._space = search.space
-        # Sorted, so that the order of keys in the file has no influence.
+        # The keys are sorted, so that their order in the file has no influence.
         self._distributions = {key: _distribution(search.space[key]) for key in sorted(search.space)}
         self._trial: Trial | None = None
 
@@ -126,8 +127,8 @@ class Proposals:
     def pruning_rule(self) -> PruningRule | None:
         """Returns the rule for the next training; None while fewer than five trials are complete.
 
-        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class decides
-        while it has the trials; ranks have only these limits.
+        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class needs all
+        trials to decide, but ranks have only these limits.
         """
         from optuna.trial import TrialState
 
@@ -144,7 +145,7 @@ class Proposals:
 
 
 def _distribution(values: SearchedValues) -> BaseDistribution:
-    """Returns Optuna's type of a searched setting. Choices are searched by their index."""
+    """Returns Optuna's distribution of a searched setting. Choices are searched by their index."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if values.choices is not None:
@@ -160,7 +161,7 @@ def _value(values: SearchedValues, proposed: Any) -> Any:
 
 
 def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
-    """Maps the position of each evaluation to its value; of evaluations at one position, the first counts."""
+    """Maps the position of each evaluation to its value. If a position repeats, its first value is used."""
     measured: dict[int, float] = {}
     for evaluation in outcome.curve:
         value = evaluation.measures[measure]
@@ -173,7 +174,7 @@ def _measured(outcome: TrainingOutcome, measure: str) -> dict[int, float]:
 
 
 def write_pruned(path: str, record: Mapping[str, Any]) -> None:
-    """Writes the record of a pruned training: the entries of model.json that exist without a model.
+    """Writes the record of a pruned training: the entries of model.json that do not need a model.
 
     Args:
         path: the folder of the model.
@@ -205,7 +206,7 @@ def finished_training(
     """Returns the outcome of a training that need not be repeated; None if there is none.
 
     A search with another rule may have pruned the same training earlier than `rule` does. Then the record
-    says nothing about the rest of the training, and the result is None.
+    does not contain the rest of the training, and the result is None.
 
     Args:
         path: the folder of the model.
@@ -226,8 +227,8 @@ def outcome_of(
 ) -> TrainingOutcome:
     """Returns the outcome of a training from its model.json, or from the record of a pruned training.
 
-    A complete model whose training `rule` would have pruned is a pruned trial. So the result of a search does
-    not depend on what other comparisons trained.
+    A complete model whose training `rule` would have pruned counts as a pruned trial. So the result of a
+    search does not depend on the trainings of other comparisons.
 
     Args:
         description: the file's content. The record of a pruned training has no metrics.

@@ -66,7 +66,7 @@ class ServedExperiment:
 
     @property
     def digest(self) -> str:
-        """Returns a digest of everything in the settings that decides which user gets which model."""
+        """Returns a digest of all settings that decide which user gets which model."""
         settings = self.settings
         return digest_of([settings.name, settings.salted_prefix, settings.share, self.version])
 

@@ -124,7 +124,7 @@ def version_of(
 def code_version() -> str:
     """Returns a digest of the source files of all packages that influence a trained model.
 
-    They are read once, because this process goes on with the code that it has imported.
+    The files are read once, because this process continues with the code that it has imported.
     """
     package = __name__.rsplit(".", 2)[0]  # `training`, which has another name in the wheel of nightrank
     root: Any = files(package)  # a Path, or a zipfile.Path if the packages were shipped as a zip

@@ -1,9 +1,9 @@
 """Decides from which model a training starts, and on which days it trains.
 
 A warm-started training starts from the weights of an earlier model, its parent. The parent and the parent's
-own ancestors are the ancestors of the new model. If embeddings were trained on the same rows twice, they
-would overfit, and the model would get worse with every run. A warm-started training therefore uses only those
-days of its train split on which none of its ancestors was trained.
+ancestors are the ancestors of the new model. If embeddings were trained on the same rows twice, they would
+overfit, and the model would get worse with every run. A warm-started training therefore uses only days of its
+train split on which no ancestor was trained.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def model_sections() -> dict[str, type[Strict]]:
 
 
 def models_adapter() -> TypeAdapter[Any]:
-    """Returns what reads a section `model` by the key `architecture`."""
+    """Returns the parser of a section `model`. The key `architecture` selects the type."""
     members: list[Any] = list(model_sections().values())
     union: Any = Annotated[reduce(or_, members), Field(discriminator="architecture")]
     return TypeAdapter(union)

@@ -43,7 +43,7 @@ def complete(config: ModelConfig) -> ModelConfig:
 
 
 def read_settings(config: ModelConfig) -> Strict:
-    """Returns a model's settings as its architecture's `Settings`. Raises the same errors as `complete`."""
+    """Returns a model's settings as an object of the class `Settings`. Raises the errors of `complete`."""
     settings = _find(config.architecture).settings(Strict)
     return read_section(
         section_of(config.architecture, settings),

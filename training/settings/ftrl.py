@@ -15,9 +15,9 @@ _NotNegative = Annotated[float, Field(ge=0)]
 class FtrlSettings(Strict):
     """FTRL-Proximal (McMahan et al. 2013, algorithm 1).
 
-    The paper recommends `beta` 1 for gradients of single examples. Here the gradients are those of a batch's
-    mean loss, in which each example's gradient is divided by the batch size. `beta` should be smaller by the
-    same factor.
+    The paper recommends `beta` 1 for gradients of single examples. Here the gradient is computed from a
+    batch's mean loss, in which each example's gradient is divided by the batch size. `beta` should be smaller
+    by the same factor.
     """
 
     learning_rate: _Positive = Field(default=0.1, description="Learning rate, α in the paper.")

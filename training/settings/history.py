@@ -10,13 +10,14 @@ from training.settings.field_types import Features
 
 
 class HistorySettings(Strict):
-    """The features that hold the item of a row and the user's history."""
+    """The features that contain the item of a row and the user's history."""
 
     item: str | None = Field(
         default=None,
-        description="Name of the feature with the id of the item, of kind categorical. Null: the feature "
-        "that is computed only from the column `keys.item`. In a training on a frame, which has no keys, "
-        "the feature with the vocabulary of the history. The job fails if there are several.",
+        description="Name of the feature with the id of the item, of kind categorical. Null means the "
+        "feature that is computed only from the column `keys.item`. A training on a frame has no keys; "
+        "there, null means the feature with the vocabulary of the history. The job fails if there are "
+        "several.",
     )
     history: str = Field(
         default="history",
@@ -27,7 +28,7 @@ class HistorySettings(Strict):
 
 
 def item_of(settings: HistorySettings, features: Features) -> str:
-    """Returns the name of the item's feature, which `model.item` names or `features.items` has.
+    """Returns the name of the item's feature: `model.item`, or the only feature in `features.items`.
 
     Raises:
         ConfigError: `model.item` is null, and not exactly one feature has the ids of items.

@@ -10,13 +10,13 @@ from conf.errors import ConfigError
 def require_no_pair_features(names: Sequence[str]) -> None:
     """Raises ConfigError if a feature may depend on user and item.
 
-    The features of a drawn pair of user and item are those of the user's row and of the item. A feature that
-    depends on both would have to be computed for the pair.
+    A drawn pair of user and item has the user's features from the row, and the drawn item's features. A
+    feature that depends on both would have to be computed for the pair.
     """
     if names:
         raise ConfigError(
             f"train.negatives draws items, but these features may differ for every pair of user and item: "
-            f"{list(names)}. They are in none of scopes.user, scopes.item and scopes.context",
-            "add each of them to one of these lists if it depends only on that, remove it from `features`, "
-            "or remove train.negatives",
+            f"{list(names)}. They are not in scopes.user, scopes.item or scopes.context",
+            "add each of them to one of these lists if it depends only on the user, the item or the context; "
+            "otherwise remove it from `features`, or remove train.negatives",
         )

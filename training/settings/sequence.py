@@ -13,7 +13,7 @@ from training.settings.history import HistorySettings, check_history
 
 
 class SequenceSettings(HistorySettings):
-    """The features that hold items and histories, and the size of the network over a history."""
+    """The features that contain items and histories, and the size of the network over a history."""
 
     embedding_dim: PositiveInt = Field(default=64, description="Width of the vectors of items and users.")
     blocks: PositiveInt = Field(default=2, description="Number of self-attention blocks.")
@@ -44,6 +44,7 @@ def refuse_pairs(architecture: str, pairs: Sequence[str]) -> None:
     if pairs:
         raise ConfigError(
             f"architecture {architecture} cannot use the features {list(pairs)}, which may differ "
-            "for every pair of user and item: none of scopes.user, scopes.item and scopes.context has them",
-            "add each of them to one of these lists if it depends only on that, or remove it from `features`",
+            "for every pair of user and item: they are not in scopes.user, scopes.item or scopes.context",
+            "add each of them to one of these lists if it depends only on the user, the item or the context; "
+            "otherwise remove it from `features`",
         )

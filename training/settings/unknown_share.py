@@ -17,7 +17,7 @@ def require_oov_ids(names: Collection[str], features: Sequence[str]) -> None:
     wrong = sorted(set(names) - set(features))
     if wrong:
         raise ConfigError(
-            f"train.unknown_share names {wrong}, but ids can be replaced only in features that get them from "
-            f"categorify with oov_buckets=1; these are {list(features)}",
+            f"train.unknown_share names {wrong}, but ids can be replaced only in features whose ids come "
+            f"from categorify with oov_buckets=1; these are {list(features)}",
             "name only such features in train.unknown_share",
         )

@@ -33,7 +33,7 @@ def test_the_local_profile_runs_here(tmp_path: Path, capsys: pytest.CaptureFixtu
     code = main(["--profile", "local", "--lake", str(tmp_path / "lake")])
     printed = " ".join(capsys.readouterr().out.split())
     assert "ok Java" in printed
-    assert "a file is created by one of two writers" in printed
+    assert "only one of two writers can create a file" in printed
     assert code == (1 if "FIX" in printed else 0)
     assert list((tmp_path / "lake").iterdir()) == []
 

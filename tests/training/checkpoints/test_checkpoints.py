@@ -230,7 +230,7 @@ def test_ranks_that_do_not_share_the_folder_are_told(tmp_path: Path, monkeypatch
                 opened.wait()
         return str(caught.value)
 
-    assert all("does not find the files that ranks [1] wrote to" in message for message in on_ranks(2, body))
+    assert all("cannot find the files that ranks [1] wrote to" in message for message in on_ranks(2, body))
 
 
 def test_leaving_after_an_error_completes_what_was_begun(tmp_path: Path) -> None:
