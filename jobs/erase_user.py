@@ -34,7 +34,7 @@ def erase(context: RunContext, arguments: argparse.Namespace) -> JobSummary:
 
 
 def _ids(named: list[str], file: Path | None) -> list[str]:
-    """Returns the ids of --user and of the lines of --users-file, each once.
+    """Returns the distinct ids of --user and of the lines of --users-file.
 
     Raises:
         ConfigError: there is no id, or the file cannot be read.
@@ -42,7 +42,7 @@ def _ids(named: list[str], file: Path | None) -> list[str]:
     lines: list[str] = []
     if file is not None:
         try:
-            # Only line feeds end a line: ids may contain other separators of lines, such as U+2028.
+            # Only line feeds end a line. Ids may contain other line separators, such as U+2028.
             text = file.read_bytes().decode("utf-8-sig")
             lines = [line.removesuffix("\r") for line in text.split("\n")]
         except (OSError, UnicodeDecodeError) as error:
@@ -63,9 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="ID",
-        help="ids of the users, as they are in the log; --user=ID for an id that begins with a dash",
+        help="ids of the users, as they are in the log; use --user=ID for an id that begins with a dash",
     )
-    parser.add_argument("--users-file", type=Path, metavar="FILE", help="text file with one id a line")
+    parser.add_argument("--users-file", type=Path, metavar="FILE", help="text file with one id per line")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be removed; nothing is changed"
     )

@@ -18,7 +18,7 @@ def run(context: RunContext, action: Action | None, request: OverrideRequest) ->
         The history as text for a terminal, and the summary.
 
     Raises:
-        ConfigError, DataError: the override is refused.
+        ConfigError, DataError: the override is not allowed.
     """
     lake, name = context.lake, context.config.name
     override = _apply(context, action, request)

@@ -1,7 +1,7 @@
 """The run record: one row of the table `runs` for each attempt of a job.
 
 Each row is a file in the folder `runs/dt=…`, with one line of JSON. The file is written atomically, has a
-unique name, and is never replaced. So simultaneous runs need no lock, and a reader never sees half a row. A
+unique name, and is never replaced. So simultaneous runs need no lock, and readers see only complete rows. A
 retry adds a row. A killed job writes no row; if it was a stage of `nightly`, that job writes the row. Any
 reader of JSON lines can read the folder `runs` as a table.
 """
@@ -23,7 +23,7 @@ from storage.paths import LakePaths
 
 log = logging.getLogger("nightrank.watch")
 
-NO_REMEDY = "read the job's log"  # the remedy of an error that has none of its own
+NO_REMEDY = "read the job's log"  # the remedy of an error without a specific remedy
 _READERS = 16  # threads, because on an object store each file costs a round trip
 
 

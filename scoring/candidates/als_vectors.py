@@ -2,7 +2,8 @@
 
 MLlib solves the normal equations of one user or item at a time; here torch solves them in batches. The
 initial vectors are those of MLlib (mllib_random.py). As in MLlib, the normal equations are in float64, and
-vectors are stored as float32 between the iterations. So the results differ by rounding errors only.
+vectors are stored as float32 between the iterations. So the results differ from MLlib's only by rounding
+errors.
 
 c_ui is alpha times the number of clicks of user u on item i, and 1 + c_ui is the confidence of these clicks.
 Y are the item vectors, and n_u is the number of items that user u clicked. The vector of user u solves (Y.
@@ -26,7 +27,7 @@ from conf.errors import DataError
 from scoring.candidates.mllib_random import first_vectors
 from scoring.candidates.parameters import AlsParameters
 
-# Elements of the arrays that a batch of normal equations needs: 64 MiB each.
+# Maximum number of elements of each array of a batch of normal equations: 64 MiB.
 _BATCH_ELEMENTS = 1 << 23
 
 Vectors = NDArray[np.float32]
@@ -34,12 +35,12 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class _Side:
-    """The clicks of all users by item, or of all items by user, as R rows that refer to the other side.
+    """A sparse matrix of clicks with R rows: users by items, or items by users.
 
     Attributes:
         starts: (R + 1,) int64, the index of the first click of each row.
-        others: (C,) int64, the row of the other side.
-        clicks: (C,) float64.
+        others: (C,) int64, the item number (or user number) of each click.
+        clicks: (C,) float64, the number of clicks, or the sum of their weights.
     """
 
     starts: Tensor
@@ -48,7 +49,7 @@ class _Side:
 
     @staticmethod
     def of(rows: NDArray[np.int64], others: NDArray[np.int64], clicks: NDArray[np.float32]) -> _Side:
-        """Builds the side from C pairs. `rows` has the row of each pair, numbered from 0 without gaps."""
+        """Builds the matrix from C pairs. `rows` has the row of each pair, numbered from 0 without gaps."""
         order = np.lexsort((others, rows))
         lengths = np.bincount(rows)
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -69,8 +70,8 @@ def fit_vectors(
     """Returns the vectors of all users and of all items.
 
     Args:
-        users: (C,) the number of the user of each pair, from 0 without gaps.
-        items: (C,) the number of the item of each pair, from 0 without gaps. Pairs are distinct.
+        users: (C,) the user number of each pair. Users are numbered from 0 without gaps.
+        items: (C,) the item number of each pair. Items are numbered from 0 without gaps. Pairs are distinct.
         clicks: (C,) the number of clicks, or the sum of their weights.
         config: the settings of the source.
         blocks: number of blocks over which MLlib distributes users.
@@ -89,7 +90,7 @@ def fit_vectors(
 
 @torch.inference_mode()
 def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
-    """Returns the vectors of a side, (R, k) float32, from the vectors of the other side."""
+    """Solves for the vectors of all rows, (R, k) float32, given the vectors of the columns."""
     factors = of_others.double()  # (O, k)
     gram = factors.T @ factors
     solved = torch.empty((len(side.starts) - 1, config.rank))
@@ -126,9 +127,9 @@ def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
 
 
 def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
-    """Yields batches of rows, each with the number of clicks of its longest row.
+    """Yields pairs of a batch of rows and the number of clicks of its longest row.
 
-    Rows of a batch have similar numbers of clicks, because shorter rows are padded.
+    Shorter rows are padded, so each batch consists of rows with similar numbers of clicks.
     """
     lengths = (side.starts[1:] - side.starts[:-1]).numpy()
     order = np.argsort(lengths, kind="stable")

@@ -1,10 +1,10 @@
 """Approximate search: finds items with large dot products in the clusters that are nearest to a user.
 
 The centroid of a cluster is the mean of its item vectors. Its dot product with a user's vector is therefore
-the mean dot product of the cluster's items. A user is compared with all centroids, then with the items of the
-`probes` clusters with the largest dot products. This method is the inverted file of the library faiss (Jégou,
-Douze and Schmid 2011, Product Quantization for Nearest Neighbor Search, section IV) without quantization, so
-scores are not rounded.
+the mean dot product of the cluster's items. The search compares a user with all centroids. Then it compares
+the user with the items of the `probes` clusters that have the largest dot products. This method is the
+inverted file of the library faiss (Jégou, Douze and Schmid 2011, Product Quantization for Nearest Neighbor
+Search, section IV) without quantization, so scores are not rounded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 from scoring.candidates.clusters import faiss_threads, load_faiss
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, top_keys
 
-# faiss gives a missing item this number.
+# faiss returns this index in place of a missing item.
 _MISSING = -1
-# The search asks for additional items in place of excluded items: at most this number times n.
+# The search requests up to n times this number of additional items, because excluded items are removed later.
 _MOST_SPARE = 4
 # For fewer users than this, faiss computes each dot product alone. For more users, it uses a matrix product,
 # whose last bits depend on the number of users.
@@ -64,7 +64,7 @@ class ApproximateSearch:
         index = faiss.IndexIVFFlat(coarse, vectors.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
         index.is_trained = True
         index.nprobe = min(probes, len(centroids))
-        # faiss reads these arrays while add_core runs, so they must have names.
+        # faiss reads these arrays through pointers while add_core runs. The variables keep them alive.
         rows, places, lists = (
             np.ascontiguousarray(vectors),
             np.arange(len(vectors)),
@@ -76,8 +76,8 @@ class ApproximateSearch:
     def best(self, vectors: Tensor, excluded: tuple[Tensor, Tensor], n: int) -> Tensor:
         """Returns the ranking keys of up to n items of each user, (U, n) int64, as TopItems.best does.
 
-        The search asks for more than n items, because excluded items are removed from the result.
-        If fewer than n items are left for a user, NO_CANDIDATE fills the end of the row.
+        The search requests more than n items, because excluded items are removed from the result. If fewer
+        than n items are left for a user, NO_CANDIDATE fills the end of the row.
 
         Args:
             vectors: (U, E) finite float32 user vectors on the CPU.

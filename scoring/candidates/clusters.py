@@ -1,7 +1,7 @@
 """Divides item vectors into clusters by k-means, for approximate search (approximate.py).
 
-The library faiss computes the clusters in one thread and with fixed seeds, so that the same vectors on the
-same kind of processor always give the same clusters.
+The library faiss computes the clusters in one thread with fixed seeds. So the same vectors give the same
+clusters on processors of the same kind.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from storage.parquet_files import concat_parts
 
 CLUSTERED = pa.schema([(ITEM_INDEX, pa.int32()), (CLUSTER, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
-# There are about this number times √items clusters. With more clusters, a search finds more items in the same
-# time, but k-means takes longer (benchmarks/retrieval.py).
+# The number of clusters is about this factor times √items. With more clusters, a search of the same duration
+# misses fewer of the nearest items, but k-means takes longer (benchmarks/retrieval.py).
 _CLUSTERS_PER_ROOT = 2
 _ITERATIONS = 10
 # k-means uses at most this number of items per cluster, drawn at random.
@@ -52,12 +52,12 @@ def clusters_of(vectors: NDArray[np.float32]) -> NDArray[np.int32]:
             number_of_clusters(len(vectors)),
             niter=_ITERATIONS,
             seed=_SEED,
-            min_points_per_centroid=1,  # fewer items only cause a warning
+            min_points_per_centroid=1,  # with fewer items per cluster, faiss only warns
             max_points_per_centroid=_SAMPLE_PER_CLUSTER,
         )
         means.train(vectors)
         _, nearest = faiss.knn(vectors, means.centroids, 1)
-    _, numbered = np.unique(nearest[:, 0], return_inverse=True)  # a cluster may have no item
+    _, numbered = np.unique(nearest[:, 0], return_inverse=True)  # clusters without items are dropped
     return numbered.astype(np.int32)
 
 

@@ -1,12 +1,12 @@
 """The source `ease`: proposes items that an item-to-item linear model predicts from the user's clicked items.
 
-ease_weights.py has the model and its source. Spark counts, for each pair of items, the users who clicked both
-(the Gram matrix); item_pairs.py counts them for a table. One task, or this process, inverts this matrix and
-returns the weights B, which are published as a table. A user's score of item j is the sum of B_ij over all
-items i that the user clicked.
+ease_weights.py describes the model and cites its publication. For each pair of items, Spark counts the users
+who clicked both items (the Gram matrix). For Arrow tables, item_pairs.py counts them. One task, or this
+process, inverts this matrix and returns the weights B, which are published as a table. A user's score of item
+j is the sum of B_ij over all items i that the user clicked.
 
-Counts are integers, and weights are rounded such that scores are exact. Therefore the same log gives the same
-lists, however Spark partitions the rows.
+Counts are integers, and weights are rounded such that scores are exact. Therefore the lists do not depend on
+how Spark partitions the rows.
 """
 
 from __future__ import annotations

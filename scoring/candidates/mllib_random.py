@@ -1,11 +1,11 @@
-"""The random numbers with which Spark MLlib starts ALS, computed in NumPy.
+"""Computes the random initial vectors of Spark MLlib's ALS in NumPy.
 
-MLlib draws the first vectors of users with a generator of Spark, XORShiftRandom: a xorshift generator of 64
-bits (G. Marsaglia, Xorshift RNGs, JSS 8(14), 2003) whose seed is a MurmurHash3. `normals` draws as
-java.util.Random does: by the polar method of Marsaglia, which rejects some pairs of numbers.
+MLlib draws the initial user vectors with Spark's generator XORShiftRandom: a xorshift generator of 64 bits
+(G. Marsaglia, Xorshift RNGs, JSS 8(14), 2003) whose seed is a MurmurHash3. As java.util.Random does,
+`normals` uses the polar method of Marsaglia, which rejects some pairs of numbers.
 
-One step of the generator is linear over bits. So a jump of any number of steps is a table of 8 times 256
-numbers. All states of a stream are computed in arrays that double in length.
+One step of the generator is linear over bits. So a table of 8 times 256 numbers can represent any number of
+steps. All states of a stream are computed in arrays that double in length.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
-_ARRAY_SEED = 0x3C074A61  # of scala.util.hashing.MurmurHash3
-_BYTE_SWAP = 0x9E3775CD9E3775CD  # of scala.util.hashing.byteswap64
-_STEPS = 4  # of the generator for one pair of numbers
-_MOST_PAIRS = 1 << 20  # that are drawn together: 32 MiB of states
+_ARRAY_SEED = 0x3C074A61  # seed that scala.util.hashing.MurmurHash3 uses for arrays
+_BYTE_SWAP = 0x9E3775CD9E3775CD  # multiplier of scala.util.hashing.byteswap64
+_STEPS = 4  # steps of the generator that draw one pair of uniform numbers
+_MOST_PAIRS = 1 << 20  # pairs that are drawn together: 32 MiB of states
 
 Words = NDArray[np.uint64]
 
 
 def first_vectors(numbers: int, blocks: int, rank: int, seed: int) -> NDArray[np.float32]:
-    """Returns the vectors of length 1 with which MLlib's implicit ALS starts, (numbers, rank).
+    """Returns the initial vectors of MLlib's implicit ALS, (numbers, rank); their Euclidean norm is 1.
 
     Row r belongs to the user with the number r + 1. MLlib distributes users over blocks by the remainder of
     their number, and draws the vectors of a block in the order of the numbers.
@@ -31,7 +31,7 @@ def first_vectors(numbers: int, blocks: int, rank: int, seed: int) -> NDArray[np
     Args:
         numbers: number of users.
         blocks: number of blocks.
-        rank: length of a vector.
+        rank: number of elements of a vector.
         seed: the seed of ALS.
     """
     of_users = _next_long(seed)
@@ -100,7 +100,7 @@ def _table(matrix: Words) -> Words:
 
 
 def _jump(table: Words, states: Words) -> Words:
-    """Multiplies states by the matrix of a table."""
+    """Multiplies states by the matrix that a table represents."""
     jumped = np.zeros(len(states), np.uint64)
     of_bytes = states.astype("<u8").view(np.uint8).reshape(-1, 8)
     for byte in range(8):

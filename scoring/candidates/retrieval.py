@@ -1,9 +1,9 @@
 """Finds the n items whose vectors have the largest dot products with the user's vector (the nearest items).
 
-Exact search compares every user with every item. The vectors of all items are on the device. The dot
-products of one block of consecutive items are computed at a time (top_items.py). So if there are more items,
-only their vectors need more memory. Approximate search (approximate.py) compares a user with the items of
-some clusters.
+Exact search compares every user with every item. The vectors of all items are on the device. The device
+computes the dot products of one block of consecutive items at a time (top_items.py). So only the memory of
+the vectors grows with the number of items. Approximate search (approximate.py) compares a user with the items
+of some clusters.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _BATCH_ITEMS = 8_192
 
 @dataclass(frozen=True)
 class Retriever:
-    """A model and the vectors of all items, which finds the nearest items of users.
+    """Finds the nearest items of users, with a model and the vectors of all items.
 
     Attributes:
         predictor: the model on its device.
         towers: the same model as `predictor.model`, with the type VectorModel.
         vectors: (N, E) float32 on the device: one vector of length E for each item index.
-        context: the model inputs of the context features of the run, one row on the CPU.
+        context: one row of model inputs, with the run's values of the context features, on the CPU.
         n: number of items to retrieve for a user.
-        max_products: maximum number of dot products that are on the device at the same time.
+        max_products: maximum number of dot products in the device's memory at the same time.
         approximate: the clusters of the items; None for exact search.
     """
 
@@ -64,8 +64,7 @@ class Retriever:
     def retrieve(self, users: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the nearest items of each user, as a batch with the schema LISTED.
 
-        The users keep their order. A list has n items. It has fewer items if fewer than n items are not
-        excluded.
+        The users keep their order. A list has n items, or all items that are not excluded if these are fewer.
 
         Args:
             users: a batch with one row per user: user_key, the user features, and excluded.
@@ -103,7 +102,7 @@ class Retriever:
     ) -> Tensor:
         """Returns the ranking keys of the items that approximate search finds for U users, (U, n).
 
-        Users for whom the search leaves fewer than n items get the items of the exact search.
+        Users with fewer than n items after the search get the items of the exact search.
 
         Raises:
             DataError: the vector of a user is not finite.
@@ -152,7 +151,7 @@ class Retriever:
 
 
 def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever:
-    """Reads the item vectors and their clusters if the request names them, otherwise computes the vectors.
+    """Reads the item vectors and clusters if the request names their files; otherwise computes the vectors.
 
     Args:
         request: names the model, the files of the items, and the files of their clusters.

@@ -41,7 +41,7 @@ def is_approximate(
 ) -> bool:
     """Returns whether the source searches approximately.
 
-    With search=auto and device=auto, a task finds out whether the workers have GPUs.
+    With search=auto and device=auto, a task determines whether the workers have GPUs.
 
     Args:
         spark: the session; None if this process searches.
@@ -60,7 +60,7 @@ def is_approximate(
 
 
 def _computes_on_cpu(spark: SparkSession | None, device: DeviceKind) -> bool:
-    """Returns whether the workers search on a CPU. With device=auto, a task finds it out."""
+    """Returns whether the workers search on a CPU. With device=auto, a task determines the device."""
     if device == "cpu":
         return True
     if device == "cuda":
@@ -116,7 +116,7 @@ def retrieved_items(users: Rows, features: Sequence[str], request: RetrievalRequ
         users: rows with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null
             excludes nothing.
         features: names of the features of the model that have scope `user`.
-        request: names the model and the files of the items, and has the number n.
+        request: names the model and the files of the items, and contains the number n.
 
     Raises (in the workers, when a frame is evaluated):
         DataError: a dot product is NaN, a vector is not finite (approximate search), or an index in

@@ -18,7 +18,7 @@ from storage.manifest import Manifest, data_files
 from storage.paths import Partition
 from storage.run_context import RunContext
 
-# The driver does not read the length of the vectors. Up to this length, the files have the usual size.
+# The driver does not read the length of the vectors. Files of vectors up to this length have the usual size.
 _VECTOR_ELEMENTS = 256
 
 
@@ -28,7 +28,7 @@ class Retrieved:
 
     Attributes:
         lists: rows with the columns user_key, candidates and scores, one row per user.
-        search: how the items were searched.
+        search: the kind of search: exact or approximate.
     """
 
     lists: Rows
@@ -48,7 +48,7 @@ def retrieve(
 ) -> Retrieved | None:
     """Returns the candidates of the source `retrieval`; None if this source is not configured.
 
-    For approximate search, the clusters of the items are computed and published before the function returns.
+    For approximate search, the function computes and publishes the clusters of the items before it returns.
 
     Args:
         context: the context of the run.

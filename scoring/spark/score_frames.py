@@ -1,8 +1,8 @@
 """Scoring: computes top-k lists of users, and probabilities of rows, in Spark's workers or in this process.
 
-If the rows are in published partitions, the workers read and write the files themselves (`score_split`). The
-rows of a frame go through Spark as Arrow batches (`score_rows`). A Python worker process loads the model and
-the items only once. Spark never has a table of all (user, item) pairs.
+The workers read the rows of published partitions from files, and write the results to files (`score_split`).
+The rows of a frame go through Spark as Arrow batches (`score_rows`). A Python worker process loads the model
+and the items only once. Spark never has a table of all (user, item) pairs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 Batches = Iterable[pa.RecordBatch]
 
-# Numbers of users and of rows that a thread of this process scores together. A GPU scores the candidates of
-# few users faster than the host prepares them, so it gets more.
+# Numbers of users and of rows that a thread of this process scores together. A GPU gets more users, because
+# it scores a small batch faster than the host prepares it.
 _USERS_PER_BATCH, _ROWS_PER_BATCH = 500, 10_000
 _USERS_PER_GPU_BATCH = 10_000
 
@@ -140,7 +140,7 @@ def score_in_batches(
 
 
 def threads_of_process() -> int:
-    """Returns how many threads of this process score at a time: one for each core, or one for a GPU."""
+    """Returns the number of threads of this process that score: one for each core, or one for a GPU."""
     return 1 if _process_has_gpu() else cores_without_jvm() or 1
 
 
@@ -152,7 +152,7 @@ def _process_has_gpu() -> bool:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Lets torch use one CPU thread in each of our threads, and afterwards as many as before."""
+    """Sets torch's number of CPU threads to one in the block, and restores it afterwards."""
     import torch
 
     of_caller = torch.get_num_threads()
@@ -163,7 +163,8 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(of_caller)
 
 
-# With fewer rows, a task on a GPU would take less time than Spark needs to start it.
+# Maximum number of rows of a task on a GPU. A GPU scores much smaller tasks in less time than Spark needs to
+# start them.
 _ROWS_OF_GPU_TASK = 2**26
 
 
@@ -172,9 +173,9 @@ def divide_split(
 ) -> list[tuple[RowGroupRange, ...]]:
     """Divides row groups among tasks for `score_split`.
 
-    On CPUs, a task has about `file_rows` rows at most, because it is one file. A task on a GPU has complete
-    row groups, and up to 2²⁶ rows. In Spark, tasks run on GPUs if each task has a share of one, or if the
-    device is `cuda`.
+    On CPUs, a task has at most about `file_rows` rows, because it writes one file. A task on a GPU has
+    complete row groups, and up to 2²⁶ rows. In Spark, tasks run on GPUs if Spark assigns a share of a GPU to
+    each task, or if the device is `cuda`.
     """
     if spark is None:
         slots, gpu = threads_of_process(), _process_has_gpu()

@@ -239,7 +239,7 @@ def test_unfit_data_is_refused(call: Callable[[], object], message: str) -> None
     [
         (lambda: metrics.ndcg([["a"]], [["a"]], k=0), "k=0 is below 1"),
         (lambda: metrics.coverage([["a"]], ["a"], k=0), "k=0 is below 1"),
-        (lambda: metrics.interval(metrics.coverage, [["a"]], ["a"]), "no measure with an interval"),
+        (lambda: metrics.interval(metrics.coverage, [["a"]], ["a"]), "not a measure with an interval"),
         (lambda: metrics.interval(metrics.ndcg, [["a"]], [["a"]], k=1, users=[1]), "`users` is for rows"),
         (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], replicates=0), "replicates=0"),
         (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], confidence=1.0), "confidence=1.0"),

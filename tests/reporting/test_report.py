@@ -160,7 +160,7 @@ def test_lists_that_were_held_back_are_told_with_their_limits(tmp_path: Path) ->
     publish_facts(LakePaths(config.lake).list_changes.partition(RUN_DATE), facts)
     text = Page(build(config, RUN_DATE)[1]).text
     assert (
-        "They were held back : they exceed score.stop.max_churn=0.3; the lists of 2026-01-07 are still"
+        "They were not published : they exceed score.stop.max_churn=0.3; the lists of 2026-01-07 are still"
         in text
     )
 
@@ -345,7 +345,7 @@ def test_users_and_items_that_are_new_to_the_model_are_shown_apart(tmp_path: Pat
 
 def test_what_could_rank_the_lists_is_shown_with_the_choice(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    assert "What could rank these lists" not in Page(build(config, RUN_DATE)[1]).text
+    assert "Possible rankings of these lists" not in Page(build(config, RUN_DATE)[1]).text
     contenders = [
         {"name": name, "hit_rate": 0.1 * place, "ndcg": 0.05 * place}
         for place, name in enumerate(("model", "als", "blend"), 1)

@@ -33,7 +33,7 @@ def render(run: RunFacts, failure: Failure | None = None, served: str | None = N
 
 
 def _failure(run: RunFacts, failure: Failure, served: str | None) -> Html:
-    """Returns an element that says what stopped the run, what to do, and which lists are served now."""
+    """Returns an element with the error that stopped the run, the remedy, and the lists that are served."""
     date = "" if failure.dt == run.run_date else f" for {failure.dt}"
     ended = failure.ended_at.replace("T", " ").removesuffix("Z")
     return tag(
@@ -125,7 +125,7 @@ def _quality(run: RunFacts) -> Html:
             note += f"; normalised entropy {numbers.decimal(entropy)}"
         return _tile("Model AUC", numbers.decimal(auc), note)
     note = (
-        f"{numbers.percent(reached)} of the way from guessing to the best that the log allows, "
+        f"{numbers.percent(reached)} of the way from guessing to the best possible AUC of the log, "
         f"{numbers.decimal(best)}"
     )
     return _tile("Model AUC", numbers.decimal(auc), note, meter=reached)

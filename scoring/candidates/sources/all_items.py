@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Settings(SourceSettings):
-    """The source `all_items`: every item except those excluded for a user.
+    """The source `all_items`: all items except the user's excluded items.
 
     No other source can be combined with `all_items`.
     """

@@ -1,4 +1,4 @@
-"""The business rules. Each file is one rule, and the name of the file is its key in `score.rules`.
+"""The business rules. Each file defines one rule, and the name of the file is its key in `score.rules`.
 
 A package adds a rule by an entry point of the group `nightrank.rules`. The module of a rule contains
 
@@ -13,5 +13,6 @@ A package adds a rule by an entry point of the group `nightrank.rules`. The modu
                                      optional: called before lists are made, with the rows (key, value) of
                                      each attribute; it may log warnings or raise a DataError
 
-Every job reads the settings, so a module imports torch inside of its functions.
+Every job reads the settings, and so imports the modules. To keep this fast, a module imports torch inside its
+functions.
 """
