@@ -17,7 +17,8 @@ from training.registry.overrides import OverrideRequest
 DESCRIPTION = (
     "Shows which model serves on a run date, since when and why, with all decisions of the gate and of "
     "people up to that date. --rollback withdraws the champion: from the run date on, the previous "
-    "champion serves again. --pin lets one version serve until --release, whatever the gate decides. The "
+    "champion serves again. --pin lets one version serve until --release, regardless of the gate's "
+    "decisions. The "
     "history records who made each change and why. To repeat a change has no effect. Lists that are "
     "already published do not change: run nightly for the date again."
 )
@@ -58,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
         "--rollback", action="store_true", help="withdraw the champion: the previous champion serves again"
     )
     override.add_argument(
-        "--pin", metavar="VERSION", help="let this version serve until --release, whatever the gate decides"
+        "--pin",
+        metavar="VERSION",
+        help="let this version serve until --release, regardless of the gate's decisions",
     )
     override.add_argument("--release", action="store_true", help="end the pin: the gate decides again")
     parser.add_argument(

@@ -58,7 +58,7 @@ def add_future(parser: argparse.ArgumentParser) -> None:
         "--future",
         action="store_true",
         help="accept a run date later than tomorrow (UTC), such as a date of a generated log; without this "
-        "option, such a date is an error",
+        "option, a later date is an error",
     )
 
 

@@ -17,8 +17,8 @@ DESCRIPTION = (
     "Erases users from the lake and from the sinks: their rows in all tables, their ids in vocabularies, and "
     "old data files. From then on, jobs leave out the rows of these users when they read the raw log of the "
     "run date, of earlier days, or of days that the lake has already read. The raw log and trained models "
-    "are not changed; the record in <lake>/erasures says what remains. No other job may use the lake "
-    "meanwhile. If the job is interrupted, start it again with the same options: it continues."
+    "are not changed; the record in <lake>/erasures says what remains. No other job may use the lake at "
+    "the same time. If the job is interrupted, start it again with the same options: it continues."
 )
 
 
@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be removed; nothing is changed"
     )
-    parser.add_argument("--list", action="store_true", help="print the records of erasures, and erase nobody")
+    parser.add_argument(
+        "--list", action="store_true", help="print the records of erasures, without erasing users"
+    )
     return parser
 
 

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # These imports take a second. They are here, because `--help` does not need them.
+    # These imports take a second. `--help` does not need them, so they are in this function.
     from conf.load import load_config
     from jobs.checks import check_config, check_lists, check_tables, check_training
     from jobs.new_config.configuration import Wishes, new_config

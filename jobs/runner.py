@@ -246,7 +246,7 @@ def _advice(error: Exception) -> str:
     return "if you can remove the cause, such as a full disk, do that first; then run the job again"
 
 
-# Keeps standard output of a job free of everything except its summary.
+# Ensures that standard output of a job contains only its summary.
 #
 # spark-submit merges standard error of the driver's Python into its standard output, and copies both to its
 # own standard output. So programs that read the summary would also get logs, warnings and tracebacks.

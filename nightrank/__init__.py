@@ -75,7 +75,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used. Python calls this function."""
+    """Imports a public name when it is first used (PEP 562)."""
     if name == "metrics":
         return import_module("nightrank.metrics")
     if name not in _MODULES:

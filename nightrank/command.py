@@ -1,8 +1,8 @@
 """The command `nightrank`: starts the jobs, from any folder, in the environment of the project.
 
 Each command is a script of `jobs/` (or the doctor), which gets the arguments unchanged. The jobs need Spark,
-so they run in a checkout, or in the project that `nightrank setup` installs. The package itself needs neither
-Spark nor a checkout.
+so they run in a checkout, or in the project that `nightrank setup` installs. The package itself does not need
+Spark or a checkout.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def install_project(folder: Path | None, python: str) -> int:
         The exit code of the installation.
 
     Raises:
-        ConfigError: this package is part of a checkout, there is no such Python, or the folder contains
-            something else or cannot be written.
+        ConfigError: this package is part of a checkout, the Python program does not exist, or the folder
+            contains other files or cannot be written.
     """
     if not _ARCHIVE.is_file():
         raise ConfigError(

@@ -146,7 +146,7 @@ class Training:
 
     @property
     def recipe(self) -> Recipe:
-        """Returns the defaults of the architecture. Raises ConfigError if there is no such architecture."""
+        """Returns the defaults of the architecture. Raises ConfigError if the architecture does not exist."""
         if self.model not in known_architectures():
             raise ConfigError(
                 f"model={self.model!r} is not an architecture", f"choose from {sorted(known_architectures())}"

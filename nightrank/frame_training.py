@@ -50,8 +50,8 @@ def train(
             YAML file. For models over histories, the default of the setting `item` is the feature with the
             vocabulary of the history.
         train: the section `train`. Settings for ranks, a lake, negatives and baselines are refused.
-        validation: raw rows that the model is measured on, at the end of each epoch or every
-            `evaluate_every_steps` steps; see `Model.metrics`. The training may end early (`stop_at`).
+        validation: raw rows for measuring the model at the end of each epoch, or every `evaluate_every_steps`
+            steps; see `Model.metrics`. The training may end early (`stop_at`).
         label: the column with the label, 0 or 1; None for the label of the workflow.
 
     Raises:
@@ -249,7 +249,7 @@ def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) 
         wrong.append(f"train.loss={train.loss_name} ({_NO_KEYS})")
     if wrong:
         raise ConfigError(
-            f"a training on a frame does not have the settings {', '.join(wrong)}",
+            f"a training on a frame does not support the settings {', '.join(wrong)}",
             "remove them, or train in a lake with train_model",
         )
     unmeasured = [f"train.{name}" for name in _MEASURED if getattr(train, name)]

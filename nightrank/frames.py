@@ -194,7 +194,7 @@ def _is_series(values: object, library: str) -> bool:
 def _present(wanted: Sequence[str], names: Sequence[object]) -> list[str]:
     """Returns the wanted names that are in `names`.
 
-    Raises ConfigError if `names` contains one of them twice.
+    Raises ConfigError if `names` contains a wanted name twice.
     """
     repeated = [name for name in wanted if list(names).count(name) > 1]
     if repeated:

@@ -92,7 +92,7 @@ def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
     """Returns ids as 64-bit integers or as texts.
 
     Raises:
-        DataError: ids are neither integers nor texts, or an id is missing.
+        DataError: ids are not integers or texts, or an id is missing.
     """
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     if pa.types.is_dictionary(values.type):

@@ -6,10 +6,10 @@
     metrics.ndcg([["i3", "i1"], ["i2", "i3"]], [["i1"], ["i3"]], k=2)     # of lists, one per user
     metrics.interval(metrics.auc, labels, probabilities, users=users)     # a bootstrap over users
 
-Measures of rows get one label and one score per row. Measures of lists get one list of item ids per user, the
-best item first, and the items that are relevant to the same users, such as those that they clicked after the
-lists were made. Ids are integers or texts. Users without a relevant item are left out of the mean. Arguments
-may be lists, NumPy arrays or columns of pandas.
+The arguments of measures of rows are one label and one score per row. The arguments of measures of lists are
+one list of item ids per user, best item first, and the relevant items of these users, such as items that they
+clicked after the lists were made. Ids are integers or texts. Users without a relevant item are left out of
+the mean. Arguments may be lists, NumPy arrays or columns of pandas.
 
 All errors are subclasses of `nightrank.NightrankError`.
 """

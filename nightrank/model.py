@@ -128,7 +128,7 @@ class Model:
 
         Raises:
             ConfigError: the folder has several models.
-            DataError: there is no such model, or its model.json is damaged.
+            DataError: the model does not exist, or its model.json is damaged.
             InfrastructureError: the storage cannot be read.
         """
         lake = lake_at(folder)
@@ -170,8 +170,8 @@ class Model:
         """Returns the metrics of the validation rows during and after the training, oldest first.
 
         Each entry has `epoch` (from 1), `step`, `auc`, `log_loss` and `normalized_entropy`. A metric is None
-        if all validation rows have the same label. Metrics of probabilities are None if the loss gives no
-        probabilities. Without validation rows, there is no entry.
+        if all validation rows have the same label. Metrics of probabilities are None if the model does not
+        predict probabilities. Without validation rows, there is no entry.
         """
         return validation_metrics(self._info.description)
 
@@ -250,7 +250,7 @@ class Model:
             The content of export.json.
 
         Raises:
-            ConfigError: the folder exists or is not a local path, there is no such format, a package is not
+            ConfigError: the folder exists or is not a local path, a format does not exist, a package is not
                 installed, or there is no C++ compiler for compiled programs.
             InfrastructureError: the folder cannot be written, or a program differs too much from the
                 model.
@@ -326,7 +326,7 @@ class Model:
             `user_ids`. An id that occurs twice has one list. A user without candidates has no row.
 
         Raises:
-            ConfigError: a context value is missing, a feature depends on user and item together, `k` is no
+            ConfigError: a context value is missing, a feature depends on user and item together, `k` is not a
                 positive integer, `user_ids` is one text, or the model has no run date.
             DataError: a user is unknown, the run date has no candidates, or they were made with another
                 workflow than the model.
@@ -362,7 +362,7 @@ class Model:
             `ax.figure.savefig`.
 
         Raises:
-            ConfigError: matplotlib is not installed, or `ax` are no Axes.
+            ConfigError: matplotlib is not installed, or `ax` is not an Axes.
             DataError: the model has no history.
         """
         plots.require_axes(ax)
@@ -390,7 +390,7 @@ class Model:
 
         Raises:
             ConfigError: the scores of the model are not probabilities; or matplotlib is not installed, `ax`
-                are no Axes, or see `score`.
+                is not an Axes, or see `score`.
             DataError: there are no rows, a label is not 0 or 1, or lengths differ; or see `score`.
         """
         if self.description.get("scores") == "ranking":
@@ -559,7 +559,7 @@ Unknown = Literal["raise", "skip"]
 
 
 def require_length(k: int | None) -> None:
-    """Raises ConfigError if `k` is neither None nor a positive integer."""
+    """Raises ConfigError if `k` is not None and not a positive integer."""
     if k is None:
         return
     if not isinstance(k, Integral) or isinstance(k, bool):

@@ -146,7 +146,7 @@ class OnlineReader:
         unknown = [(column, kind) for column, kind in columns if arrow_type(kind) is None]
         if unknown:
             raise DataError(
-                f"{self._address.url} has columns of types that this release does not know: {unknown}",
+                f"{self._address.url} has columns of types that this release does not support: {unknown}",
                 "use the release that delivered the tables, or a newer one",
             )
         return features_of(values, pa.schema([(column, arrow_type(kind)) for column, kind in columns]))

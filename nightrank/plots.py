@@ -267,7 +267,7 @@ def require_axes(ax: object) -> None:
     """Checks the argument `ax` of a plot. Callers do this before they score rows.
 
     Raises:
-        ConfigError: matplotlib is not installed, or `ax` is not None or Axes.
+        ConfigError: matplotlib is not installed, or `ax` is not None and not an Axes.
     """
     if find_spec("matplotlib") is None:
         raise ConfigError(

@@ -56,7 +56,7 @@ def make_config(folder: str, tables: Mapping[str, pa.Table], training: Training)
         training: the settings of the training.
 
     Raises:
-        ConfigError: there is no such architecture, or a setting is wrong.
+        ConfigError: the architecture does not exist, or a setting is wrong.
     """
     recipe, log = training.recipe, tables["interactions"].schema
     has_times, has_labels = TIME in log.names, LABEL in log.names

@@ -142,7 +142,7 @@ def find_model(lake: LakePaths, version: str | None) -> ModelInfo:
 
     Raises:
         ConfigError: the version is None, and there are several models.
-        DataError: there is no such model.
+        DataError: the model does not exist.
     """
     paths = [
         path

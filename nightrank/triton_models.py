@@ -1,6 +1,6 @@
 """Models of Triton's Python backend, which the files model.py of a model repository import (docs/exports.md).
 
-The server's Python needs this package, but neither torch nor Spark. Triton calls a model with several
+The server's Python needs this package. It does not need torch or Spark. Triton calls a model with several
 requests of some rows, and the model returns one response per request. It computes all requests of a call
 together.
 """

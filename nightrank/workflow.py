@@ -217,7 +217,7 @@ class Workflow:
             features: the features to compute; None for all features, in the order of `spec`.
 
         Raises:
-            ConfigError: the workflow has no such feature or is not fitted, or `rows` is not a frame.
+            ConfigError: a feature does not exist, the workflow is not fitted, or `rows` is not a frame.
             DataError: a raw column is missing, or has a value that does not fit its type. The message names
                 the column, the row and the value.
         """
@@ -409,7 +409,7 @@ def _mapping(group: Any) -> dict[str, Any]:
 
 
 def checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
-    """Returns the declared types of raw columns. Raises ConfigError if there is no such type."""
+    """Returns the declared types of raw columns. Raises ConfigError if a type does not exist."""
     if not isinstance(types, Mapping):
         raise ConfigError(f"types is {types!r}, but it must be a mapping", "pass such as {'I1': 'int'}")
     wrong = {name: kind for name, kind in types.items() if kind not in get_args(ColumnType)}
@@ -426,7 +426,7 @@ def find_workflow(lake: LakePaths, version: str | None) -> str:
 
     Raises:
         ConfigError: the version is None, and there are several workflows.
-        DataError: there is no such workflow.
+        DataError: the workflow does not exist.
     """
     versions = saved_versions(lake)
     if not versions:

@@ -1,7 +1,7 @@
 """Defines column names, requests and checks of features that the driver and the workers of scoring share.
 
-A request tells a worker what to compute. This module imports neither Spark nor torch, so a driver that
-imports it does not load torch.
+A request tells a worker what to compute. This module does not import Spark or torch, so a driver that imports
+it does not load torch.
 """
 
 from __future__ import annotations

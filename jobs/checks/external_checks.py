@@ -23,8 +23,8 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
     The tables must exist. Their headers or schemas must have the configured columns, and their first rows
     must have values of the configured types.
 
-    A table with files for each day (`{date}` in its path) may arrive during the run. The stage that reads
-    such a table checks it. The stage also checks tables of Spark's catalogue. `recorder` records the tables
+    A table with files for each day (`{date}` in its path) may arrive during the run. The stage that reads a
+    table of days checks it. The stage also checks tables of Spark's catalogue. `recorder` records the tables
     as inputs of the run.
 
     Raises:

@@ -80,7 +80,7 @@ class Wishes:
         log, users, items: paths of the tables; None for tables that do not exist.
         user, item, time, label: columns of the log by their names in the files; None if they are inferred.
         name: name of the configuration; None for the name of the file.
-        lake: folder of the lake; None for a folder beside the configuration.
+        lake: folder of the lake; None for a folder next to the configuration.
         time_zone: zone of times without an offset.
         k: number of items of a list.
     """
@@ -229,7 +229,7 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
     """Returns the label in the column that `--label` names.
 
     Raises:
-        ConfigError: the column has neither numbers nor a few texts.
+        ConfigError: the column does not contain numbers or only a few texts.
     """
     if column.type != "string":
         label = label_of([column], has_names=True)

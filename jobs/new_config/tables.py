@@ -80,7 +80,7 @@ class NewTable:
         """Returns a column by its name in the files, or in the configuration.
 
         Raises:
-            ConfigError: there is no such column.
+            ConfigError: the column does not exist.
         """
         for column in self.columns:
             if source in (column.sampled.source, column.name):

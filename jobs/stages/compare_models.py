@@ -253,7 +253,7 @@ def _search(
 def _is_over(search: Search, since: float) -> bool:
     """Returns whether the search has reached its time limit, so that no further trial may begin.
 
-    Logs this.
+    Logs a message in this case.
     """
     over = search.timeout is not None and monotonic() - since >= search.timeout
     if over:

@@ -62,19 +62,19 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
         context: the context of the run. From now on, jobs leave out the users' rows of the run date, of
             earlier days, and of all days that the lake has read.
         ids: the ids of the users, as in the log.
-        dry_run: whether nothing is changed.
+        dry_run: whether the function only reports, without changing files.
 
     Returns:
         A text for a terminal, and the summary.
 
     Raises:
         ConfigError: a text is not a possible user id, or the configuration has no section `keys`.
-        DataError: nothing was published in the lake, or a file of it is damaged.
+        DataError: the lake has no published tables, or a file in the lake is damaged.
         InfrastructureError: another job uses the lake at the same time.
     """
     require(context.config, "keys")
     _check(ids)
-    read_settings(context.config.deliver)  # before anything changes
+    read_settings(context.config.deliver)  # checked before files are changed
     lake = context.lake
     _require_tables(lake)
     known = list_or_new(lake)

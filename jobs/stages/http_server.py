@@ -497,7 +497,7 @@ def serve(application: HttpApplication, listener: socket, tls: ssl.SSLContext | 
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="critical",  # wrong input of clients is counted instead of logged
+        log_level="critical",  # invalid requests are counted instead of logged
         access_log=False,
         proxy_headers=False,
         server_header=False,

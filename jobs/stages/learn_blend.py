@@ -25,8 +25,8 @@ log = logging.getLogger("nightrank.learn_blend")
 def run(context: RunContext) -> JobSummary:
     """Measures the contenders on validation clicks, and finally records the best one for the run date.
 
-    If nothing has changed since the blend of the run date was recorded, nothing is computed. Without
-    validation clicks, the record says that the model alone ranks.
+    If the inputs have not changed since the blend of the run date was recorded, the function does nothing.
+    Without validation clicks, the record says that the model alone ranks.
     """
     lake, config = context.lake, context.config
     require(config, "keys")

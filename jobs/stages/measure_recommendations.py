@@ -240,8 +240,8 @@ def candidate_recall(
 ) -> dict[str, Any] | None:
     """Returns the recall of the candidates, in total and by source, for users with rows in the train split.
 
-    The key `cold_users` has the recall for users without such rows. Returns None if the candidates were built
-    by a release that did not record the sources.
+    The key `cold_users` has the recall for users without train rows. Returns None if the candidates were
+    built by a release that did not record the sources.
 
     Raises:
         DataError: candidate_items was replaced after the candidates were built, so item indices do not match.

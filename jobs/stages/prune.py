@@ -30,7 +30,7 @@ def run(context: RunContext, keep_days: int, *, dry_run: bool) -> tuple[str, Job
     Args:
         context: the context of the run.
         keep_days: number of days up to the run date whose dates are kept.
-        dry_run: whether nothing is changed.
+        dry_run: whether the function only reports, without deleting files.
 
     Returns:
         A text for a terminal, and the summary.

@@ -267,7 +267,8 @@ def candidate_users(
 ) -> Rows:
     """Returns the rows of users with their candidates. A frame has enough Spark partitions for all cores.
 
-    The rows are read from the files that the two manifests name, even if the tables are replaced meanwhile.
+    The rows are read from the files that the two manifests name, even if the tables are replaced at the same
+    time.
 
     Args:
         context: the context of the run.

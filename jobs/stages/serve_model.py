@@ -328,7 +328,7 @@ def read_token(path: str) -> str:
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Returns the settings of TLS 1.2 or newer; None if neither file is given.
+    """Returns the settings of TLS 1.2 or newer; None without these files.
 
     Raises:
         ConfigError: only one file is given, or the files are not a certificate with its key.

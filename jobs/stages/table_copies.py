@@ -13,10 +13,11 @@ from storage.run_context import RunContext
 
 
 def copy_tables_of_run(context: RunContext, plan: FeaturePlan, days: Sequence[str] | None = None) -> None:
-    """Copies the changed rows of the configuration's tables of Spark's catalogue, if there are such tables.
+    """Copies the changed rows of the configuration's tables of Spark's catalogue, if it has any.
 
     Args:
-        context: the context of the run. Its Spark session is built if there is such a table.
+        context: the context of the run. Its Spark session is built if the configuration has a table of
+            Spark's catalogue.
         plan: the plan of the configuration.
         days: the days of the tables that are read by day; None for all days that a run of `build_features`
             reads.

@@ -308,7 +308,7 @@ def _measure(lake: LakePaths, run_date: str) -> MeasuredRelevance | None:
 
 
 def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Returns the test figures of the logistic regression baseline; None if no such baseline was trained."""
+    """Returns the test figures of the logistic regression baseline; None if this baseline was not trained."""
     baseline = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
     return baseline.get("test")
 
@@ -488,7 +488,7 @@ def column(path: str, name: str) -> pa.ChunkedArray:
 def rows_where(files: Sequence[str], columns: list[str], condition: pc.Expression) -> list[dict[str, Any]]:
     """Reads the rows that meet a condition.
 
-    A row group is skipped if its statistics show that it contains no such row.
+    A row group is skipped if its statistics show that no row of it meets the condition.
 
     Raises:
         DataError: a file does not exist or is damaged.

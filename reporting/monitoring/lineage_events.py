@@ -19,7 +19,7 @@ class LineageSender:
         transport: the key `watch.openlineage`: the type of the transport and its settings.
 
     Raises:
-        ConfigError: there is no such transport, or it lacks a setting or a package.
+        ConfigError: the transport does not exist, or it lacks a setting or a package.
     """
 
     def __init__(self, transport: Mapping[str, Any]) -> None:

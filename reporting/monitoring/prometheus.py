@@ -38,7 +38,7 @@ METRICS: Mapping[str, str] = {
     "nightrank_rows_out": "Rows the last run published",
     "nightrank_rows_dropped": "Rows the last run left out (label reason)",
     "nightrank_warnings": "Warnings of the last run",
-    "nightrank_core_seconds": "Seconds for which the last run held cores",
+    "nightrank_core_seconds": "Core seconds that the last run reserved",
     "nightrank_cost": "Cost of the last run, if a price is configured (label currency)",
     "nightrank_fact": "A number from the last run's job summary (label fact)",
     "nightrank_spark_tasks": "Tasks of the last run",

@@ -343,7 +343,7 @@ class Observer:
             record = self._record(exit_code, phases, summary, error)
             write_record(LakePaths(self.config.lake), record)
         if record is not None:
-            with _harmless("the metrics of this run are not shown to Prometheus"):
+            with _harmless("the metrics of this run are not exported to Prometheus"):
                 _expose(record, self.config.watch)
             if self._lineage is not None:
                 with _harmless("the lineage event that ends this run is not sent"):
@@ -392,7 +392,7 @@ class Observer:
 
 
 def _expose(record: RunRecord, watch: Watch) -> None:
-    """Shows the metrics of a run to Prometheus. The client is imported only if `watch` needs it (11 ms)."""
+    """Exports the metrics of a run to Prometheus. The import takes 11 ms, so it is in this function."""
     if watch.textfile_folder is not None or watch.push_gateway is not None:
         from reporting.monitoring.prometheus import expose
 

@@ -42,8 +42,8 @@ class RunRecord:
         facts: facts of the job summary; empty if the job failed.
         warnings: the first warnings.
         warning_count: number of all warnings.
-        core_s: core seconds: number of cores that the job held, times seconds. A job without a Spark session
-            counts as one core. The job `nightly` counts as no core.
+        core_s: core seconds: number of cores that the job reserved, times seconds. A job without a Spark
+            session counts as one core. The job `nightly` counts as no core.
         cost: the cost of core_s in `currency`; None if no price is configured.
         spark: the result of SparkWork.summary(); None if the job had no Spark session.
         stages: the stages in SparkWork.stages; empty if the job had no Spark session.

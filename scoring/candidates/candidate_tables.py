@@ -42,7 +42,7 @@ class CandidateTables:
     Attributes:
         users: the manifest of the table `users` on the run date.
         filters: the filters by a user attribute.
-        out_of_stock: rows with the item_key of each item that is out of stock; None if no such table is
+        out_of_stock: rows with the item_key of each item that is out of stock; None if this table is not
             configured.
         segments: maps the name of each segment that a source uses to rows with the columns user_key and
             segment.
@@ -118,7 +118,7 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
         version: workflow version of the table `users`.
 
     Raises:
-        ConfigError: a segment is neither a feature of scope `user` nor a column of the table
+        ConfigError: a segment is not a feature of scope `user` and not a column of the table
             `user_attributes`.
         DataError: a table is missing, a value breaks a rule of its table, or no retriever was trained. For a
             wrong value, the message names file, column and value.

@@ -5,7 +5,7 @@ who clicked both items (the Gram matrix). For Arrow tables, item_pairs.py counts
 process, inverts this matrix and returns the weights B, which are published as a table. A user's score of item
 j is the sum of B_ij over all items i that the user clicked.
 
-Counts are integers, and weights are rounded such that scores are exact. Therefore the lists do not depend on
+Counts are integers, and weights are rounded so that scores are exact. Therefore the lists do not depend on
 how Spark partitions the rows.
 """
 

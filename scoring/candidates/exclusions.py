@@ -83,7 +83,7 @@ def known_items(
 ) -> tuple[Rows | None, str]:
     """Returns the items that must not be recommended to each user again, and the name of this filter.
 
-    The settings `repeats` and `candidates.exclude_clicked` decide which items these are.
+    The settings `repeats` and `candidates.exclude_clicked` determine these items.
 
     Args:
         context: the context of the run.
@@ -105,7 +105,7 @@ def known_items(
     if repeats == "unclicked":
         return clicked_items(rows, items, users), CLICKED
     if repeats == "none":
-        # The user did not see the items that `negatives` added.
+        # Users did not see the items of rows that the section `negatives` added.
         negatives = context.config.negatives
         condition = "true" if negatives is None else f"NOT ({drawn_rows(negatives)})"
         return observed_items(rows, items, users, condition), OBSERVED
@@ -125,8 +125,8 @@ def exclude(
     Args:
         users: rows with the column user_key, one row per user.
         items: rows with the columns item_index and item_key, one row per item.
-        known: rows with the columns user_key and item_index, without repeated rows: the items that must
-            not be recommended to the user again. None excludes nothing.
+        known: rows with the columns user_key and item_index, without repeated rows: the items that must not
+            be recommended to the user again. None excludes no items.
         filters: the filters by a user attribute. With filters, either all arguments are frames, or all are
             tables.
         attributes: rows with user_key and the attributes that the filters use, one row per user. If a user
@@ -291,7 +291,7 @@ def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> 
 
     Args:
         rule: the filter.
-        values: a frame with the column _value: the distinct attribute values of the users. Null stands for
+        values: a frame with the column _value: the distinct attribute values of the users. Null represents
             users without a value.
         items: a frame with the columns item_index and item_key, one row per item.
     """

@@ -33,7 +33,7 @@ from training.device import choose_device
 # A job has at most two sources with item vectors, whose tasks may alternate in a worker.
 _TABLES_KEPT = 2
 _LOADING = Lock()  # for the threads that make lists in the process of a job
-# Bits of a rounded factor. The sum of 1024 products of two such numbers has at most 50 bits, and a float64
+# Bits of a rounded factor. The sum of 1024 products of two rounded factors has at most 50 bits, and a float64
 # has 53.
 _FACTOR_BITS = 20
 

@@ -114,7 +114,7 @@ def retrieved_items(users: Rows, features: Sequence[str], request: RetrievalRequ
 
     Args:
         users: rows with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null
-            excludes nothing.
+            excludes no items.
         features: names of the features of the model that have scope `user`.
         request: names the model and the files of the items, and contains the number n.
 

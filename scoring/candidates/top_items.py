@@ -26,8 +26,8 @@ BlockScores = Callable[[int, int], Tensor]
 # is large enough to keep the device busy.
 _CPU_SCORES = 1 << 20
 _GPU_SCORES = 1 << 25
-# Width of the first block of items, in multiples of n. Each further block is twice as wide, so that about the
-# same number of items enters a list from each block.
+# Width of the first block of items, in multiples of n. Each further block is twice as wide as the previous
+# one. So about the same number of items enters a list from each block.
 _FIRST_BLOCKS = 4
 # Number of users whose lists are computed together.
 MICRO_BATCH_USERS = 256

@@ -2,7 +2,7 @@
 
 Each source has already limited its lists to its `n` items: in popular.py, top_items.py, neighbour_lists.py
 and proposals.py. A list that is shorter than `candidates.max` is not filled up. A user without proposed items
-gets an empty list. scoring/ranking/list_summary.py counts such users.
+gets an empty list; scoring/ranking/list_summary.py counts these users.
 
 For a blend, each candidate also gets the scores of all sources that proposed it.
 """
@@ -170,8 +170,8 @@ def aligned_scores(
 
     Args:
         candidates: the item indices of each user, without repeats.
-        proposed: for each source, the items that it proposed to each user, and their scores. Null stands for
-            no items. Items that are not candidates are left out.
+        proposed: for each source, the items that it proposed to each user, and their scores. Null means no
+            items. Items that are not candidates are left out.
     """
     keys = _keys(candidates)
     order = np.argsort(keys)

@@ -265,7 +265,7 @@ class RedisAddress:
 
     Attributes:
         url: redis://host:port/database, or rediss:// for TLS.
-        user, password: the credentials; None if the server asks for none.
+        user, password: the credentials; None for a login without them.
         ca_file: file with the certificates of authorities to trust; None for the certificates of the system.
     """
 

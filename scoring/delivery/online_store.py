@@ -117,9 +117,11 @@ class OnlineStore:
         return table
 
     def switch(self, client: Redis, new: Pointer) -> bool:
-        """Lets readers use the tables of a new pointer, unless the store has lists of a later date.
+        """Switches readers to the tables of a new pointer.
 
-        Other deliveries may run at the same time. Readers see all tables of one delivery.
+        Does nothing if the store has lists of a later date.
+
+        Other deliveries may run at the same time. Readers always see tables of the same delivery.
 
         Returns:
             Whether readers now use the new pointer.

@@ -181,7 +181,7 @@ def _against(
 
 # Compares the new lists of a run with the lists that were published earlier.
 #
-# Small lists are Arrow tables in the driver, and others are Spark frames. Both give equal figures.
+# Small lists are Arrow tables in the driver, and other lists are Spark frames. The figures of both are equal.
 
 # Decimals add up to the same sum in any order.
 _EXACT = "decimal(18,15)"
@@ -196,7 +196,7 @@ class ListChanges:
         users_lost: number of users with an earlier list, but without a new list.
         users_gained: number of users with a new list, but without an earlier list.
         churn: the share of items in a user's new list that are not in the user's earlier list, averaged over
-            the users with both lists; None if there are no such users.
+            the users with both lists; None without such users.
         jaccard: |intersection| / |union| of a user's two lists, averaged over the users with both lists; None
             if there are no such users.
     """

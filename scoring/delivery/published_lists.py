@@ -44,10 +44,11 @@ class PublishedLists:
         manifest: the manifest of the partition that contains the lists.
         recorder: records, for lineage, the tables that are published from these lists.
         grace_hours: number of hours after which a sink may delete files that it has replaced.
-        open_features: opens the table `users` or `items` of the same run. It raises DataError if the run has
-            no such table.
+        open_features: opens the table `users` or `items` of the same run. It raises DataError if the run does
+            not have this table.
         open_titles: opens the titles and pictures of items (etl/latest/item_titles.py), and raises DataError
-            if the run has none. None if the configuration has neither `items.title` nor `items.image`.
+            if the run has none. None if the configuration sets no title and no image of items (`items.title`,
+            `items.image`).
     """
 
     rows: pa.Table | DataFrame

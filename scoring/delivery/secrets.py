@@ -11,7 +11,7 @@ from conf.types import Secret
 
 @dataclass(frozen=True)
 class Credentials:
-    """A user name and a password. `repr` shows neither."""
+    """A user name and a password. `repr` does not show them."""
 
     user: str = field(repr=False)
     password: str = field(repr=False)

@@ -61,8 +61,9 @@ def rows_before_test(
     If the configuration has a table of attributes for this side (section `users` or `items`), this table
     determines the features, as for published lists. Users with a train or validation row, but without a row
     in this table, have null attributes. Items without a row in this table have null attributes if
-    `items.missing` is `serve`; otherwise they are left out. Without such a table, the features are those of
-    the latest row of the train and validation splits. With `before=validation`, only the train split counts.
+    `items.missing` is `serve`; otherwise they are left out. Without a table of attributes, the features are
+    those of the latest row of the train and validation splits. With `before=validation`, only the train split
+    counts.
 
     Args:
         context: the context of the run.

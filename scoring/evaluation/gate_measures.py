@@ -193,7 +193,7 @@ def compare(
 def oov_shares(rows: ReadableRows, spec: FeatureSpec) -> dict[str, float]:
     """Returns the share of out-of-vocabulary ids of each id feature.
 
-    The result maps the name of the feature to this share. An id is out of vocabulary if it stands for an
+    The result maps the name of the feature to this share. An id is out of vocabulary if it represents an
     unknown or rare value. The function runs one query.
     """
     if not spec.embedded:

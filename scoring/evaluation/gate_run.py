@@ -47,7 +47,7 @@ def run_gate(
     champion: ModelInfo | None,
     barred_because: str | None = None,
 ) -> GateEvaluation:
-    """Evaluates a challenger on the test rows of a dataset. This function publishes nothing.
+    """Evaluates a challenger on the test rows of a dataset. This function does not publish tables.
 
     Args:
         context: the context of the run.

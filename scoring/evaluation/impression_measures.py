@@ -357,10 +357,10 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
 
 # Estimates the click rate that explored positions would have if the model ordered the drawn items.
 #
-# The rule `score.rules.exploration` sorts the other candidates of a user by a uniform random key, and the
-# first m of them get the last positions. So all m! orders of the drawn items have the same probability. The
-# item that the model ranks j-th among them stands at the j-th explored position with the probability 1 / m.
-# This propensity is exact, and it does not depend on the number of candidates.
+# The rule `score.rules.exploration` sorts the remaining candidates of a user by a uniform random key. The
+# first m of them get the last m positions. So all m! orders of the drawn items have the same probability. The
+# item that the model ranks j-th among them is at the j-th explored position with the probability 1 / m. This
+# propensity is exact, and it does not depend on the number of candidates.
 #
 # The alternative order sorts the drawn items by descending score. The estimate is the self-normalised
 # estimate (A. Swaminathan and T. Joachims, The Self-Normalized Estimator for Counterfactual Learning, 2015),
@@ -492,7 +492,7 @@ def _facts(
 
 
 def _with_interval(values: NDArray[np.float64], confidence: float) -> dict[str, float] | None:
-    """Returns the first of (1 + replicates,) values with the interval of the others; None if undefined."""
+    """Returns the first of (1 + replicates,) values, with an interval from the other values; None if NaN."""
     if not np.isfinite(values[0]):
         return None
     between = interval(float(values[0]), values[1:], np.zeros(len(values) - 1), confidence)

@@ -44,7 +44,7 @@ def relevance_facts(
     """Returns hit rate, NDCG and coverage of our lists and of lists of the most popular items.
 
     Only users with rows in the train split are included. The key `cold_users` has the hit rate and NDCG of
-    our lists for users without such rows.
+    our lists for users without train rows.
 
     Args:
         published: the manifest of the lists.
@@ -263,7 +263,7 @@ def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
     place = max(candidates - k, 0)
     least = np.partition(scores, place, axis=1)[:, place, None]
     lists, best = np.nonzero((scores >= least) & (scores != _EXCLUDED_SCORE))  # ascending in both
-    # Several scores may be equal to the k-th, so a list may have more than k entries until it is cut.
+    # Several scores may be equal to the k-th, so a list may have more than k entries before it is truncated.
     ordered = best[np.lexsort((-scores[lists, best], lists))]  # stable: the smaller index comes first
     ends = np.cumsum(np.bincount(lists, minlength=len(scores)))
     return [part[:k] for part in np.split(ordered, ends[:-1])]

@@ -112,7 +112,7 @@ class MeasuredLists:
         warm, cold: users with and without a row in the train split.
         new_users, known_users: users who are new to the model, and all others of the table `users`.
         new_items: the relevance if only clicks on new items count as positives, for the users of the table
-            `users` with such a click.
+            `users` who clicked a new item.
     """
 
     warm: Relevance
@@ -129,8 +129,8 @@ class ListedItems:
     Attributes:
         distinct: number of distinct items.
         new: number of rows with an item that is new to the model.
-        new_share: `new` divided by the number of rows with an item of the table `items`; None without such
-            rows.
+        new_share: `new` divided by the number of rows with an item of the table `items`; None if this number
+            is 0.
     """
 
     distinct: int

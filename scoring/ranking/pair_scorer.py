@@ -42,8 +42,8 @@ _TILE_USERS = 16
 # these values take more time than they save.
 _LEAST_SHARED = 64
 
-# The item parts of all items stay in memory if they need at most this many bytes on a CPU, or at most
-# 1 / _GPU_KEPT_SHARE of the free memory of a GPU.
+# Maximum size of item parts that stay in memory: a number of bytes on a CPU, and 1 / _GPU_KEPT_SHARE of the
+# free memory of a GPU.
 _CPU_KEPT_BYTES = 2**30
 _GPU_KEPT_SHARE = 2
 

@@ -226,7 +226,8 @@ class CandidateLists:
         """Returns the candidates of the users in a range of the batch.
 
         If a user's list has at least two thirds of all items, the user is scored against all items, because
-        this is faster, unless `keep_lists` is set. The scores of items that are not in the list are dropped.
+        this is faster. With `keep_lists`, the user is always scored against the list. The scores of items
+        that are not in the list are dropped.
 
         Raises:
             DataError: as `require_right`, if the lists are on the CPU.

@@ -529,7 +529,7 @@ class CandidateLogits:
         Args:
             users: a batch with one row per user. The columns are user_key, the user features, candidates,
                 excluded, source_scores, and positives: the item indices that the user clicked later. The
-                index -1 stands for an item that cannot be a candidate.
+                index -1 represents an item that cannot be a candidate.
             sources: number of sources.
 
         Raises:

@@ -95,7 +95,10 @@ class ItemRule:
 
     @property
     def drawn_positions(self) -> int:
-        """Returns the number of last positions that get drawn items. Only one rule may draw items."""
+        """Returns the number of positions at the end of a list for drawn items.
+
+        Only one rule may draw items.
+        """
         return 0
 
     def draw_keys(self, users: Sequence[str], items: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ class ServedInputs:
         dense: (D,), the names of the dense features.
         categorical: for each feature that is an id or a list of ids, its name and its number of columns.
         context: maps the raw columns of context features to their types, if the repository has an ensemble
-            that looks up the features of users and items; None if it has none.
+            that looks up the features of users and items; otherwise None.
     """
 
     backend: Backend

@@ -88,14 +88,14 @@ def add_to_repository(
         online: whether there is also an ensemble that looks up the features of users and items in the store
             that the sink `redis` fills.
         variant: `treatment` if the model is the treatment of an experiment. Then its ensemble is
-            `nightrank_treatment`, beside the ensemble of the control.
+            `nightrank_treatment`, in addition to the ensemble of the control.
 
     Returns:
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.
 
     Raises:
-        ConfigError: the folder is not a local path; there is no such backend or variant; the repository has
-            no model of the control for a treatment; the repository has models with these names that this
+        ConfigError: the folder is not a local path; the backend or the variant does not exist; the repository
+            has no model of the control for a treatment; the repository has models with these names that this
             project did not write; its models have another backend or other inputs; a raw column has the name
             of another input or of the output of an ensemble; or, with `online`, a feature depends on user and
             item together, or no feature depends on the user, or none on the item.
@@ -214,7 +214,7 @@ class _Repository:
 
     def _fill_ranker(self, folder: Path, backend: Backend) -> None:
         exported = self._scratch / "export"
-        for path in exported.glob(f"{PROGRAM}*"):  # large weights are in a file beside the program
+        for path in exported.glob(f"{PROGRAM}*"):  # large weights are in a file next to the program
             path.rename(folder / path.name)
         if backend == "python":
             (folder / "model.py").write_text(_CODE["RunProgram"], encoding="utf-8")
@@ -272,7 +272,7 @@ class _Repository:
         return described
 
     def _served(self, ensemble: str) -> int | None:
-        """Returns the version that an ensemble uses; None if there is no such ensemble."""
+        """Returns the version that an ensemble uses; None if the ensemble does not exist."""
         path = self._root / ensemble / CONFIG
         if not path.exists():
             return None

@@ -131,7 +131,7 @@ def score_in_batches(
 
     Args:
         rows, function, schema: as for `spark.rows.map_rows`.
-        batch_rows: number of rows of a table that a thread gets together.
+        batch_rows: number of rows of a table in a batch of a thread.
     """
     if not isinstance(rows, pa.Table | StoredRows):
         return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, 1, batch_rows)
@@ -197,8 +197,8 @@ def score_split(
 ) -> list[str]:
     """Scores the rows of each task, writes Parquet files, and returns the names of the files in row order.
 
-    Workers get only paths and row ranges, not rows. Nothing is published. Failed attempts may leave files
-    behind, but no manifest names these files.
+    Workers receive only paths and row ranges. Nothing is published. Failed attempts may leave files behind,
+    but no manifest names these files.
 
     Args:
         spark: the Spark session; None runs the tasks in threads of this process.

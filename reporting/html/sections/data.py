@@ -72,7 +72,7 @@ def _data_lead(run: RunFacts, days: list[Day]) -> Html:
     drawn = ""
     if run.per_positive:
         drawn = (
-            " Rows without a choice include drawn ones, at most "
+            " Rows without a choice include drawn rows, at most "
             f"{numbers.count(run.per_positive)} for each choice (negatives.per_positive)."
         )
     return lead(
@@ -93,7 +93,7 @@ def _by_day(days: list[Day], of_choices: bool) -> Html:
 
     For a log of choices, a column has the number of choices.
 
-    If a day has rows whose time is on another day, another column has the number of such rows.
+    If a day has rows with times on other days, another column has the number of these rows.
     """
     with_misdated = any(day.misdated for day in days)
     rows: list[list[Child]] = [

@@ -84,8 +84,8 @@ def _share_of_best(truth: Mapping[str, Any] | None) -> str:
     if not truth or truth["share_of_best"] is None:
         return ""
     return (
-        f", and {numbers.percent(truth['share_of_best'])} of the hit rate of the best possible lists, which "
-        "have the items that the user sees and clicks with the highest true probability"
+        f", and {numbers.percent(truth['share_of_best'])} of the hit rate of the best possible lists, "
+        f"which contain the items that the user sees and clicks with the highest true probability"
     )
 
 

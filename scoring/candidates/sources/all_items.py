@@ -1,6 +1,6 @@
 """The source `all_items`: proposes all items except the excluded items.
 
-A null array of candidates stands for all these items.
+A null array of candidates represents all these items.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _module(kind: str, key: str) -> ModuleType:
     """Returns the module of the sink that the configuration names under `key`.
 
     Raises:
-        ConfigError: there is no such sink, its module cannot be imported, or its module is not a sink.
+        ConfigError: the sink does not exist, its module cannot be imported, or its module is not a sink.
     """
     plugin = SINK.find(kind)
     if plugin is None:

@@ -208,7 +208,7 @@ def _make_target(database: Connection, target: str) -> None:
 
 
 def _like_target(database: Connection, target: str, rows: DataFrame) -> DataFrame:
-    """Adds the column `variant` to the served table, or to the rows (as nulls), if only the other has it."""
+    """Adds the column `variant` to the served table or (as nulls) to the rows, if only one of them has it."""
     query = (
         "SELECT 1 FROM pg_attribute WHERE attrelid = CAST(? AS regclass) AND attname = ? AND NOT attisdropped"
     )

@@ -148,7 +148,7 @@ def _sources(sink: Settings, lists: PublishedLists) -> Iterator[tuple[Source, Ca
     yield Source(LISTS, "user_id", ("position",), manifest.digest, lists.users, ()), lambda: lists.rows
     for name in dict.fromkeys(sink.features):
         table = lists.open_features[name]()
-        # The sort is stable: the key becomes the first column, and the others keep their order.
+        # The sort is stable: the key becomes the first column, and the other columns keep their order.
         columns = tuple(sorted(table.manifest.schema, key=lambda column: column[0] != table.key))
         yield Source(name, table.key, (), table.manifest.digest, table.manifest.rows, columns), table.read
 

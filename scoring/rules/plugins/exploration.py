@@ -32,7 +32,7 @@ class Settings(RuleSettings):
     place: ClassVar[Literal["first", "middle", "last"]] = "last"
     keeps_draws: ClassVar[bool] = True
     share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        description="Share of the k positions that get drawn items."
+        description="Share of the k positions that are filled with drawn items."
     )
     seed: Seed = Field(default=0, description="Seed of the draws.")
 
@@ -42,7 +42,7 @@ class Explored(ItemRule):
     """The draws of exploration.
 
     Attributes:
-        positions: number of the k positions that get items drawn at random.
+        positions: number of positions with items drawn at random.
         item_hashes: (N,) int64: the hash of each item key.
         salt: the salt of the hashes of user keys: the seed and the run date.
     """
@@ -53,7 +53,7 @@ class Explored(ItemRule):
 
     @property
     def drawn_positions(self) -> int:
-        """Returns the number of last positions that get drawn items."""
+        """Returns the number of positions at the end of a list that are filled with drawn items."""
         return self.positions
 
     def draw_keys(self, users: Sequence[str], items: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def load(settings: Settings, inputs: RuleInputs) -> Explored:
 
 
 def positions_to_explore(share: float, k: int) -> int:
-    """Returns ceil(share × k): the number of the k positions of a list that get items drawn at random.
+    """Returns ceil(share × k): the number of positions of a list that are filled with items drawn at random.
 
     The product is rounded before ceil to remove floating-point errors. So a share of 0.1 and k = 30 give 3,
     not 4.
