@@ -1,4 +1,4 @@
-"""Divides item vectors into clusters by k-means, for approximate search (approximate.py).
+"""Divides item vectors into clusters by k-means, for approximate search (retrieval.py).
 
 The library faiss computes the clusters in one thread with fixed seeds. So the same vectors give the same
 clusters on processors of the same kind.
