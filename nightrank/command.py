@@ -67,7 +67,7 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
 _ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py puts it into the wheel
-_KEPT = (".venv", ".bootstrap", ".setup.lock")  # stay when a newer release replaces an older one
+_KEPT = (".venv", ".bootstrap", ".setup.lock")  # a newer release keeps these files
 
 
 def default_folder() -> Path:

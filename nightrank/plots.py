@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 _REFERENCE: Mapping[str, Any] = {"color": "lightgray", "zorder": 0}  # reference lines
-_HEIGHT, _HEIGHT_OF_BAR = 1.2, 0.25  # of a figure with bars, in inches
+_HEIGHT, _HEIGHT_OF_BAR = 1.2, 0.25  # heights of a figure with bars, in inches
 
 
 # The training.

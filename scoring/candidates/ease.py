@@ -54,7 +54,7 @@ def ease_items(
     The result has the columns user_key, candidates and scores. Only items that somebody clicked are
     proposed. If scores are equal, the smaller item index comes first. Users without clicks have no row.
 
-    The weights are computed and published before the function returns.
+    The function computes and publishes the weights before it returns.
 
     Args:
         config: the settings of the source, such as n.
@@ -135,7 +135,7 @@ def _weights_of(
     """Returns a function for mapInArrow that computes the weights from the pairs of items of one task."""
 
     def weights(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.ease_weights import weight_batches  # torch: only in the workers
+        from scoring.candidates.ease_weights import weight_batches  # only workers import torch
 
         yield from weight_batches(batches, items, l2, device, *task_slot())
 

@@ -32,7 +32,7 @@ from training.device import choose_device
 
 # A job has at most two sources with item vectors, whose tasks may alternate in a worker.
 _TABLES_KEPT = 2
-_LOADING = Lock()  # for the threads that make lists in the process of a job
+_LOADING = Lock()  # threads in the process of a job make lists
 # Bits of a rounded factor. The sum of 1024 products of two rounded factors has at most 50 bits, and a float64
 # has 53.
 _FACTOR_BITS = 20
@@ -191,7 +191,7 @@ def _load(request: ItemVectorsRequest, gpu: int | None) -> ItemVectors:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     chunks = (chunk for table in tables for chunk in table.column(VECTOR).chunks)
-    width = next(len(chunk[0]) for chunk in chunks if len(chunk))  # a file may be empty, but not all
+    width = next(len(chunk[0]) for chunk in chunks if len(chunk))  # at least one file has rows
     vectors = np.empty((len(order), width), np.float32)
     row = 0
     while tables:  # each table is freed as soon as it is copied

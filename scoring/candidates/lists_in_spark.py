@@ -116,7 +116,7 @@ def _lister(
     """Returns a function for mapInArrow that makes the lists of the users of one task."""
 
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.item_vectors import load_item_vectors  # torch: only in the workers
+        from scoring.candidates.item_vectors import load_item_vectors  # only workers import torch
 
         table = load_item_vectors(request, *task_slot())
         for batch in batches:

@@ -154,7 +154,7 @@ def _computes_on_cpu(spark: SparkSession | None, device: DeviceKind) -> bool:
 
 def _device_type(_: int) -> str:
     """Returns the type of the device that device=auto selects in a task: cpu or cuda."""
-    from training.device import choose_device  # torch: only in the workers
+    from training.device import choose_device  # only workers import torch
 
     return choose_device("auto", task_slot()[0], "score.device").type
 
@@ -174,7 +174,7 @@ def clustered_items(spark: SparkSession | None, request: RetrievalRequest) -> Ro
     """
 
     def cluster(_: int) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.retrieval import cluster_items  # torch: only in the workers
+        from scoring.candidates.retrieval import cluster_items  # only workers import torch
         from scoring.model.worker_models import models_of_process
 
         yield from cluster_items(request, models_of_process().predictor(request.model, *task_slot()))
@@ -212,7 +212,7 @@ def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.Rec
     """Returns a function for mapInArrow that retrieves candidates for the users of one task."""
 
     def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.retrieval import load_retriever  # torch: only in the workers
+        from scoring.candidates.retrieval import load_retriever  # only workers import torch
         from scoring.model.worker_models import models_of_process
 
         retriever = models_of_process().latest(load_retriever, request, *task_slot())

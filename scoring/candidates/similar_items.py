@@ -81,7 +81,7 @@ def lists_of_similar_items(
 def _neighbours(history: Rows, most: int, shrink: float) -> Rows:
     """Returns the published table: the `most` items that are most similar to each item."""
     if isinstance(history, pa.Table):
-        from scoring.candidates.item_pairs import neighbour_table  # scipy
+        from scoring.candidates.item_pairs import neighbour_table  # imports scipy
 
         return neighbour_table(history, most, shrink)
     near = nearest(similarities(history, shrink), most)
@@ -100,7 +100,7 @@ def _lister(files: tuple[str, ...], n: int) -> Callable[[Batches], Iterator[pa.R
     """Returns a function for mapInArrow that makes the lists of the users of one task."""
 
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.neighbour_lists import load_neighbours  # scipy: only in the workers
+        from scoring.candidates.neighbour_lists import load_neighbours  # only workers import scipy
 
         neighbours = load_neighbours(files)
         for batch in batches:

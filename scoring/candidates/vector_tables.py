@@ -88,6 +88,6 @@ def _delete_checkpoints(store: VectorStore) -> None:
     try:
         files.delete_dir(inner)
     except FileNotFoundError:
-        return  # no source `als`, or no Spark
+        return  # only the source `als` in Spark creates it
     except OSError as error:
         log.warning("the folder %s could not be deleted: %s", store.checkpoints, error)

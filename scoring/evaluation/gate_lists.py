@@ -150,7 +150,7 @@ def reason_against_lists(context: RunContext, models: Sequence[ModelInfo]) -> st
         return "the log has no users and items (section `keys`)"
     pairs = sorted({feature.name for model in models for feature in model.spec.scoped("pair")})
     if pairs:
-        return f"the features {pairs} may differ for every pair of user and item"
+        return f"the features {pairs} may differ for every (user, item) pair"
     try:
         for model in models:
             encoded_context(context, model)

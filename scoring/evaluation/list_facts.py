@@ -262,7 +262,7 @@ def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
         return [np.empty(0, np.int64)] * len(scores)
     place = max(candidates - k, 0)
     least = np.partition(scores, place, axis=1)[:, place, None]
-    lists, best = np.nonzero((scores >= least) & (scores != _EXCLUDED_SCORE))  # ascending in both
+    lists, best = np.nonzero((scores >= least) & (scores != _EXCLUDED_SCORE))  # both are ascending
     # Several scores may be equal to the k-th, so a list may have more than k entries before it is truncated.
     ordered = best[np.lexsort((-scores[lists, best], lists))]  # stable: the smaller index comes first
     ends = np.cumsum(np.bincount(lists, minlength=len(scores)))

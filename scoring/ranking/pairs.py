@@ -237,7 +237,7 @@ class CandidateLists:
         scores_all, has_list = self._scores_all[users], self._has_list[users]
         everyone, listed = np.flatnonzero(scores_all), np.flatnonzero(~scores_all)
         has_excluded, chosen = everyone[~has_list[everyone]], everyone[has_list[everyone]]
-        place = np.cumsum(scores_all) - 1  # of a user in `everyone`
+        place = np.cumsum(scores_all) - 1  # position of each user in `everyone`
         wanted = torch.zeros(len(chosen), self._num_items, dtype=torch.bool, device=self._items.device)
         if len(chosen):
             row, item = self._pairs(users.start + chosen, np.arange(len(chosen)))

@@ -69,7 +69,7 @@ def scored_blocks(
 
 
 def _blocks(pieces: Sequence[RowGroupRange], most_rows: int) -> Iterator[Block]:
-    """Yields consecutive pieces: one, or several with at most `most_rows` rows together."""
+    """Yields blocks of consecutive pieces: one piece, or several with at most `most_rows` rows together."""
     block: Block = ()
     for piece in pieces:
         if block and sum(part.rows for part in block) + piece.rows > most_rows:

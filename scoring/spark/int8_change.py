@@ -53,7 +53,7 @@ def change_of_rows(
     """
 
     def compare(_: int) -> Iterator[pa.RecordBatch]:
-        from scoring.rows.score_batch import score_pieces  # torch: only in the workers
+        from scoring.rows.score_batch import score_pieces  # only workers import torch
 
         def score(predictor: Any) -> Iterable[Any]:
             return (batch.column(PROBABILITY) for batch in score_pieces(predictor, pieces, _threads()))
@@ -82,7 +82,7 @@ def change_of_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> dic
     names = [USER_KEY, *(feature.name for feature in spec.scoped("user"))]
 
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from scoring.ranking.pair_scorer import score_sample  # torch: only in the workers
+        from scoring.ranking.pair_scorer import score_sample  # only workers import torch
 
         filled = [batch for batch in batches if batch.num_rows]
         if filled:

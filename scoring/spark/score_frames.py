@@ -95,7 +95,7 @@ def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sou
     rows = select(users, [*names, CANDIDATES, EXCLUDED, SOURCE_SCORES, POSITIVES])
 
     def measure(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process  # only workers import torch
         from scoring.ranking.recommender import CandidateLogits
 
         scorer = models_of_process().latest(CandidateLogits, request, *task_slot())
@@ -213,10 +213,12 @@ def score_split(
         InfrastructureError: a file could not be read or written.
     """
     scored = tuple(tasks)
-    cores_of_gpu = 1 if spark is not None else cores_without_jvm() or 1  # only one task of a process runs
+    cores_of_gpu = (
+        1 if spark is not None else cores_without_jvm() or 1
+    )  # without Spark, one task uses all cores
 
     def score(index: int) -> str:
-        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process  # only workers import torch
         from scoring.rows.task import write_scores
 
         gpu, threads = task_slot()
@@ -236,7 +238,7 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
     """Returns a function for `map_rows` that computes the lists for batches of users."""
 
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process  # only workers import torch
         from scoring.ranking.recommender import load_recommender
 
         recommender = models_of_process().latest(load_recommender, request, *task_slot())
@@ -249,7 +251,7 @@ def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches
     """Returns a function for `map_rows` that scores batches of rows."""
 
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process  # only workers import torch
         from scoring.rows.score_batch import score_batch
 
         predictor = models_of_process().predictor(model, *task_slot())

@@ -229,7 +229,7 @@ def dot_chart(
 _TICK = 6
 _ROW, _ROWS_TOP, _ROWS_BOTTOM = 30, 8, 42
 _NAMES, _VALUES = 150, 60  # widths of the names on the left and of the values on the right
-_MOST_LETTERS = 18  # of a name
+_MOST_LETTERS = 18  # a longer name is truncated
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Sinks by name: `scoring/delivery/sinks/<kind>.py` contains the sink `<kind>`.
 
 Every module of this folder is a sink. A package outside of the checkout adds a sink by an entry point of the
-group `nightrank.sinks`, whose name is the kind and whose value is a module. The module of a sink contains
+group `nightrank.sinks`. The name of the entry point is the kind of the sink, and its value is a module. The
+module of a sink contains
 
     class Settings(SinkSettings)                             the keys of the sink below deliver.sinks
     deliver(settings: Settings, lists: PublishedLists) -> Delivered check(settings: Settings) -> None

@@ -162,7 +162,7 @@ class CsvWriter:
             yield fields + [""] * (width - len(fields))
 
     def _entries(self, batches: Batches) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Yields (user and variant, fields of the entry) of each entry."""
+        """Yields the pair (user and variant, fields) of each entry."""
         of_user = ["user_id", VARIANT] if self.variants else ["user_id"]
         for batch in batches:
             users = zip(*(batch.column(name).to_pylist() for name in of_user), strict=True)

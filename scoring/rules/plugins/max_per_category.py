@@ -60,7 +60,7 @@ def within_maximum(categories: Tensor, most: int) -> Tensor:
     """
     import torch
 
-    grouped, order = torch.sort(categories, dim=1, stable=True)  # both (U, W), stable within a category
+    grouped, order = torch.sort(categories, dim=1, stable=True)  # both (U, W); a stable sort keeps the order
     positions = torch.arange(categories.shape[1], device=categories.device).expand_as(grouped)
     begins = torch.ones_like(grouped, dtype=torch.bool)
     begins[:, 1:] = grouped[:, 1:] != grouped[:, :-1]
