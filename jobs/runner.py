@@ -71,7 +71,7 @@ def run_with_options(
     Args:
         name: the name of the job.
         parser: a parser of `job_parser`, with the options of the job added.
-        stage: runs the stage. Its second argument are the parsed arguments.
+        stage: runs the stage. Its second argument is the parsed command line.
         argv: the words of the command line; None means the command line of this process.
     """
     words = sys.argv[1:] if argv is None else argv

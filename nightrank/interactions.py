@@ -63,7 +63,8 @@ def read_interactions(
     names = [name for name in (user, item, time, label) if name is not None]
     if len(set(names)) < len(names) or {user, item} & set(_OF_LISTS):
         raise ConfigError(
-            f"the columns {names} must have different names, and ids none of {list(_OF_LISTS)}",
+            f"the columns {names} must have different names, and columns of ids none of the names "
+            f"{list(_OF_LISTS)}",
             "rename the columns",
         )
     table = local_table(frame, names)

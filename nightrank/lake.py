@@ -172,10 +172,10 @@ class Lake:
         return self.table("items", date)
 
     def workflow(self, version: str | None = None) -> Workflow:
-        """Returns a fitted workflow; None for the version of the latest run.
+        """Returns the fitted workflow with a version; without `version`, that of the latest run.
 
         Raises:
-            DataError: there is no such version, or its files are damaged.
+            DataError: the version does not exist, or its files are damaged.
         """
         return fitted_workflow(load_local(self._lake, version or self._version_of(None)))
 

@@ -242,7 +242,9 @@ def _user_weights(weights: ArrayLike | None, users: int) -> Floats:
     """Returns one weight per user."""
     weight = np.ones(users) if weights is None else np.asarray(weights, dtype=np.float64)
     if weight.shape != (users,):
-        raise DataError(f"there are {users} lists, but weights {weight.shape}", "pass one weight per list")
+        raise DataError(
+            f"there are {users} lists, but weights of shape {weight.shape}", "pass one weight per list"
+        )
     return _checked_weights(weight)
 
 
@@ -477,7 +479,9 @@ def _units(users: ArrayLike | None, rows: int) -> NDArray[np.int64]:
         return np.arange(rows)
     user_of_row = np.asarray(users)
     if user_of_row.shape != (rows,):
-        raise DataError(f"there are {rows} rows, but users {user_of_row.shape}", "pass the user of each row")
+        raise DataError(
+            f"there are {rows} rows, but users of shape {user_of_row.shape}", "pass the user of each row"
+        )
     try:
         missing = pa.array(user_of_row, from_pandas=True).null_count
     except pa.ArrowException as error:

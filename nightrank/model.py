@@ -378,7 +378,8 @@ class Model:
         diagonal in the direction of y, weighted by rows (Naeini et al. 2015, section 2).
 
         If the model was trained with drawn negatives (`description["scores"]` is `probability`), its
-        probabilities are those of clicks among clicks and drawn negatives, and `rows` must contain them.
+        probabilities refer to clicks among clicks and drawn negatives. Then `rows` must contain drawn
+        negatives.
 
         Args:
             rows: N raw rows, as for `score`.

@@ -162,7 +162,7 @@ def roc_points(labels: ArrayLike, scores: ArrayLike) -> Curve:
     """Returns false positive rate (x) and true positive rate (y) for each threshold, from (0, 0) to (1, 1).
 
     A row is predicted positive if its score is at least the threshold. The thresholds are the distinct scores
-    in descending order, after one that is above all scores (T. Fawcett, Pattern Recognition Letters 27, 2006,
+    in descending order, after a threshold above all scores (T. Fawcett, Pattern Recognition Letters 27, 2006,
     algorithm 1), as in sklearn.metrics.roc_curve with drop_intermediate=False.
 
     Args:

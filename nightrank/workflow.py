@@ -80,7 +80,7 @@ class Workflow:
 
         Raises:
             ConfigError: the folder has several versions.
-            DataError: there is no such version, or its files are damaged.
+            DataError: the version does not exist, or its files are damaged.
             InfrastructureError: the storage cannot be read.
         """
         lake = lake_at(folder)

@@ -104,7 +104,7 @@ _WIDTH = 24
 class TrainingBar:
     """Shows the log entries of rank 0 during a training. Use it as a context manager.
 
-    At its end, it ends the line of the bar. An entry is a dictionary with these keys:
+    At the end, the context manager ends the line of the bar. An entry is a dictionary with these keys:
 
     - `training`: the architecture
     - `step`, `steps`: index of the current step, and number of all steps

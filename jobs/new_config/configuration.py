@@ -556,7 +556,7 @@ def _model(log: _Log, config: NewConfig) -> None:
     all_rows = log.table.sample.all_rows
     small = all_rows is not None and all_rows < _SMALL_ROWS
     if log.is_of_choices:
-        # The training draws other negatives, and leaves out the drawn rows of the log.
+        # The training leaves out the rows that `negatives` added to its batches, so a batch needs more rows.
         drawn = config.sections["negatives"]
         rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {

@@ -14,11 +14,11 @@ from conf.time_notation import ISO
 from etl.inference.column_types import SampledColumn, numbers_of, sampled_columns, unique_names
 from etl.inference.sample import TableSample, find_table, read_sample
 
-# A column of texts is a title or an address, not a category, if its share of distinct values is larger.
+# A column of texts with a larger share of distinct values contains titles or addresses instead of categories.
 _MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
 # Integers with at most this number of values are categories.
 _FEW_VALUES = 20
-# A column of integers contains row numbers if its share of distinct values is larger.
+# A column of integers with a larger share of distinct values contains row numbers.
 _UNIQUE_SHARE = 0.95
 # With fewer rows, each value gets a separate id.
 _SMALL_ROWS, _RARE_COUNT = 200_000, 5
@@ -201,11 +201,11 @@ def feature_of(column: NamedColumn, rows: int) -> NewFeature | str:
     if sampled.type == "bool" or (sampled.type == "int" and sampled.distinct <= _FEW_VALUES):
         return NewFeature(column, "categorical", (categorify,))
     if sampled.distinct > _UNIQUE_SHARE * max(rows - sampled.nulls, 1) and sampled.type != "float":
-        return "nearly each row has another value"
+        return "nearly every row has a different value"
     if sampled.is_number:
         return NewFeature(column, "dense", _of_numbers(sampled))
     if sampled.distinct > min(_MOST_CATEGORIES, _MOST_DISTINCT_SHARE * max(rows - sampled.nulls, 1)):
-        return "nearly each row has another value"
+        return "nearly every row has a different value"
     return NewFeature(column, "categorical", (categorify,))
 
 

@@ -77,7 +77,7 @@ class RefusedError(Exception):
     """An error: the server refuses a request.
 
     Args:
-        status: the status of HTTP.
+        status: the HTTP status.
         message: what is wrong with the request, for its sender.
         headers: further headers of the answer.
     """
@@ -344,7 +344,7 @@ class _Connections:
     """The open connections of a server.
 
     Args:
-        limits: what clients may use.
+        limits: the limits for clients.
         metrics: counts connections.
     """
 

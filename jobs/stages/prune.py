@@ -112,7 +112,7 @@ def _files(items: Sequence[Item]) -> int:
 def _text(limits: Limits, items: Sequence[Item], dry_run: bool) -> str:
     """Returns a table of the deleted data for a terminal."""
     verb = "would be deleted" if dry_run else "was deleted"
-    head = f"Dates from {limits.first_date} on are kept, and everything that runs need. "
+    head = f"Dates from {limits.first_date} on are kept, and all other data that runs need. "
     if not items:
         return f"{head}Nothing else {verb}."
     groups = [(kind, list(group)) for kind, group in groupby(items, key=lambda item: item.kind)]

@@ -261,7 +261,7 @@ def _quality(
 ) -> DataQuality | None:
     """Returns the data report of a run date; None if no data report was published.
 
-    The shares in `missing` that are above a limit are findings, too.
+    The shares in `missing` that are above a limit are also findings.
     """
     facts = published_facts(lake.quality(config.name).partition(run_date))
     if facts is None:

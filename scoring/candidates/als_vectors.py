@@ -149,8 +149,8 @@ def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
     first = 0
     while first < len(order):
         shortest = max(int(in_order[first]), 1)
-        # In a batch, the longest row has at most twice as many clicks as the shortest row. The number of rows
-        # depends on the memory allows.
+        # In a batch, the longest row has at most twice as many clicks as the shortest row. The memory limits
+        # the number of rows.
         last = int(np.searchsorted(in_order, 2 * shortest, side="right"))
         most = max(1, _BATCH_ELEMENTS // rank // max(2 * shortest, rank))
         last = min(last, first + most)

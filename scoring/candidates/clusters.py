@@ -90,7 +90,7 @@ def cluster_batches(vectors: NDArray[np.float32], scorer: str) -> Iterator[pa.Re
 
 
 def read_clusters(files: tuple[str, ...]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Reads what `cluster_batches` yielded: the vectors (N, E) and the clusters (N,), by item index.
+    """Reads the rows of `cluster_batches`: the vectors (N, E) and the clusters (N,), by item index.
 
     Args:
         files: paths of the Parquet files.
@@ -127,7 +127,10 @@ def not_finite(scorer: str, owner: str) -> DataError:
 
 
 def load_faiss() -> Any:
-    """Returns the module faiss. Only workers that search approximately load it, because it takes a while."""
+    """Returns the module faiss.
+
+    Only workers that search approximately load it, because loading takes time.
+    """
     import faiss
 
     return faiss

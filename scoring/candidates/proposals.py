@@ -53,7 +53,7 @@ def proposed_items(plugin: Plugin, settings: Strict, inputs: SourceInputs, users
     Args:
         plugin: the source.
         settings: its settings.
-        inputs: what it computes its proposals from.
+        inputs: the inputs of its function `propose`.
         users: a frame with the columns user_key and excluded, one row per user.
 
     Raises:

@@ -198,7 +198,7 @@ class ListChanges:
         churn: the share of items in a user's new list that are not in the user's earlier list, averaged over
             the users with both lists; None without such users.
         jaccard: |intersection| / |union| of a user's two lists, averaged over the users with both lists; None
-            if there are no such users.
+            without such users.
     """
 
     users_in_both: int

@@ -305,7 +305,7 @@ def measured_pairs(
 
     The users have a click in the validation split and a row in the train split. If they have more than about
     MOST_PAIRS candidates together, those with the smallest hashes of their keys are measured. Returns None if
-    there are no users with both.
+    no user has both.
 
     Args:
         context: the context of the run.

@@ -39,7 +39,7 @@ class GateMeasure:
         name: the name of the check.
         label: the name of the measure in messages.
         setting: the configuration key of the margin; None if the measure has no margin.
-        remedy: what to do, except raising the margin, if the interval is too wide.
+        remedy: the remedy, in addition to a larger margin, if the interval is too wide.
         few: a phrase that names what the test split lacks if there is no interval.
         sign: -1 if a smaller value is better, otherwise 1.
     """

@@ -252,7 +252,7 @@ def _figures(users: Rows, relevance: Rows, items: int, resample: Resample | None
         users: rows with the distinct user_key of all measured users.
         relevance: the result of `user_relevance`. A user without a list has no row.
         items: number of items that were ranked.
-        resample: how to resample; with None, no replicates are computed.
+        resample: the settings of the bootstrap; None computes no replicates.
     """
     rows = query(
         f"""

@@ -93,7 +93,7 @@ def measure_predictions(predictions: Rows, resample: Resample | None = None) -> 
     Args:
         predictions: rows with the columns label (0 or 1), probability (float32) and, for resampling, UNIT
             (long). UNIT is a hash; rows with equal UNIT are resampled together.
-        resample: how to resample; with None, no replicates are computed.
+        resample: the settings of the bootstrap; None computes no replicates.
     """
     columns = [LABEL, PROBABILITY, *([UNIT] if resample else [])]
     rows = select(predictions, columns)
@@ -157,7 +157,7 @@ def reduce_rows(
         label: (n,) 1 for clicks, 0 for non-clicks.
         probability: (n,) float32 predicted probabilities.
         units: (n,) int64 hashes; rows with equal hashes are resampled together. None without a bootstrap.
-        resample: how to resample; None without a bootstrap.
+        resample: the settings of the bootstrap; None without a bootstrap.
     """
     score = probability.astype(np.float64)
     click = label > 0

@@ -252,7 +252,7 @@ def model_inputs(
         columns: maps the name of a feature to an Arrow column of length `rows`, or to one value for all rows.
             Such a value is a number or a list of ids.
         spec: the model's features.
-        multi_hot: how lists of ids are padded.
+        multi_hot: the padding of lists of ids.
         rows: number of rows.
 
     Returns:

@@ -1,9 +1,8 @@
 """Scores (user, item) pairs. User parts and item parts are computed only once.
 
-The user part is what the model computes from the user alone, and the item part is what the model computes
-from the item and the context. Only the interaction of both parts is computed for each pair. If a model has no
-factorization into parts (training/models/factorization.py), the complete model runs on the joined input row
-of each pair.
+The model computes the user part from the user alone, and the item part from the item and the context. Only
+the interaction of both parts is computed for each pair. If a model has no factorization into parts
+(training/models/factorization.py), the complete model runs on the joined input row of each pair.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def factorization_of(predictor: Predictor) -> Factorization:
 
 
 class ItemParts:
-    """The item parts: what the model computes from each item and the context, without the user.
+    """The item parts: the values that the model computes from each item and the context, without the user.
 
     If the parts of all items need at most `kept_bytes` bytes, they are computed once and stay in memory.
     Otherwise they are computed again each time they are used.
@@ -190,7 +189,7 @@ class PairScorer:
 
     @torch.inference_mode()
     def user_parts(self, inputs: SideInputs) -> Part:
-        """Returns the user parts: what the model computes from each user, without the items.
+        """Returns the user parts: the values that the model computes from each user, without the items.
 
         The result is a tuple of tensors of shape (U, …).
         """

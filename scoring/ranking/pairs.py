@@ -358,7 +358,10 @@ def _values(lists: pa.ListArray) -> NDArray[np.integer[Any]]:
 
 
 def _joined(parts: list[NDArray[np.integer[Any]]]) -> NDArray[np.integer[Any]]:
-    """Concatenates two arrays. Returns a copy only if it must, or if torch could not refer to the memory."""
+    """Concatenates two arrays.
+
+    Copies one array alone only if it is read-only, because torch needs writable memory.
+    """
     filled = [part for part in parts if len(part)] or parts[:1]
     joined = filled[0] if len(filled) == 1 else np.concatenate(filled)
     return joined if joined.flags.writeable else joined.copy()

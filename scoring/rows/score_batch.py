@@ -237,5 +237,5 @@ def _check_values(path: str, feature: Feature, column: pa.Array, *, check_ids: b
     if int(ids.view(np.uint32).max()) >= cardinality:  # as uint32, a negative id is a large number
         raise DataError(
             f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
-            "run build_features again: features and workflow version do not belong together",
+            "run build_features again: the features do not match the workflow version",
         )

@@ -266,7 +266,7 @@ class ServedInputs:
         if different:
             raise ConfigError(
                 f"the models in {repository} differ from the new one in {'; '.join(different)}",
-                "export the model to another folder, and let the clients change",
+                "export the model to another folder, and change the clients",
             )
 
     def _differences(self, served: ServedInputs) -> Iterator[str]:

@@ -181,7 +181,10 @@ class _Repository:
     def _write(
         self, exported: dict[str, Any], workflow: LocalWorkflow, inputs: ServedInputs
     ) -> dict[str, Any]:
-        """Writes a new version, and moves its folders to their places. Returns what served.json contains."""
+        """Writes a new version, and moves its folders to their final paths.
+
+        Returns what served.json contains.
+        """
         version = max([0, *(number for name in _MODELS for number in self._versions(name))]) + 1
         facts = {
             "version": version,

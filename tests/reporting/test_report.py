@@ -314,7 +314,7 @@ def test_measure_of_the_day_before_is_shown_with_its_date(tmp_path: Path) -> Non
 def test_lists_are_compared_with_the_best_that_the_log_allows(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     text = Page(build(config, RUN_DATE)[1]).text
-    assert "75.0% of the best that the log allows" in text
+    assert "75.0% of the best possible hit rate of the log" in text
     assert "75.0% of the hit rate of the best possible lists" in text
     assert "Lists by the true click probability 20 27.5% 0.1450 65.0%" in text
     assert "Best possible lists 20 28.0% 0.1500 55.0%" in text
@@ -679,7 +679,7 @@ def test_scores_of_choices_are_not_called_probabilities_or_click_rates(tmp_path:
     assert "Scores The loss of the training compares items" in text
     assert "# Item Score Why Before 1 <script>alert('x')</script> 0.9000" in text
     assert "score of every test row." in text
-    assert "chosen against drawn items of the test rows" in text
+    assert "chosen items against drawn items of the test rows" in text
     assert "20 choices in 80 rows (40 choices in 400 rows in training)" in text
     assert "Not compared: the click rate, because the section negatives sets how many rows are no" in text
 
