@@ -95,8 +95,8 @@ def approximate(items: Vectors) -> Callable[[Vectors], Lists]:
     """Our approximate search, with the default of `probes`."""
     import torch
 
-    from scoring.candidates.approximate import ApproximateSearch
     from scoring.candidates.clusters import clusters_of
+    from scoring.candidates.retrieval import ApproximateSearch
     from scoring.candidates.sources.retrieval import Settings as Retrieval
     from scoring.candidates.top_items import MICRO_BATCH_USERS
     from scoring.ranking.top_k import split_keys

@@ -14,7 +14,7 @@ DESCRIPTION = (
 def main() -> None:
     """Runs the job. The processes that read the log start while the other modules are imported.
 
-    Only the session, if it is opened, needs pandas.
+    Only a Spark session needs pandas.
     """
     start_server_early()
     refuse_pandas()

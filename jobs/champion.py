@@ -17,8 +17,9 @@ from training.registry.overrides import OverrideRequest
 DESCRIPTION = (
     "Shows which model serves on a run date, since when and why, with all decisions of the gate and of "
     "people up to that date. --rollback withdraws the champion: from the run date on, the previous "
-    "champion serves again. --pin lets one version serve until --release, whatever the gate decides. "
-    "The history records who made each change and why. To repeat a change has no effect. Lists that are "
+    "champion serves again. --pin lets one version serve until --release, regardless of the gate's "
+    "decisions. The "
+    "history records who made each change and why. To repeat a change has no effect. Lists that are "
     "already published do not change: run nightly for the date again."
 )
 
@@ -51,14 +52,16 @@ def _action(arguments: argparse.Namespace) -> Action | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line: the options of every job, the overrides, who decided, why."""
+    """Returns the parser of the command line: options of every job, overrides, their author and reason."""
     parser = job_parser("champion", DESCRIPTION)
     override = parser.add_mutually_exclusive_group()
     override.add_argument(
         "--rollback", action="store_true", help="withdraw the champion: the previous champion serves again"
     )
     override.add_argument(
-        "--pin", metavar="VERSION", help="let this version serve until --release, whatever the gate decides"
+        "--pin",
+        metavar="VERSION",
+        help="let this version serve until --release, regardless of the gate's decisions",
     )
     override.add_argument("--release", action="store_true", help="end the pin: the gate decides again")
     parser.add_argument(
@@ -79,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _user() -> str:
-    """Returns the user of this process: the name, or the user id if it has no name, as in some containers."""
+    """Returns the name of this process's user, or the user id if it has no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -15,7 +15,10 @@ DESCRIPTION = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Checks a configuration, and prints what its files have and the job summary. Returns the exit code."""
+    """Checks a configuration, and prints the content of its files and the job summary.
+
+    Returns the exit code.
+    """
     arguments = job_parser("check_config", DESCRIPTION).parse_args(argv)
     return run_without_session("check_config", arguments, run)
 

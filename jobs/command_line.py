@@ -16,7 +16,7 @@ from storage.job_summary import JobSummary
 if TYPE_CHECKING:  # nightly reads its arguments before it imports the configuration
     from storage.run_context import RunContext
 
-INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C, as shells and nightly count
+INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C, as in shells and nightly
 
 
 def job_parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
@@ -58,7 +58,7 @@ def add_future(parser: argparse.ArgumentParser) -> None:
         "--future",
         action="store_true",
         help="accept a run date later than tomorrow (UTC), such as a date of a generated log; without this "
-        "option, such a date is an error",
+        "option, a later date is an error",
     )
 
 
@@ -70,14 +70,14 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="SECONDS",
         help="how long to wait if another process runs this job for the same lake, configuration and run "
-        "date (default: 0); if it still runs then, the job ends with exit code 4",
+        "date (default: 0); if the process still runs after this time, the job ends with exit code 4",
     )
 
 
 def _seconds(text: str) -> float:
-    """Returns a number of seconds, which is not negative."""
+    """Parses a number of seconds, which must not be negative."""
     if not 0 <= (value := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
     return value
 
 
@@ -117,8 +117,7 @@ def run_without_session(
 def report_interruption(name: str) -> int:
     """Writes to standard error that Ctrl-C (SIGINT) ended a job. Returns the exit code."""
     print(
-        f"{name} was interrupted\n"
-        "  what to do: start it again; readers of the tables see no half-written data",
+        f"{name} was interrupted\n  what to do: start it again; readers of the tables see only complete data",
         file=sys.stderr,
         flush=True,
     )

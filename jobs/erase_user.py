@@ -17,8 +17,8 @@ DESCRIPTION = (
     "Erases users from the lake and from the sinks: their rows in all tables, their ids in vocabularies, and "
     "old data files. From then on, jobs leave out the rows of these users when they read the raw log of the "
     "run date, of earlier days, or of days that the lake has already read. The raw log and trained models "
-    "are not changed; the record in <lake>/erasures says what remains. No other job may use the lake "
-    "meanwhile. If the job is interrupted, start it again with the same options: it continues."
+    "are not changed; the record in <lake>/erasures says what remains. No other job may use the lake at "
+    "the same time. If the job is interrupted, start it again with the same options: it continues."
 )
 
 
@@ -34,7 +34,7 @@ def erase(context: RunContext, arguments: argparse.Namespace) -> JobSummary:
 
 
 def _ids(named: list[str], file: Path | None) -> list[str]:
-    """Returns the ids of --user and of the lines of --users-file, each once.
+    """Returns the distinct ids of --user and of the lines of --users-file.
 
     Raises:
         ConfigError: there is no id, or the file cannot be read.
@@ -42,7 +42,7 @@ def _ids(named: list[str], file: Path | None) -> list[str]:
     lines: list[str] = []
     if file is not None:
         try:
-            # Only line feeds end a line: ids may contain other separators of lines, such as U+2028.
+            # Only line feeds end a line. Ids may contain other line separators, such as U+2028.
             text = file.read_bytes().decode("utf-8-sig")
             lines = [line.removesuffix("\r") for line in text.split("\n")]
         except (OSError, UnicodeDecodeError) as error:
@@ -63,13 +63,15 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="ID",
-        help="ids of the users, as they are in the log; --user=ID for an id that begins with a dash",
+        help="ids of the users, as they are in the log; use --user=ID for an id that begins with a dash",
     )
-    parser.add_argument("--users-file", type=Path, metavar="FILE", help="text file with one id a line")
+    parser.add_argument("--users-file", type=Path, metavar="FILE", help="text file with one id per line")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be removed; nothing is changed"
     )
-    parser.add_argument("--list", action="store_true", help="print the records of erasures, and erase nobody")
+    parser.add_argument(
+        "--list", action="store_true", help="print the records of erasures, without erasing users"
+    )
     return parser
 
 

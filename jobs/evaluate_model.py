@@ -6,8 +6,8 @@ from jobs.runner import run_job
 from jobs.stages.evaluate_model import run
 
 DESCRIPTION = (
-    "Compares the challenger with the champion on the same raw test rows, from which each model's own "
-    "workflow computes the features. The gate then decides which of the two models serves."
+    "Compares the challenger with the champion on the same raw test rows. Each model's workflow computes "
+    "its features from these rows. The gate then decides which of the two models serves."
 )
 
 

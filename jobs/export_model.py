@@ -13,9 +13,10 @@ from training.export.smaller_programs import Format
 
 DESCRIPTION = (
     "Exports the model that serves on a run date (the champion or its refit) to a new folder, for programs "
-    "without this project: as ONNX (ranker.onnx) and as a program of torch.export (ranker.pt2). Models of "
-    "user and item vectors also get user.onnx, item.onnx and the same as .pt2. Each program is compared with "
-    "the model before the folder appears; export.json describes the inputs."
+    "without this project: as ONNX (ranker.onnx) and as a program of torch.export (ranker.pt2). For models "
+    "of user and item vectors, the folder also contains programs for users and items: user.onnx, "
+    "item.onnx, user.pt2 and item.pt2. The job compares each program with the model before it creates the "
+    "folder. export.json describes the inputs."
 )
 
 
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compiled",
         action="store_true",
-        help="also compile each program of torch.export with AOTInductor, for processors like that of this "
+        help="also compile each program of torch.export with AOTInductor, for the processor type of this "
         "machine (ranker.aotinductor.pt2). This needs a C++ compiler",
     )
     parser.add_argument(
@@ -63,9 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const="onnxruntime",
         choices=get_args(Backend),
-        help="add the model to a model repository of Triton Inference Server, where it is computed by "
-        "Triton's backend of ONNX Runtime (the default), by this backend with TensorRT on a GPU, or by "
-        "Triton's Python backend. While an experiment runs, also add the model of its treatment",
+        help="add the model to a model repository of Triton Inference Server, where it runs in Triton's "
+        "backend of ONNX Runtime (the default), in this backend with TensorRT on a GPU, or in Triton's "
+        "Python backend. While an experiment runs, also add the model of its treatment",
     )
     parser.add_argument(
         "--online",

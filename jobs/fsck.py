@@ -15,9 +15,9 @@ from storage.paths import LakePaths
 
 DESCRIPTION = (
     "Compares every data file of a lake with the digest in its manifest, and parses the JSON files of the "
-    "lake. Prints each damaged file, what differs, and which job writes it again. Nothing is changed without "
-    "--repair. Files of earlier releases and raw logs have no digests: they are counted as unverified, and "
-    "only their sizes are compared."
+    "lake. Prints each damaged file, the difference, and the job that writes the file again. Without "
+    "--repair, it changes nothing. Files of earlier releases and raw logs have no digests. The job counts "
+    "them as unverified, and compares only their sizes."
 )
 _PROGRESS_S = 10.0
 
@@ -75,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program_name("fsck.py"),
         description=DESCRIPTION,
-        epilog="Exit codes: 0 nothing is damaged, 2 bad arguments, 3 files are damaged (also if --repair has "
-        "marked them), 4 infrastructure (worth a retry). The last line on standard output is one JSON "
+        epilog="Exit codes: 0 nothing is damaged, 2 bad arguments, 3 files are damaged (even if --repair "
+        "has marked them), 4 infrastructure (worth a retry). The last line on standard output is one JSON "
         "object.",
     )
     parser.add_argument(

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from jobs.new_config.configuration import NewConfig
 
 DESCRIPTION = (
-    "Looks at the first rows of a log, and writes a configuration with which nightly makes lists. It prints "
-    "what each column has, what was chosen and why, and asks where the rows leave it open. Without a "
-    "terminal, or with --yes, it takes the first answer and writes the question into the file."
+    "Looks at the first rows of a log, and writes a configuration with which nightly makes lists. It "
+    "prints the content of each column, and its choices with their reasons. It asks a question if the rows "
+    "do not decide. Without a terminal, or with --yes, it takes the first answer and writes the question "
+    "into the file."
 )
 _EXAMPLES = 3
 
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # These imports take a second, which `--help` does not need.
+    # These imports take a second. `--help` does not need them, so they are in this function.
     from conf.load import load_config
     from jobs.checks import check_config, check_lists, check_tables, check_training
     from jobs.new_config.configuration import Wishes, new_config
@@ -86,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _report(config: NewConfig, open_questions: list[str]) -> str:
-    """Returns what the tables have, what was chosen and why, and the open questions."""
+    """Returns a text: the content of the tables, the choices with their reasons, and the open questions."""
     from reporting.terminal import text_table
 
     parts = []
@@ -144,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="YAML", help="the file to write (default: NAME.yaml)")
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     parser.add_argument(
-        "--yes", action="store_true", help="ask nothing: take the first answer to every question"
+        "--yes", action="store_true", help="ask no questions: take the first answer to each of them"
     )
     return parser
 

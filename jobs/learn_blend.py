@@ -6,9 +6,9 @@ from jobs.runner import run_job
 from jobs.stages.learn_blend import run
 
 DESCRIPTION = (
-    "Learns how to combine the scores of the champion and of the sources of candidates (score.blend: auto). "
-    "Measures the champion, each source and the blend on clicks of the validation split, and records the "
-    "best of them."
+    "Fits a blend: a combination of the scores of the champion and of the sources of candidates "
+    "(score.blend: auto). Measures the champion, each source and the blend on clicks of the validation "
+    "split, and records the best of them."
 )
 
 

@@ -8,7 +8,7 @@ from jobs.stages.measure_recommendations import run
 DESCRIPTION = (
     "Compares the lists of a date with later clicks: hit rate, NDCG and coverage of the lists and of the "
     "most popular items, and the recall of the candidates. Users without a row in the train split are "
-    "measured separately, because the model was not trained on any row of theirs. For a log of "
+    "measured separately, because the model was not trained on their rows. For a log of "
     "generate_clicks, the job also measures the best possible lists, by the true probabilities."
 )
 

@@ -14,8 +14,9 @@ from storage.migration import migrate, survey
 from storage.paths import LakePaths
 
 DESCRIPTION = (
-    "Lists the format versions of all files of a lake, and which files this release would rewrite. Nothing "
-    "is changed without --apply. No other job may use the lake while migrate runs with --apply. If migrate "
+    "Lists the format versions of all files of a lake, and the files that this release would rewrite. "
+    "Without --apply, it changes nothing. No other job may use the lake while migrate runs with --apply. "
+    "If migrate "
     "is interrupted, start it again: it continues where it stopped."
 )
 

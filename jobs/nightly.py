@@ -26,12 +26,12 @@ DESCRIPTION = (
     "nightly still writes the report, and "
     "ends with the exit code of that stage. The output of each stage is written to "
     "<lake>/logs/dt=<run date>/<stage>.log. If the Spark profile has a local master, all stages run in one "
-    "Spark application; otherwise, or with --isolate, each stage is a spark-submit process of its own."
+    "Spark application; otherwise, or with --isolate, each stage is a separate spark-submit process."
 )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Starts the application, runs the night, prints the job summary, and returns the exit code."""
+    """Starts the application, runs all stages, prints the job summary, and returns the exit code."""
     arguments = _parser().parse_args(argv)
     start = time.monotonic()
     overrides = tuple(arguments.overrides)
@@ -42,13 +42,13 @@ def main(argv: list[str] | None = None) -> int:
             check_node(submission)
         with Interruptions() as interruptions, closing(launcher):
             launcher.prepare(train=arguments.retrain)
-            # These imports take half a second, in which the application starts.
+            # These imports take half a second. The application starts during this time.
             from jobs.chain.run_chain import run_night
 
             summary = run_night(arguments, launcher, interruptions)
     except NightrankError as error:
         return report_failure("nightly failed", error)
-    except OSError as error:  # of the disk: the network and the lake have errors of their own
+    except OSError as error:  # an error of the disk: the network and the lake raise other errors
         return report_failure("nightly failed", error, "check the disk and its free space, then run it again")
     total = time.monotonic() - start
     StageProgress().write(summary.completed("nightly", arguments.run_date, summary.seconds, total).line())

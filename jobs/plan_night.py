@@ -6,8 +6,8 @@ from jobs.runner import run_job
 from jobs.stages.plan_night import run
 
 DESCRIPTION = (
-    "Reports what a scheduler must know before a run: whether the raw log of the day has arrived, which "
-    "steps the run has, and whether its lists are published already. Writes nothing, and needs no Spark "
+    "Reports to a scheduler, before a run, whether the raw log of the day has arrived, which steps the run "
+    "has, and whether its lists are already published. Writes nothing, and needs no Spark "
     "session."
 )
 

@@ -12,24 +12,26 @@ from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
 DESCRIPTION = (
-    "Deletes old dates and unused versions from the lake with --delete; without this option, it prints what "
-    "it would delete and changes nothing. It keeps the dates of the last --keep-days days up "
-    "to the run date, later dates, and everything else that a run of the run date or a later one needs: the "
+    "With --delete, deletes old dates and unused versions from the lake. Without this option, prints what "
+    "it would delete, and changes nothing. It keeps the dates of the last --keep-days days up "
+    "to the run date, later dates, and all other data that a run of the run date or of a later date "
+    "needs: the "
     "newest date of each table, the features of kept datasets, and the models that serve or may serve again. "
-    "The raw log is never changed. Other jobs of the run date may run meanwhile. If the job is interrupted, "
+    "The raw log is never changed. Other jobs of the run date may run at the same time. If the job is "
+    "interrupted, "
     "start it again: it continues."
 )
 
 
 def prune(context: RunContext, arguments: argparse.Namespace) -> JobSummary:
-    """Deletes what is old and unused, or lists it, prints a table, and returns the summary."""
+    """Deletes or lists old dates and unused versions, prints a table, and returns the summary."""
     text, summary = run(context, arguments.keep_days, dry_run=not arguments.delete)
     print(text, flush=True)
     return summary
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line: the options of every job, and what is kept."""
+    """Returns the parser of the command line: the options of every job, --keep-days and --delete."""
     parser = job_parser("prune", DESCRIPTION)
     parser.add_argument(
         "--keep-days",

@@ -7,7 +7,8 @@ from jobs.stages.refit_model import run
 
 DESCRIPTION = (
     "Trains the model that the gate promoted on the run date again, on the rows of the train, validation "
-    "and test splits (train.refit). The result, the refit, makes the lists in place of this model. If no "
+    "and test splits (train.refit). The resulting model, the refit, makes the lists in place of the "
+    "promoted model. If no "
     "model was promoted on the run date, the job does nothing."
 )
 

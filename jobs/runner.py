@@ -47,9 +47,9 @@ from storage.run_context import RunContext
 
 log = logging.getLogger("nightrank")
 
-# The message of Java if the interpreter of Spark's Python workers is missing.
+# Java's message if the interpreter of Spark's Python workers is missing.
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
-_PUBLISH_NOTHING = frozenset({"plan_night"})  # several of them may run for one date
+_PUBLISH_NOTHING = frozenset({"plan_night"})  # several of these jobs may run for one date
 _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 
@@ -66,12 +66,12 @@ def run_with_options(
     stage: Callable[[RunContext, argparse.Namespace], JobSummary],
     argv: list[str] | None = None,
 ) -> None:
-    """Runs a job with options of its own, and ends the process with its exit code.
+    """Runs a job with additional options, and ends the process with its exit code.
 
     Args:
         name: the name of the job.
-        parser: a parser of `job_parser`, with the job's own options added.
-        stage: runs the stage. It also gets the parsed arguments.
+        parser: a parser of `job_parser`, with the options of the job added.
+        stage: runs the stage. Its second argument is the parsed command line.
         argv: the words of the command line; None means the command line of this process.
     """
     words = sys.argv[1:] if argv is None else argv
@@ -89,7 +89,7 @@ def run_with_options(
         code = error.exit_code
     except KeyboardInterrupt:
         code = report_interruption(name)
-    if code != EXIT_OK:  # a scheduler that gets only the log of a job reads its exit code there
+    if code != EXIT_OK:  # a scheduler may have only the log of a job, so the log contains the exit code
         log.error("%s ended with exit code %d", name, code)
     end_job(code)
 
@@ -111,7 +111,7 @@ def run_in_application(
     write_summary: Callable[[str], None],
     sessions: OwnSession,
 ) -> int:
-    """Runs a job in a process that runs other jobs too. Returns the exit code of the job.
+    """Runs a job in a process that also runs other jobs. Returns the exit code of the job.
 
     Args:
         name: the name of the job.
@@ -123,7 +123,7 @@ def run_in_application(
     _log_to_stderr()
     try:
         return _run(name, stage, arguments, write_summary, sessions)
-    except Exception:  # a bug: print the traceback, as Python does for a job in its own process
+    except Exception:  # a bug: print the traceback, as Python does for a job in a separate process
         traceback.print_exc()
         return EXIT_CRASHED
 
@@ -158,11 +158,11 @@ def _run(
     exit_code, summary = EXIT_CRASHED, None
     failure: BaseException | None = None
     try:
-        check_config(config)  # before the job does any work
+        check_config(config)  # checked before the job does any work
         total = time.monotonic() - start
         with _lease_of(context, arguments):
             summary = stage(context).completed(name, context.run_date, context.phases, total)
-        summary.line()  # raises an error for a value that is not JSON, before the run counts as successful
+        summary.line()  # raises an error for a value that is not JSON, before the run is recorded
         exit_code = EXIT_OK
         if stacks := sessions.keep_stacks(context):
             log.info("Spark logged errors that did not end the job; their stack traces are in %s", stacks)
@@ -185,7 +185,7 @@ def _run(
 
 
 def _lease_of(context: RunContext, arguments: argparse.Namespace) -> AbstractContextManager[None]:
-    """Returns the lease of the job, or nothing for a job that publishes nothing.
+    """Returns the lease of the job, or a context manager without effect for a job that publishes nothing.
 
     Raises:
         InfrastructureError: see storage.leases.lease.
@@ -198,7 +198,7 @@ def _lease_of(context: RunContext, arguments: argparse.Namespace) -> AbstractCon
 def _log_failure(context: RunContext, error: Exception, sessions: OwnSession) -> tuple[Exception, int]:
     """Logs the error that ended the job. Returns the original error and its exit code."""
     raised = raised_in(str(error)) if isinstance(error, PySparkException | Py4JError) else None
-    # If the configuration or the data is wrong, the message needs no stack trace of this error.
+    # An error of the configuration or the data needs no stack trace.
     is_complete = isinstance(error, NightrankError) and (
         error.exit_code in (EXIT_CONFIG, EXIT_DATA) or not error.__cause__
     )
@@ -225,17 +225,19 @@ def _log_failure(context: RunContext, error: Exception, sessions: OwnSession) ->
 
 
 def _mark_damage(error: Exception) -> None:
-    """If a data file is damaged, records this in its manifest, so that a rerun writes the table again."""
+    """Records a damaged data file in its manifest, so that a rerun writes the table again."""
     path = path_of_damaged(error) if isinstance(error, DataError) else None
     try:
         if path is not None and mark_file(path):
-            log.info("%s is marked as damaged: the next run of the job that writes it writes it again", path)
+            log.info(
+                "%s is marked as damaged: the job that writes it will write it again in its next run", path
+            )
     except (NightrankError, OSError) as failure:
         log.warning("%s cannot be marked as damaged: %s", path, failure)
 
 
 def _advice(error: Exception) -> str:
-    """Returns what to do after an error of Spark or the system around it."""
+    """Returns the remedy for an error of Spark or the system around it."""
     if program := _NO_PROGRAM.search(str(error)):
         return (
             f"a node does not have {program[1]}: install the packed environment there "
@@ -244,12 +246,12 @@ def _advice(error: Exception) -> str:
     return "if you can remove the cause, such as a full disk, do that first; then run the job again"
 
 
-# Keeps standard output of a job free of everything except its summary.
+# Ensures that standard output of a job contains only its summary.
 #
 # spark-submit merges standard error of the driver's Python into its standard output, and copies both to its
 # own standard output. So programs that read the summary would also get logs, warnings and tracebacks.
 # Therefore, under spark-submit, this module makes the JVM copy everything to standard error and write the
-# summary to standard output itself. All output of the process is treated in this way, including that of
+# summary to standard output itself. The same happens to all output of the process, including that of
 # libraries.
 
 _STDOUT, _STDERR = 1, 2
@@ -268,7 +270,8 @@ def separate_output() -> Callable[[str], None]:
         return _separated(SparkContext._jvm)
     except Py4JError as error:
         log.warning(
-            "this JVM does not let logs be sent to standard error, so standard output also has logs: %s",
+            "this JVM does not support sending logs to standard error, so standard output also contains "
+            "logs: %s",
             error,
         )
         return _print
@@ -284,9 +287,9 @@ def _separated(jvm: Any) -> Callable[[str], None]:
 
     Returns a function that writes a line to the real standard output.
     """
-    # The copying thread keeps a reference to System.out, so System.setOut would have no effect on it. Replace
-    # the number in its file descriptor instead. Spark opens java.io for reflection in every JVM that it
-    # starts.
+    # The copying thread keeps a reference to System.out, so System.setOut would have no effect on it.
+    # Instead, this function replaces the number in its file descriptor. Spark opens java.io for reflection in
+    # every JVM that it starts.
     descriptor = jvm.java.io.FileDescriptor
     number = jvm.java.lang.Class.forName("java.io.FileDescriptor").getDeclaredField("fd")
     number.setAccessible(True)
@@ -312,7 +315,7 @@ def _are_one_file(pid: int) -> bool:
     return os.path.samestat(*streams)
 
 
-# Ends a process without freeing its objects one by one, which takes 0.15 s, and half a second with torch.
+# Ends a process without freeing its objects. Freeing them takes 0.15 s, and half a second with torch.
 
 _JOBS = Path(__file__).parent
 
@@ -320,7 +323,7 @@ _JOBS = Path(__file__).parent
 def end_process(exit_code: int) -> NoReturn:
     """Ends this process at once, after the functions of `atexit`, which delete temporary files.
 
-    As at the end of the interpreter, other threads end first. Otherwise a thread of a pool of processes and
+    As at the end of the interpreter, other threads end first. Otherwise a thread of a process pool and
     `atexit` could wait for the same process, and one of them would wait forever.
     """
     threading._shutdown()  # type: ignore[attr-defined]

@@ -10,8 +10,8 @@ from jobs.stages.http_server import HttpLimits
 from jobs.stages.serve_model import ServeOptions, run
 
 DESCRIPTION = (
-    "Answers requests over HTTP with the model that serves on a run date (the champion or its refit), until "
-    "it gets SIGTERM or Ctrl-C. POST /invocations, in the JSON formats of MLflow's scoring server, returns "
+    "Answers HTTP requests with the model that serves on a run date (the champion or its refit), until "
+    "SIGTERM or Ctrl-C. POST /invocations, in the JSON formats of MLflow's scoring server, returns "
     "click probabilities of raw rows. GET /recommendations/USER?k=10 returns the list that the model makes "
     "for a user from the candidates of the run date. GET /health answers as soon as requests are accepted, "
     "and GET /metrics returns counts and times for Prometheus."
@@ -57,36 +57,41 @@ def _parser() -> argparse.ArgumentParser:
         help="file with a token of at least 16 characters; requests other than /health must send it as "
         "Authorization: Bearer TOKEN",
     )
-    parser.add_argument("--tls-cert", metavar="PEM", help="certificate chain; connections then use TLS")
-    parser.add_argument("--tls-key", metavar="PEM", help="key of the certificate, without a password")
+    parser.add_argument(
+        "--tls-cert", metavar="PEM", help="file with the certificate chain; connections then use TLS"
+    )
+    parser.add_argument(
+        "--tls-key", metavar="PEM", help="file with the key of the certificate, without a password"
+    )
     parser.add_argument(
         "--max-body-mib",
         type=_positive_int,
         default=limits.body_bytes // _MIB,
         metavar="MIB",
-        help="largest body of a request (default: %(default)s)",
+        help="maximum size of the body of a request (default: %(default)s)",
     )
     parser.add_argument(
         "--read-seconds",
         type=_positive,
         default=limits.read_s,
         metavar="SECONDS",
-        help="time for the head of a request, for its body, for a TLS handshake, and for a client that does "
-        "not read its answer (default: %(default)s)",
+        help="time limit for the head of a request, for its body, for a TLS handshake, and for a client "
+        "that does not read its answer (default: %(default)s)",
     )
     parser.add_argument(
         "--max-requests",
         type=_positive_int,
         default=limits.requests,
         metavar="N",
-        help="requests that may wait or be in work; further requests get status 503 (default: %(default)s)",
+        help="maximum number of requests that wait or are in work; further requests get status 503 "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--max-k",
         type=_positive_int,
         default=ServeOptions.max_k,
         metavar="K",
-        help="longest list that a request may ask for (default: %(default)s)",
+        help="maximum length of a requested list (default: %(default)s)",
     )
     return parser
 
@@ -101,7 +106,7 @@ def _positive_int(text: str) -> int:
 def _positive(text: str) -> float:
     """Returns a positive number."""
     if not 0 < (value := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no positive number")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
 
 

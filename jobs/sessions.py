@@ -14,14 +14,14 @@ from storage.run_context import RunContext
 
 @dataclass
 class OwnSession:
-    """The builder of a job's Spark session, which also saves the Java stack traces that Spark logs."""
+    """Builds a job's Spark session, and saves the Java stack traces that Spark logs."""
 
     error_log: SparkLog = field(default_factory=SparkLog)
 
     def open(self, context: RunContext) -> SparkSession:
         """Builds the session.
 
-        Attaches the error log before the session is built, because this can fail, and again afterwards.
+        Attaches the error log before, because building can fail, and again afterwards.
         """
         allow_pandas()
         self.error_log.attach()
@@ -30,11 +30,14 @@ class OwnSession:
         return session
 
     def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
-        """Saves the stack traces of Spark's log and of `error`. Returns the path; None if there are none."""
+        """Saves the stack traces of Spark's log and of `error`.
+
+        Returns the path; None without stack traces.
+        """
         return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
 
     def close(self, context: RunContext) -> None:
-        """Ends the use of the session by the job."""
+        """Ends the job's use of the session."""
         context.stop()
 
     def _build(self, context: RunContext) -> SparkSession:
@@ -47,7 +50,7 @@ class OwnSession:
 class SharedSession:
     """The Spark session of several jobs that run in one process, one after the other.
 
-    The session is built for the first job that needs it. Cached tables of a job do not outlive the job.
+    The session is built for the first job that needs it. At the end of a job, its cached tables are removed.
     """
 
     _session: SparkSession | None = None
@@ -57,7 +60,7 @@ class SharedSession:
         return _Borrowed(self)
 
     def get(self, context: RunContext) -> SparkSession:
-        """Returns the session. Builds it if there is none, with event logs in the lake of the job."""
+        """Returns the session. Builds it if it does not exist, with event logs in the lake of the job."""
         if self._session is None:
             self._session = build_session(
                 f"nightrank {context.config.name} {context.run_date}", event_logs=context.lake.event_logs
@@ -87,7 +90,7 @@ class _Borrowed(OwnSession):
         self.shared = shared
 
     def close(self, context: RunContext) -> None:
-        """Leaves the session to the next job."""
+        """Ends the use of the session; the next job can use it."""
         if context.started_spark is not None:
             self.shared.clean()
 

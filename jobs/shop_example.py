@@ -12,8 +12,8 @@ from conf.messages import program_name
 from jobs.command_line import report_failure
 
 DESCRIPTION = (
-    "Writes the export of an invented web shop, with which docs/tutorial.md shows the way from files to "
-    "lists: a CSV file of events for each day, and tables of users and items. The days begin on "
+    "Writes the export of an invented web shop for the example of docs/tutorial.md: a CSV file of events "
+    "for each day, and tables of users and items. The days begin on "
     "2026-01-01. If you call it again with more days, only the files of the new days are written."
 )
 
@@ -21,7 +21,7 @@ DESCRIPTION = (
 def main(argv: list[str] | None = None) -> int:
     """Writes the files, and prints the job summary. Returns the exit code."""
     arguments = _parser().parse_args(argv)
-    # NumPy takes a moment to import, and `--help` does not need it.
+    # Importing NumPy takes time, and `--help` does not need it.
     from etl.synthetic.shop import write_shop
 
     try:

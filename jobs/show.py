@@ -9,11 +9,11 @@ from jobs.command_line import job_parser, run_without_session
 from jobs.stages.show import run
 
 DESCRIPTION = (
-    "Shows the published list of one user: position, item, score, reason "
-    "(ranked, boost:<value> or explore) and how often the user clicked the item before. Also shows the "
-    "features of the user and of the items (ids as raw values), which model and workflow made the list, "
-    "when it was made, and the user's clicks in the newest rows of the dataset (at most about five "
-    "million rows). Ends with exit code 3 if the date has no lists, the user is unknown, or the user had "
+    "Shows the published list of one user: position, item, score, reason (ranked, boost:<value> or "
+    "explore) and the number of the user's earlier clicks on the item. Also shows the features of the user "
+    "and of the items (ids as raw values), the versions of the model and the workflow that made the list, "
+    "its time, and the user's clicks in the newest rows of the dataset (at most about five million rows). "
+    "Ends with exit code 3 if the date has no lists, the user is unknown, or the user had "
     "no candidates."
 )
 

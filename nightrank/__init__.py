@@ -1,4 +1,4 @@
-"""Reads and uses what the jobs of Nightrank publish: tables, workflows, models and lists.
+"""Reads and uses the tables, workflows, models and lists that the jobs of Nightrank publish.
 
     import nightrank
 
@@ -15,9 +15,9 @@
     nightrank.Recommender("sasrec").fit(interactions).recommend(["u1"], k=5)  # lists, learned from a frame
     nightrank.metrics.auc(labels, probabilities)           # measures, with confidence intervals
 
-No Spark session is needed. docs/python.md shows each call with its result. `nightrank.online` looks up lists
-and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`), so each
-module is imported when one of its names is first used.
+The package needs no Spark session. docs/python.md shows each call with its result. `nightrank.online` looks
+up lists and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`),
+so each module is imported when one of its names is first used.
 """
 
 from importlib import import_module
@@ -53,10 +53,10 @@ __all__ = [
     "train",
 ]
 
-__version__ = "0.2.0"  # pyproject.toml says the same
+__version__ = "0.2.0"  # pyproject.toml contains the same version
 
 _ERRORS = "conf.errors"
-# Name → its module, and its name there if that is another one.
+# Maps each public name to its module, and to its name in this module if the names differ.
 _MODULES = {
     "ClickClassifier": ("nightrank.click_classifier", None),
     "ConfigError": (_ERRORS, None),
@@ -75,7 +75,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name. Python calls this if the name was not used before."""
+    """Imports a public name when it is first used (PEP 562)."""
     if name == "metrics":
         return import_module("nightrank.metrics")
     if name not in _MODULES:

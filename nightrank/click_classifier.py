@@ -1,4 +1,4 @@
-"""A click model with the methods of a classifier of scikit-learn."""
+"""A click model with the methods of scikit-learn's classifiers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nightrank.model import Model
 from nightrank.spark_frames import AnyFrame, local_table
 from nightrank.workflow import ColumnType, Group, Workflow, read_groups
 
-# The name of the column with the labels. Features cannot have it.
+# The name of the column with the labels. Features cannot have this name.
 _LABEL = "_label"
 
 
@@ -27,24 +27,26 @@ class ClickClassifier(Estimator):
         model = nightrank.ClickClassifier("dlrm", embedding_dim=8).fit(rows, clicks)
         model.predict_proba(rows)[:, 1]
 
-    It has the conventions of scikit-learn, whose functions `clone`, `cross_val_score` and `GridSearchCV` work
-    with it: `get_params` and `set_params` also have the settings of the architecture. scikit-learn need not
-    be installed. `fit` calls `Workflow.fit` and `nightrank.train`, so the model is that of train_model.
+    It follows the conventions of scikit-learn, so `clone`, `cross_val_score` and `GridSearchCV` work with it.
+    `get_params` and `set_params` include the settings of the architecture. scikit-learn need not be
+    installed. `fit` calls `Workflow.fit` and `nightrank.train`, so the job train_model would train the same
+    model.
 
     Args:
         model: the architecture: dlrm, dcn_v2, deepfm, din, wide_and_deep, neumf or logistic_regression
             (docs/models.md).
         features: the groups of features, as for `Workflow`. None: each column is a feature. Numbers are dense
             features, texts and booleans are ids, and lists are features with several ids.
-        types: the types of columns, as for `Workflow`. They do not change which features None stands for.
+        types: the types of columns, as for `Workflow`. They do not change the features that `features=None`
+            selects.
         epochs: number of passes over the rows.
         batch_size: number of rows of a step.
-        learning_rate: learning rate of the dense layers; None for that of the section `train`, 0.003.
-        embedding_learning_rate: learning rate of the embeddings; None for that of the section `train`, 0.15.
+        learning_rate: learning rate of the dense layers; None for the default of the section `train`, 0.003.
+        embedding_learning_rate: learning rate of the embeddings; None for the default of the section `train`,
+            0.15.
         device: auto, cpu or cuda.
         seed: seed of initial weights, order of rows and dropout.
-        settings: settings of the architecture, such as embedding_dim=8. The defaults are those of
-            conf/models.
+        settings: settings of the architecture, such as embedding_dim=8. conf/models contains the defaults.
 
     Attributes:
         classes_: (2,) the two values of the labels, in ascending order. The second one is a click.
@@ -53,7 +55,7 @@ class ClickClassifier(Estimator):
         model_: the trained `Model`, with its metrics and methods, such as `save` and `export`.
     """
 
-    _estimator_type = "classifier"  # scikit-learn before 1.6
+    _estimator_type = "classifier"  # scikit-learn before 1.6 reads this
 
     def __init__(
         self,
@@ -86,13 +88,13 @@ class ClickClassifier(Estimator):
         Args:
             rows: a frame of pandas, Polars, Arrow or Spark.
             labels: (N,) the label of each row: two distinct values, such as 0 and 1.
-            validation: rows and labels by which the epoch of the weights is chosen (the best AUC); None for
-                the weights of the last epoch.
+            validation: rows and labels that choose the epoch of the weights (the best AUC); None for the
+                weights of the last epoch.
 
         Raises:
-            ConfigError: an argument is wrong, or the architecture is no click model.
-            DataError: the labels have one value, or more than two; a label is missing; lengths differ; or a
-                value of the rows does not fit.
+            ConfigError: an argument is wrong, or the architecture is not a click model.
+            DataError: the labels do not have exactly two values, a label is missing, lengths differ, or a
+                value of the rows is invalid.
         """
         columns = _columns_of(rows)
         table = local_table(rows, columns)
@@ -138,8 +140,8 @@ class ClickClassifier(Estimator):
         """Returns the probability of each class for each row: (N, 2), in the order of `classes_`.
 
         Raises:
-            ConfigError: the model is not fitted, or `rows` is no frame.
-            DataError: a column is missing, or a value does not fit.
+            ConfigError: the model is not fitted, or `rows` is not a frame.
+            DataError: a column is missing, or a value is invalid.
         """
         model: Model = self._require(getattr(self, "model_", None), "click model")
         scored: pa.ChunkedArray = model.score(local_table(rows, list(self.workflow_.raw_columns)))
@@ -155,7 +157,7 @@ class ClickClassifier(Estimator):
         return self.classes_[is_click.astype(np.intp)]
 
     def score(self, rows: AnyFrame | pa.RecordBatch, labels: ArrayLike) -> float:
-        """Returns the AUC of the predictions, by which scikit-learn compares settings.
+        """Returns the AUC of the predictions. scikit-learn compares settings by this score.
 
         (Classifiers of scikit-learn return the accuracy, which is of little use if clicks are rare.)
 
@@ -166,8 +168,9 @@ class ClickClassifier(Estimator):
         return metrics.auc(_clicks_of(labels, self.classes_, len(click)), click)
 
     def __sklearn_tags__(self) -> Any:
-        """Returns what scikit-learn asks estimators: that this one is a classifier of two classes."""
-        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # the caller has imported it
+        """Returns scikit-learn's tags: this estimator is a classifier of two classes."""
+        # the caller has already imported sklearn
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
 
         return Tags(
             estimator_type="classifier",
@@ -181,7 +184,7 @@ def _columns_of(rows: Any) -> list[str]:
     names = rows.schema.names if isinstance(rows, pa.Table | pa.RecordBatch) else getattr(rows, "columns", ())
     if not len(names):
         raise ConfigError(
-            f"{type(rows).__module__}.{type(rows).__name__} is no frame with columns",
+            f"{type(rows).__module__}.{type(rows).__name__} is not a frame with columns",
             "pass a DataFrame of pandas or Polars, or a table of Arrow",
         )
     return [str(name) for name in names]
@@ -193,7 +196,7 @@ def _groups_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _two_classes(labels: ArrayLike, rows: int) -> tuple[NDArray[Any], NDArray[np.int8]]:
-    """Returns the two distinct labels, and for each row whether it has the second one (0 or 1)."""
+    """Returns the two distinct labels, and the class of each row: 1 for the second label, 0 for the first."""
     values = _labels(labels, rows)
     classes = np.unique(values)
     if len(classes) != 2:
@@ -206,14 +209,14 @@ def _two_classes(labels: ArrayLike, rows: int) -> tuple[NDArray[Any], NDArray[np
 
 
 def _clicks_of(labels: ArrayLike, classes: NDArray[Any], rows: int) -> NDArray[np.int8]:
-    """Returns 1 for each label that is the second class, and 0 for each label that is the first one."""
+    """Returns the class of each label: 1 for the second class, 0 for the first."""
     values = _labels(labels, rows)
     wrong = ~np.isin(values, classes)
     if wrong.any():
         place = int(wrong.argmax())
         raise DataError(
             f"label {place} is {values[place]!r}, but the labels of `fit` are {classes.tolist()}",
-            "pass labels with the same meaning",
+            "pass labels with the values of `fit`",
         )
     return (values == classes[1]).astype(np.int8)
 
@@ -222,7 +225,7 @@ def _labels(labels: ArrayLike, rows: int) -> NDArray[Any]:
     """Returns the labels as an array. Raises DataError if a label is missing, or lengths differ."""
     values = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else np.asarray(labels)
     if values.shape != (rows,) if isinstance(values, np.ndarray) else len(values) != rows:
-        raise DataError(f"there are {rows} rows, but the labels do not match them", "pass one label per row")
+        raise DataError(f"there are {rows} rows, but the labels have another shape", "pass one label per row")
     try:
         column = pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else values
     except pa.ArrowException as error:

@@ -1,8 +1,8 @@
 """The command `nightrank`: starts the jobs, from any folder, in the environment of the project.
 
 Each command is a script of `jobs/` (or the doctor), which gets the arguments unchanged. The jobs need Spark,
-so they run in a checkout, or in the project that `nightrank setup` installs. The package itself needs neither
-Spark nor a checkout.
+so they run in a checkout, or in the project that `nightrank setup` installs. The package itself does not need
+Spark or a checkout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import NoReturn
 from conf.errors import EXIT_OK, ConfigError, NightrankError
 from conf.messages import started_by
 
-# Scripts by which a shell completes the commands and options of `nightrank`.
+# Scripts with which a shell completes the commands and options of `nightrank`.
 
 SHELLS = ("bash", "zsh")
 _SCRIPT = """\
@@ -46,7 +46,7 @@ _ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bash
 
 
 def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
-    """Returns the script for a shell. Where no option fits, file names are completed.
+    """Returns the script for a shell. If no option matches, the shell completes file names.
 
     Args:
         shell: one of SHELLS. zsh runs the script for bash.
@@ -61,13 +61,13 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 
 # Finds the project whose jobs the command `nightrank` starts, and installs it from the wheel.
 #
-# The project is a checkout, or the copy of its files that the wheel contains. The project's packages cannot
-# be resolved together from a package index, so `setup/install.py` installs them from lock files into their
-# own environment.
+# The project is a checkout, or the copy of its files that the wheel contains. pip cannot resolve the
+# project's packages together, so `setup/install.py` installs them from lock files into a separate
+# environment.
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
 _ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py puts it into the wheel
-_KEPT = (".venv", ".bootstrap", ".setup.lock")  # stay when a newer release replaces an older one
+_KEPT = (".venv", ".bootstrap", ".setup.lock")  # a newer release keeps these files
 
 
 def default_folder() -> Path:
@@ -85,7 +85,7 @@ def find_project() -> Path | None:
     if named:
         if not _is_ready(Path(named)):
             raise ConfigError(
-                f"{HOME_VARIABLE}={named} is no installed project",
+                f"{HOME_VARIABLE}={named} is not an installed project",
                 f"run `make setup` in a checkout, or `nightrank setup --folder {named}`",
             )
         return Path(named).absolute()
@@ -109,8 +109,8 @@ def install_project(folder: Path | None, python: str) -> int:
         The exit code of the installation.
 
     Raises:
-        ConfigError: this package is part of a checkout, there is no such Python, or the folder contains
-            something else or cannot be written.
+        ConfigError: this package is part of a checkout, the Python program does not exist, or the folder
+            contains other files or cannot be written.
     """
     if not _ARCHIVE.is_file():
         raise ConfigError(
@@ -128,8 +128,8 @@ def install_project(folder: Path | None, python: str) -> int:
         raise ConfigError(
             f"{target} cannot be written: {error}", f"pass --folder FOLDER, and set {HOME_VARIABLE}=FOLDER"
         ) from error
-    # The project's modules, such as `setup`, are found in the folder. Variables of this environment would
-    # add other packages.
+    # Run the installation in the folder of the project, so that its modules, such as `setup`, are found.
+    # Remove variables of this environment, which would add other packages.
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     code = subprocess.run([program, "-m", "setup.install"], cwd=target, env=clean, check=False).returncode
     if code == 0:
@@ -142,7 +142,7 @@ def _unpack(target: Path) -> None:
     """Replaces the files of the project in a folder, but keeps its environment.
 
     Raises:
-        ConfigError: the folder exists and is no project.
+        ConfigError: the folder exists and is not a project.
     """
     if target.is_dir() and any(target.iterdir()) and not (target / "jobs/nightly.py").is_file():
         raise ConfigError(f"{target} contains other files", "pass an empty or a new folder")
@@ -158,7 +158,7 @@ def _unpack(target: Path) -> None:
     scratch.rename(target)
 
 
-# Short names of commands. The command of every other job is the name of its script.
+# Short names of commands. The other commands have the names of their scripts.
 SHORT_NAMES = {
     "check": "check_config",
     "run": "nightly",
@@ -196,7 +196,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @cache
 def _jobs() -> Mapping[str, Mapping[str, object]]:
-    """Returns what `make docs` wrote about the jobs: description and options, by the name of the script."""
+    """Returns the description and the options of each job, by the name of its script.
+
+    `make docs` wrote them.
+    """
     loaded: dict[str, dict[str, object]] = json.loads(
         Path(__file__).with_name("jobs.json").read_text(encoding="utf-8")
     )
@@ -232,7 +235,7 @@ def _start(command: str, arguments: Sequence[str]) -> NoReturn:
         )
     job = commands()[command]
     script = [f"{home}/jobs/{job}.py"]
-    if job == DOCTOR:  # the doctor is no part of the packed environment
+    if job == DOCTOR:  # the packed environment does not contain the doctor
         script = ["-m", "setup.doctor"]
         os.environ["PYTHONPATH"] = str(home)
     started_by(f"nightrank {command}")
@@ -240,7 +243,7 @@ def _start(command: str, arguments: Sequence[str]) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Returns the parser of the commands that start no job; its help lists all commands."""
+    """Returns the parser of the commands that do not start a job. Its help lists all commands."""
     stages = sorted(set(commands()) - set(_EVERYDAY))
     parser = argparse.ArgumentParser(
         prog="nightrank",
@@ -269,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Returns a line or more for each command, with its summary."""
+    """Returns one or more lines for each command, with its summary."""
     width = min(get_terminal_size().columns, 110)
     return "\n".join(
         fill(

@@ -1,4 +1,4 @@
-"""What estimators share: parameters as in scikit-learn, and the settings with which models are trained."""
+"""The base class of estimators, with parameters as in scikit-learn, and the settings of trainings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ Self = TypeVar("Self", bound="Estimator")
 
 
 class Estimator:
-    """Base of estimators. Each keyword argument of the constructor is an attribute of the same name.
+    """Base class of estimators.
 
-    A constructor may also have settings, `**settings`, which are an attribute, too. It only stores its
-    arguments; `fit` checks them.
+    Each keyword argument of the constructor becomes an attribute of the same name. A constructor may also
+    accept `**settings`, which become the attribute `settings`. It only stores its arguments; `fit` checks
+    them.
     """
 
     settings: dict[str, Any]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Returns the arguments of the constructor, also those that have their default.
+        """Returns the arguments of the constructor, including defaults.
 
         Args:
             deep: without effect, because no argument is an estimator.
@@ -61,7 +62,7 @@ class Estimator:
         return f"{type(self).__name__}({shown})"
 
     def _require(self, fitted: Any, what: str) -> Any:
-        """Returns what was fitted. Raises ConfigError if it is None."""
+        """Returns the fitted object. Raises ConfigError if it is None."""
         if fitted is None:
             raise ConfigError(f"the {what} is not fitted", "call `fit` first")
         return fitted
@@ -82,7 +83,7 @@ def _is_same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
-# How models are trained if the caller does not say it.
+# The default settings of trainings.
 
 _SHARDS = 16
 _RATES_OF_COMPARISONS: Mapping[str, Any] = {
@@ -94,11 +95,12 @@ _RATES_OF_COMPARISONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How models of an architecture are trained by default.
+    """The default settings of the training of an architecture.
 
     Attributes:
-        file: the name of their settings in conf/models; None for the defaults of the architecture.
-        loss: the loss. Losses over vectors compare items of other rows, so they need no drawn items.
+        file: the name of the settings in conf/models; None for the defaults of the architecture.
+        loss: the loss. Losses over vectors use the items of other rows as negatives, so they need no drawn
+            items.
         drawn: number of items that each epoch draws for each positive row.
         user_id: whether the id of the user is a feature.
         history: whether the items that the user chose before a row are a feature.
@@ -127,9 +129,9 @@ _RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained; the arguments of `Recommender` describe the values.
+    """The settings of a training; the arguments of `Recommender` describe them.
 
-    `settings` are those of the architecture.
+    `settings` are the settings of the architecture.
     """
 
     model: str
@@ -144,21 +146,21 @@ class Training:
 
     @property
     def recipe(self) -> Recipe:
-        """Returns the defaults of the architecture. Raises ConfigError if there is no such architecture."""
+        """Returns the defaults of the architecture. Raises ConfigError if the architecture does not exist."""
         if self.model not in known_architectures():
             raise ConfigError(
-                f"model={self.model!r} is no architecture", f"choose from {sorted(known_architectures())}"
+                f"model={self.model!r} is not an architecture", f"choose from {sorted(known_architectures())}"
             )
         return _RECIPES.get(self.model, Recipe())
 
     def model_section(self, *, has_dense: bool) -> dict[str, Any]:
-        """Returns the section `model`: the settings, and defaults that fit them and the features."""
+        """Returns the section `model`: the settings, and defaults that depend on settings and features."""
         file, default = self.recipe.file, {"architecture": self.model}
         if file is not None:
             default = dict(read_yaml(Path(conf_load.__file__).parent / "models" / f"{file}.yaml"))
         section = {**default, **{name: python_value(value) for name, value in self.settings.items()}}
         if "bottom_mlp" in default and "bottom_mlp" not in self.settings:
-            # It reads the dense features, and its last layer must be as wide as an embedding.
+            # The bottom MLP reads the dense features, and its last layer must be as wide as an embedding.
             widths = [*default["bottom_mlp"][:-1], section["embedding_dim"]]
             section["bottom_mlp"] = widths if has_dense else []
         return section
@@ -167,7 +169,8 @@ class Training:
         """Returns the section `train`. `drawn` is the number of items that are drawn for a positive row."""
         batch_size = python_value(self.batch_size)
         shards = gcd(_SHARDS, batch_size) if isinstance(batch_size, int) else _SHARDS
-        # Models that compare items are trained with the settings of `init`, others with those of the jobs.
+        # Models that compare items use the training settings of the command `init`. Other models use the
+        # defaults of the jobs.
         rates = {} if self.recipe.loss == "bce" else _RATES_OF_COMPARISONS
         chosen_rates = {
             "learning_rate": self.learning_rate,
@@ -187,15 +190,15 @@ class Training:
 
 
 def python_value(value: Any) -> Any:
-    """Returns a number of NumPy as a number of Python, and other values unchanged.
+    """Converts a NumPy number to a Python number; returns other values unchanged.
 
-    Searches over settings pass numbers of NumPy.
+    Searches over settings pass NumPy numbers.
     """
     return value.item() if isinstance(value, np.generic) else value
 
 
 def operators(kind: pa.DataType) -> dict[str, Any]:
-    """Returns the keys `kind` and `ops` of the group of a feature whose column has an Arrow type.
+    """Returns the keys `kind` and `ops` of the group of a feature, for the Arrow type of its column.
 
     Numbers are dense features, with nulls replaced by the median. Lists are features with several ids, and
     all other values are ids.

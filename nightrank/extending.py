@@ -4,9 +4,9 @@ docs/extending.md describes how to write plug-ins.
 
     from nightrank.extending import Operator, RowWise, Statistics, Step
 
-A package that imports only from here also works with the wheel of `nightrank`, in which other modules have
-different names than in the checkout. Each module is imported when one of its names is first used, so an
-operator imports neither torch nor Spark.
+A package that imports only from this module also works with the wheel of `nightrank`. In the wheel, other
+modules have different names than in the checkout. Each module is imported when one of its names is first
+used. So an operator does not import torch or Spark.
 """
 
 from importlib import import_module
@@ -124,7 +124,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a name. Python calls this if the name was not used before."""
+    """Imports a name when it is first used (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -38,8 +38,8 @@ def train(
 ) -> Model:
     """Trains a model on one rank in this process, from random weights, and returns it.
 
-    The model has the weights that train_model computes from a dataset with the same rows. The model and its
-    files are temporary: `Model.save` keeps them. A pickle of the model contains them.
+    The weights are those that train_model computes from a dataset with the same rows. The model and its files
+    are temporary: `Model.save` keeps them. A pickle of the model contains them.
 
     Args:
         workflow: a fitted workflow, which computes the features. If it has the operator target_encoding, it
@@ -47,18 +47,18 @@ def train(
         rows: the raw rows to train on, a frame of pandas, Polars, Arrow or Spark. A frame of Spark is copied
             to this process.
         model: the section `model` of a configuration, such as {"architecture": "deepfm"}, or the path of its
-            YAML file. The setting `item` of models over histories is by default the feature with the
+            YAML file. For models over histories, the default of the setting `item` is the feature with the
             vocabulary of the history.
         train: the section `train`. Settings for ranks, a lake, negatives and baselines are refused.
-        validation: raw rows that the model is measured on, at the end of each epoch or every
-            `evaluate_every_steps` steps; see `Model.metrics`. The training may end early (`stop_at`).
+        validation: raw rows for measuring the model at the end of each epoch, or every `evaluate_every_steps`
+            steps; see `Model.metrics`. The training may end early (`stop_at`).
         label: the column with the label, 0 or 1; None for the label of the workflow.
 
     Raises:
         ConfigError: the workflow is not fitted, was fitted on other rows, or reads the label; `rows` or
-            `validation` is no frame; a setting is wrong, unknown or refused; or torch is not installed.
-        DataError: a frame has no rows or lacks a column; a value does not fit; a label is not 0 or 1, or all
-            labels are equal; a feature is null; or the loss is not finite.
+            `validation` is not a frame; a setting is wrong, unknown or refused; or torch is not installed.
+        DataError: a frame has no rows or lacks a column, a value is invalid, a label is not 0 or 1, all
+            labels are equal, a feature is null, or the loss is not finite.
         InfrastructureError: a temporary file cannot be written.
     """
     require_torch()
@@ -76,7 +76,10 @@ def train(
 
 
 def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table], workflow: Workflow) -> Model:
-    """Trains in a temporary folder, which is deleted when the model is freed, or if the training fails."""
+    """Trains in a temporary folder.
+
+    The folder is deleted when the model is freed, or if the training fails.
+    """
     from training.loop.run import train_in_process  # imports torch
     from training.loop.training_plan import make_table_plan
 
@@ -95,7 +98,7 @@ def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table],
 def _features_with_ids_of(history: str, workflow: Workflow) -> list[str]:
     """Returns the features of kind categorical that have the vocabulary of a feature of kind multi_hot.
 
-    The list is empty if there is no such feature, or if its values are not ids of a vocabulary.
+    The list is empty if no feature has this kind, or if its values are not ids of a vocabulary.
     """
     fitted, spec = learned_by(workflow), workflow.spec
     if history not in [feature.name for feature in spec.multi_hot]:
@@ -110,7 +113,7 @@ def _features_with_ids_of(history: str, workflow: Workflow) -> list[str]:
 
 @contextmanager
 def _named(split: Split) -> Iterator[None]:
-    """Adds the name of the frame to the errors of its rows."""
+    """Adds the name of the frame to error messages about its rows."""
     try:
         yield
     except DataError as error:
@@ -118,9 +121,9 @@ def _named(split: Split) -> Iterator[None]:
 
 
 def _table(workflow: Workflow, rows: AnyFrame | pa.RecordBatch, label: str, split: Split) -> pa.Table:
-    """Returns the label and the features of rows, as the loader reads them.
+    """Returns the label and the features of rows in the loader's format.
 
-    All rows have the weight 1, if rows of the workflow have weights.
+    If the rows of the workflow have weights, each row gets the weight 1.
     """
     raw = local_table(rows, list(dict.fromkeys([*workflow.training_columns, label])))
     if label not in raw.column_names:
@@ -143,7 +146,7 @@ def _table(workflow: Workflow, rows: AnyFrame | pa.RecordBatch, label: str, spli
 
 
 def read_labels(name: str, column: pa.ChunkedArray) -> pa.Array:
-    """Returns the labels as float32. Raises DataError if one of them is missing, or not 0 or 1."""
+    """Returns the labels as float32. Raises DataError if a label is missing, or is not 0 or 1."""
     kind = column.type
     if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise DataError(f"column {name}, the label, has the type {kind}", "convert it to the numbers 0 and 1")
@@ -187,7 +190,7 @@ _ONE_RANK = "one rank trains, in this process"
 _NO_LAKE = "the training does not use a lake"
 _NO_KEYS = "rows of a frame have no keys of users and items"
 
-# Settings without an effect, or whose effect needs more than the rows of a frame.
+# Settings that have no effect in a training on a frame, or need more than the rows of the frame.
 _REFUSED = {
     "num_ranks": _ONE_RANK,
     "elastic": _ONE_RANK,
@@ -208,17 +211,17 @@ _REFUSED = {
     "unknown_share": _NO_KEYS,
     "shuffle": _NO_KEYS,
     "max_softmax_items": _NO_KEYS,
-    "baselines": "train each baseline by a call of its own",
+    "baselines": "train each baseline with a separate call",
 }
 _MEASURED = ("evaluate_every_steps", "stop_at")
 
 
 def read_model(section: Mapping[str, Any] | ModelConfig | str | PathLike[str]) -> ModelConfig:
-    """Returns the section `model`, passed or read from a YAML file, with all settings of its architecture.
+    """Returns the section `model` from a mapping or a YAML file, with all settings of its architecture.
 
     Raises:
-        ConfigError: the section is no mapping, the file cannot be read, the architecture does not exist, or a
-            setting is wrong.
+        ConfigError: the section is not a mapping, the file cannot be read, the architecture does not exist,
+            or a setting is wrong.
     """
     if not isinstance(section, str | PathLike):
         return complete(_read(ModelConfig, section, "model"))
@@ -246,7 +249,7 @@ def read_train(section: Mapping[str, Any] | Train | None, *, is_measured: bool) 
         wrong.append(f"train.loss={train.loss_name} ({_NO_KEYS})")
     if wrong:
         raise ConfigError(
-            f"a training on a frame does not have the settings {', '.join(wrong)}",
+            f"a training on a frame does not support the settings {', '.join(wrong)}",
             "remove them, or train in a lake with train_model",
         )
     unmeasured = [f"train.{name}" for name in _MEASURED if getattr(train, name)]
@@ -271,7 +274,7 @@ def _read(kind: Any, section: Any, name: str) -> Any:
 
 
 def _is_set(train: Train, name: str) -> bool:
-    """Returns whether the caller has set a key, whose name may have two parts."""
+    """Returns whether the caller has set a key. The name of the key may have two parts."""
     outer, _, inner = name.partition(".")
     if outer not in train.model_fields_set:
         return False

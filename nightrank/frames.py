@@ -31,12 +31,12 @@ _PASS = "pass a DataFrame of pandas or Polars, or a table or record batch of Arr
 def arrow_table(rows: Frame | pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
     """Returns some columns of a frame as an Arrow table. Columns that the frame lacks are left out.
 
-    NaN in a column of pandas is null.
+    NaN in a column of pandas becomes null.
 
-    Floats of 16 bits become float32, because Arrow does not compute with them.
+    16-bit floats become float32, because Arrow cannot compute with 16-bit floats.
 
     Raises:
-        ConfigError: `rows` is no frame, or two of its columns have the same name.
+        ConfigError: `rows` is not a frame, or two of its columns have the same name.
         DataError: the values of a column have different types, or Arrow has no type for them.
     """
     if isinstance(rows, pa.RecordBatch):
@@ -48,7 +48,7 @@ def arrow_table(rows: Frame | pa.RecordBatch, columns: Sequence[str]) -> pa.Tabl
         convert = pa.Array.from_pandas if _is_pandas(rows) else methodcaller("to_arrow")
         table = pa.table({name: _of_series(name, rows[name], convert) for name in names})
     else:
-        raise ConfigError(f"{type(rows).__module__}.{type(rows).__name__} is no frame", _PASS)
+        raise ConfigError(f"{type(rows).__module__}.{type(rows).__name__} is not a frame", _PASS)
     for index, field in enumerate(table.schema):
         if pa.types.is_float16(field.type):
             table = table.set_column(index, field.name, _as_float32(table.column(index)))
@@ -65,14 +65,14 @@ def frame_like(rows: Frame | pa.RecordBatch, result: pa.Table) -> Frame:
 
 
 def kind_of(rows: object) -> FrameKind:
-    """Returns the library of a frame. Raises ConfigError if it is no frame."""
+    """Returns the library of a frame. Raises ConfigError if it is not a frame."""
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return "arrow"
     if _is_pandas(rows):
         return "pandas"
     if _is_polars(rows):
         return "polars"
-    raise ConfigError(f"{type(rows).__module__}.{type(rows).__name__} is no frame", _PASS)
+    raise ConfigError(f"{type(rows).__module__}.{type(rows).__name__} is not a frame", _PASS)
 
 
 def as_kind(kind: FrameKind, result: pa.Table) -> Frame:
@@ -88,7 +88,7 @@ def as_kind(kind: FrameKind, result: pa.Table) -> Frame:
 
 
 def with_columns(rows: Frame | pa.RecordBatch, keep: Sequence[str], features: Frame) -> Frame:
-    """Returns columns of `rows` unchanged, and then the columns of `features`.
+    """Returns a frame with columns of `rows`, unchanged, followed by the columns of `features`.
 
     Args:
         rows: a frame of n rows.
@@ -96,7 +96,7 @@ def with_columns(rows: Frame | pa.RecordBatch, keep: Sequence[str], features: Fr
         features: a frame of the same kind with n rows, and with the same index if it is a frame of pandas.
 
     Raises:
-        ConfigError: `rows` lacks one of the columns, or a feature has the same name.
+        ConfigError: `rows` lacks one of the columns, or a feature has the name of one of them.
     """
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
@@ -115,10 +115,10 @@ def with_columns(rows: Frame | pa.RecordBatch, keep: Sequence[str], features: Fr
 
 
 def listed(argument: str, names: Names) -> Names:
-    """Returns names or ids that were passed as an argument.
+    """Returns an argument that is a list of names or ids.
 
     Raises:
-        ConfigError: the argument is a single text, whose characters would be taken for names or ids.
+        ConfigError: the argument is a single text. Its characters would count as names or ids.
     """
     if isinstance(names, str | bytes):
         raise ConfigError(f"{argument} is the text {names!r}, not a list", f"pass {argument}=[{names!r}]")
@@ -126,12 +126,12 @@ def listed(argument: str, names: Names) -> Names:
 
 
 def require_kept(keep: Sequence[str], names: Sequence[object], features: Sequence[str]) -> None:
-    """Raises ConfigError if a name in `keep` occurs twice, or is no column, or is the name of a feature."""
+    """Raises ConfigError if a name in `keep` occurs twice, is not a column, or is the name of a feature."""
     listed("keep", keep)
     unknown = [name for name in keep if list(names).count(name) != 1 or list(keep).count(name) > 1]
     if unknown:
         raise ConfigError(
-            f"keep lists {unknown}, but each name must be that of one column of the rows, and be listed once",
+            f"keep lists {unknown}, but each name must occur once in keep and name one column of the rows",
             f"choose from the columns {list(names)}",
         )
     taken = [name for name in keep if name in features]
@@ -154,7 +154,8 @@ def decoded_like(values: Any, decode: Callable[[pa.Array], pa.Array]) -> Any:
 
     Args:
         values: a series of pandas or Polars, an array or column of Arrow, or a sequence.
-        decode: returns an array with one element for each of the distinct values that it gets.
+        decode: a function that returns an array with one element for each element of its argument, the
+            distinct values.
 
     Returns:
         A series of the same library, an array or column of Arrow, or a list. A series of pandas keeps its
@@ -191,7 +192,10 @@ def _is_series(values: object, library: str) -> bool:
 
 
 def _present(wanted: Sequence[str], names: Sequence[object]) -> list[str]:
-    """Returns the wanted names that are in `names`. Raises ConfigError if one of them occurs twice."""
+    """Returns the wanted names that are in `names`.
+
+    Raises ConfigError if `names` contains a wanted name twice.
+    """
     repeated = [name for name in wanted if list(names).count(name) > 1]
     if repeated:
         raise ConfigError(f"the rows have several columns named {repeated}", "rename these columns")
@@ -215,7 +219,7 @@ def _of_series(
 
 
 def _as_float32(column: pa.ChunkedArray) -> pa.Array:
-    """Converts 16-bit floats. A null becomes NaN, which is null for all readers."""
+    """Converts 16-bit floats to float32. A null becomes NaN, which all readers treat as null."""
     chunks = [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks]
     return pa.array(np.concatenate([np.zeros(0, np.float16), *chunks]).astype(np.float32), from_pandas=True)
 
@@ -236,8 +240,8 @@ def require_packages(names: Sequence[str], extra: str, purpose: str) -> None:
 
     Args:
         names: the names of their modules.
-        extra: the extra of the wheel that installs them.
-        purpose: what needs them, for the message.
+        extra: the name of the extra of the wheel that installs the packages.
+        purpose: the feature that needs the packages, for the message.
     """
     missing = [name for name in names if find_spec(name) is None]
     if missing:

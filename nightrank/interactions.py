@@ -1,4 +1,4 @@
-"""Reads frames of interactions, users and items, and ids that callers pass, as Arrow tables of few types."""
+"""Converts frames of interactions, users and items, and ids from callers, to Arrow tables with few types."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from nightrank.spark_frames import AnyFrame, local_table
 # Names of columns in the tables. Columns of the tables of users and items have a prefix.
 USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
 
-# Names of other columns of lists, which ids must not have.
+# Names of other columns of lists. The columns of ids must not have these names.
 _OF_LISTS = ("position", "score", "reason")
-# The year 5138 in seconds, and 1973 in milliseconds.
+# The year 5138 if the unit is seconds, and 1973 if it is milliseconds.
 _LAST_SECOND = 1e11
 
 
 @dataclass(frozen=True)
 class Interactions:
-    """Interactions of users with items.
+    """The interactions of users with items.
 
     Attributes:
         rows: a table with the columns USER and ITEM (int64 or string), TIME (timestamp in µs, UTC; if there
             are times) and LABEL (int64, 0 or 1; if there are labels).
-        user_type, item_type: the types of the ids in the frame, as Arrow names them.
+        user_type, item_type: Arrow's names of the types of the ids in the frame.
     """
 
     rows: pa.Table
@@ -52,18 +52,19 @@ class Interactions:
 def read_interactions(
     frame: AnyFrame | pa.RecordBatch, user: str, item: str, time: str | None, label: str | None
 ) -> Interactions:
-    """Returns the interactions in a frame, whose columns have the names that are passed.
+    """Returns the interactions of a frame. The arguments name its columns.
 
     Raises:
-        ConfigError: it is no frame, or two of the columns have the same name, or a name of other columns of
-            lists.
-        DataError: a column is missing; an id or a time is missing, or has a type that does not fit; a label
-            is not 0 or 1; or there are no rows.
+        ConfigError: the rows are not a frame, two of the columns have the same name, or a column has the name
+            of another column of lists.
+        DataError: a column is missing; an id or a time is missing, or has an unsupported type; a label is not
+            0 or 1; or there are no rows.
     """
     names = [name for name in (user, item, time, label) if name is not None]
     if len(set(names)) < len(names) or {user, item} & set(_OF_LISTS):
         raise ConfigError(
-            f"the columns {names} must have different names, and ids none of {list(_OF_LISTS)}",
+            f"the columns {names} must have different names, and columns of ids none of the names "
+            f"{list(_OF_LISTS)}",
             "rename the columns",
         )
     table = local_table(frame, names)
@@ -89,10 +90,10 @@ def _require_columns(table: pa.Table, names: Sequence[str], frame: str) -> None:
 
 
 def _ids(name: str, column: pa.ChunkedArray) -> pa.Array:
-    """Returns ids as integers of 64 bits or as texts.
+    """Returns ids as 64-bit integers or as texts.
 
     Raises:
-        DataError: ids are neither integers nor texts, or an id is missing.
+        DataError: ids are not integers or texts, or an id is missing.
     """
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     if pa.types.is_dictionary(values.type):
@@ -126,7 +127,7 @@ def _times(name: str, column: pa.ChunkedArray) -> pa.Array:
         most = pc.max(pc.abs(seconds)).as_py() or 0.0
         if most > _LAST_SECOND:
             raise DataError(
-                f"column {name} has the number {most:.17g}, but numbers are seconds since 1970-01-01",
+                f"column {name} has the number {most:.17g}, but numbers must be seconds since 1970-01-01",
                 "convert the column to timestamps, such as by pandas.to_datetime(…, unit='ms')",
             )
         micros = pc.round(pc.multiply(seconds, 1e6)).cast(pa.int64())
@@ -136,7 +137,7 @@ def _times(name: str, column: pa.ChunkedArray) -> pa.Array:
         values = values.cast(pa.timestamp("us", "UTC"))
     else:
         raise DataError(
-            f"column {name} has the type {kind}, but times are timestamps, dates or seconds since 1970",
+            f"column {name} has the type {kind}, but times must be timestamps, dates or seconds since 1970",
             "convert the column, such as by pandas.to_datetime, or pass time=None",
         )
     if values.null_count:
@@ -152,7 +153,7 @@ def read_attributes(section: str, frame: AnyFrame | pa.RecordBatch, key: str, li
     Raises:
         ConfigError: a column has a name that features cannot have.
         DataError: the key is missing, occurs twice or has another type than in the interactions; or a column
-            has a type that is no attribute.
+            has a type that attributes cannot have.
     """
     columns_of_frame = (
         frame.schema.names if isinstance(frame, pa.Table | pa.RecordBatch) else list(frame.columns)
@@ -196,8 +197,8 @@ def _attribute(name: str, column: pa.ChunkedArray) -> pa.Array:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _cast(name, values, pa.list_(pa.string()))
     raise DataError(
-        f"column {name} has the type {kind}, but attributes are numbers, texts, booleans, dates or lists of "
-        "texts",
+        f"column {name} has the type {kind}, but attributes must be numbers, texts, booleans, dates or "
+        f"lists of texts",
         "convert the column, or leave it out",
     )
 
@@ -240,7 +241,7 @@ def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
 
 
 def typed(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Returns ids with the type that they have in the interactions. Texts have the type string."""
+    """Converts ids to the type that they have in the interactions. Texts get the type string."""
     return texts.cast(pa.int64()).cast(getattr(pa, kind)()) if _of_integers(kind) else texts
 
 

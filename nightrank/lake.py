@@ -1,4 +1,4 @@
-"""A lake: the tables, workflows and models that jobs published below one folder or URI."""
+"""Reads a lake: the tables, workflows and models that jobs published below one folder or URI."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Date = str | datetime.date
 
-# Tables with one partition for each run date, and tables of a workflow version.
+# Tables with one partition for each run date, and tables that exist for each workflow version.
 PLAIN_TABLES = (
     "recommendations",
     "scores",
@@ -55,16 +55,18 @@ def open_lake(
     """Opens a lake for reading. Nothing is written to it.
 
     Args:
-        lake: its folder, or its URI (`s3://…`), as `lake` in the configuration. A copy of a lake can also be
-            on HDFS, Google Cloud Storage or Azure.
-        config: the file of the configuration that its jobs ran with. The configuration is needed only for
-            lists that obey its business rules, blend and context (`Model.recommend`).
-        name: the name of the models, if the lake has models of several names. The default is the name in
-            the configuration, or the only name that there is.
+        lake: the folder or the URI (`s3:
+
+        …`) of the lake, as in the key `lake` of the configuration. A copy of a lake can also be on HDFS,
+            Google Cloud Storage or Azure.
+        config: the configuration file of its jobs. It is needed only for lists with the configured business
+            rules, blend and context (`Model.recommend`).
+        name: the name of the models, if the lake has models of several names. The default is the name in the
+            configuration, or the only name in the lake.
 
     Raises:
         ConfigError: the configuration cannot be read.
-        DataError: nothing was published in the lake.
+        DataError: the lake has no published table.
         InfrastructureError: the storage cannot be read.
     """
     opened = lake_at(lake)
@@ -73,7 +75,7 @@ def open_lake(
     if not file_io.list_files(opened.datasets.path):
         raise DataError(
             f"{root} has no table `datasets`: it is not a lake, or no run of build_features has succeeded",
-            "pass the folder or URI that is `lake` in the configuration, or run build_features first",
+            "pass the folder or URI in the key `lake` of the configuration, or run build_features first",
         )
     return Lake(opened, loaded, name)
 
@@ -81,13 +83,13 @@ def open_lake(
 class Lake:
     """The tables, workflows and models of a lake. `nightrank.open` returns this object.
 
-    Where a method takes a date, it is an ISO text or a `datetime.date`. None means the latest one.
+    Methods accept a date as an ISO text or a `datetime.date`. None means the latest date.
 
     Args:
         lake: the paths of its tables.
         config: the configuration; None if it is not known.
-        name: the name of its models; None for the name in the configuration, or for the only name that there
-            is.
+        name: the name of its models; None for the name in the configuration, or for the only name in the
+            lake.
     """
 
     def __init__(self, lake: paths.LakePaths, config: Config | None = None, name: str | None = None) -> None:
@@ -102,7 +104,7 @@ class Lake:
 
     @property
     def config(self) -> Config | None:
-        """Returns the configuration with which the lake was opened; None if it was opened without one."""
+        """Returns the configuration that was passed to `nightrank.open`; None without a configuration."""
         return self._config
 
     def dates(self, table: str = "datasets", workflow: str | None = None) -> list[str]:
@@ -125,8 +127,8 @@ class Lake:
 
         Args:
             table: one of these tables, or `recommendations`, `scores`, `quarantine`, `evaluations`,
-                `measures`, `list_changes` or `deliveries`. The last four have `facts`, and only some of them
-                have rows.
+                `measures`, `list_changes` or `deliveries`. The last four of these tables have `facts`, and
+                only some of them have rows.
             date: the date.
             workflow: the workflow version; None for the version of the run of this date or, if there was
                 none, of the latest run.
@@ -170,10 +172,10 @@ class Lake:
         return self.table("items", date)
 
     def workflow(self, version: str | None = None) -> Workflow:
-        """Returns a fitted workflow; None for the version of the latest run.
+        """Returns the fitted workflow with a version; without `version`, that of the latest run.
 
         Raises:
-            DataError: there is no such version, or its files are damaged.
+            DataError: the version does not exist, or its files are damaged.
         """
         return fitted_workflow(load_local(self._lake, version or self._version_of(None)))
 
@@ -182,12 +184,12 @@ class Lake:
 
         Args:
             date: the run date; None for the latest run.
-            use_refit: whether the refit of the champion is returned, if there is one. None means
-                `train.refit` of the configuration, or true if the configuration is not known.
+            use_refit: whether the refit of the champion is returned, if there is one. None means the value of
+                `train.refit` in the configuration, or true if the configuration is not known.
 
         Raises:
             ConfigError: the lake has models of several names.
-            DataError: there was no champion, or it has not the weights that it had when it began to serve.
+            DataError: there was no champion, or its weights have changed since it began to serve.
         """
         run_date = self._latest_run() if date is None else _iso(date)
         if use_refit is None:
@@ -258,15 +260,15 @@ def _iso(date: Date) -> str:
         raise ConfigError(f"{date!r} is not a date: {error}", "write it as YYYY-MM-DD") from error
 
 
-# One date of a published table, as a frame of pandas, Polars, Arrow or Spark.
+# Reads one date of a published table as a frame of pandas, Polars, Arrow or Spark.
 
 
 @dataclass(frozen=True, repr=False)
 class Published:
     """One date of a table, as it was published when this object was created.
 
-    All methods read the files that the manifest named at that time. So they return the same rows even if a
-    job replaces the date, until the old files are deleted (`output.grace_hours`).
+    All methods read the files that the manifest named at that time. If a job replaces the date, they still
+    return the old rows, until the old files are deleted (`output.grace_hours`).
 
     Attributes:
         partition: the date of the table.
@@ -298,7 +300,7 @@ class Published:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Returns what the job that published the date recorded about it, as JSON values."""
+        """Returns the facts that the job recorded when it published the date, as JSON values."""
         return self.manifest.facts
 
     @property
@@ -310,7 +312,7 @@ class Published:
         """Returns the rows, with some columns or all of them, as an Arrow table.
 
         Raises:
-            ConfigError: the table has no such column, or `columns` lists one twice.
+            ConfigError: the table does not have a column, or `columns` contains a name twice.
             DataError: a file is missing or damaged.
             InfrastructureError: a file could not be read.
         """
@@ -338,10 +340,10 @@ class Published:
         return polars.from_arrow(self.arrow(columns))  # type: ignore[return-value]  # a table, not an array
 
     def spark(self, session: SparkSession, columns: Sequence[str] | None = None) -> DataFrame:
-        """Returns the rows as a frame of this Spark session, which reads the files when it is evaluated.
+        """Returns the rows as a frame of a Spark session. The frame reads the files when it is evaluated.
 
         Raises:
-            ConfigError: the table has no such column.
+            ConfigError: the table does not have a column in `columns`.
         """
         from storage.publish import rows_of  # imports pyspark
 

@@ -6,10 +6,10 @@
     metrics.ndcg([["i3", "i1"], ["i2", "i3"]], [["i1"], ["i3"]], k=2)     # of lists, one per user
     metrics.interval(metrics.auc, labels, probabilities, users=users)     # a bootstrap over users
 
-Measures of rows get one label and one score per row. Measures of lists get one list of item ids per user, the
-best item first, and the items that are relevant to the same users, such as those that they clicked after the
-lists were made. Ids are integers or texts. Users without a relevant item are left out of the mean. Arguments
-may be lists, NumPy arrays or columns of pandas.
+The arguments of measures of rows are one label and one score per row. The arguments of measures of lists are
+one list of item ids per user, best item first, and the relevant items of these users, such as items that they
+clicked after the lists were made. Ids are integers or texts. Users without a relevant item are left out of
+the mean. Arguments may be lists, NumPy arrays or columns of pandas.
 
 All errors are subclasses of `nightrank.NightrankError`.
 """
@@ -58,7 +58,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
     """Returns the area under the ROC curve, as sklearn.metrics.roc_auc_score does.
 
     It is the share of (positive, negative) pairs of rows whose scores are in the right order. A pair with
-    equal scores counts half.
+    equal scores counts 1/2.
 
     Args:
         labels: (N,) 0 or 1.
@@ -66,7 +66,7 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
         weights: (N,) finite and not negative; None means 1 for each row.
 
     Raises:
-        DataError: the weights of a class sum to 0; a label is not 0 or 1; a score or weight does not fit; or
+        DataError: the weights of a class sum to 0, a label is not 0 or 1, a score or weight is invalid, or
             lengths differ.
     """
     return clicks.auc(*_rows(labels, scores, weights))
@@ -75,8 +75,8 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
 def average_precision(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Returns the average precision of rows, as sklearn.metrics.average_precision_score does.
 
-    Rows with equal scores enter the precision together. Arguments and errors are those of `auc`, but only the
-    weights of the positive rows must not sum to 0.
+    Rows with equal scores enter the precision together. Arguments and errors are those of `auc`, but the
+    weights of the negative rows may sum to 0.
     """
     return clicks.average_precision(*_rows(labels, scores, weights))
 
@@ -105,7 +105,7 @@ def normalized_entropy(
 
 
 def _rows(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None) -> tuple[Floats, Floats, Floats]:
-    """Returns labels, scores and weights as float64 vectors, after checking them."""
+    """Checks labels, scores and weights, and returns them as float64 vectors."""
     label, score, weight = clicks.vectors(labels, scores, weights)
     wrong = ~np.isin(label, (0, 1))
     if wrong.any():
@@ -139,7 +139,7 @@ def _checked_weights(weights: Floats) -> Floats:
     return weights
 
 
-# Measures of lists. Each is a mean over users.
+# Measures of lists. Each measure is a mean over users.
 
 
 class _Terms(NamedTuple):
@@ -161,8 +161,8 @@ def hit_rate(
     """Returns the share of users with a relevant item among the first k of their list (HR@k).
 
     Args:
-        recommended: U lists of distinct item ids, the best item first, such as the rows of an array. A list
-            may be empty, and then counts as a list without a relevant item.
+        recommended: U lists of distinct item ids, the best item first, such as the rows of an array. An empty
+            list counts as a list without a relevant item.
         relevant: the relevant items of the same U users. Users without relevant items are left out.
         k: number of positions that are measured.
         weights: (U,) weight of each user; None means 1.
@@ -221,7 +221,7 @@ def precision(
 ) -> float:
     """Returns the mean number of relevant items among the first k of a list, divided by k (precision@k).
 
-    A list with fewer than k items is divided by k, too. Arguments and errors are those of `hit_rate`.
+    For a list with fewer than k items, the divisor is also k. Arguments and errors are those of `hit_rate`.
     """
     return _terms(ranking.precisions, recommended, relevant, k, weights).mean()
 
@@ -242,7 +242,9 @@ def _user_weights(weights: ArrayLike | None, users: int) -> Floats:
     """Returns one weight per user."""
     weight = np.ones(users) if weights is None else np.asarray(weights, dtype=np.float64)
     if weight.shape != (users,):
-        raise DataError(f"there are {users} lists, but weights {weight.shape}", "pass one weight per list")
+        raise DataError(
+            f"there are {users} lists, but weights of shape {weight.shape}", "pass one weight per list"
+        )
     return _checked_weights(weight)
 
 
@@ -251,13 +253,13 @@ def novelty(
 ) -> float:
     """Returns the mean over users of the mean self-information of the items in their list, in bits.
 
-    The self-information of an item is log2(V / c), where c of V users have seen it (T. Zhou et al., PNAS
-    2010, equation 5). An item that nobody has seen counts like an item that one user has seen. Users with
-    empty lists are left out.
+    The self-information of an item is log2(V / c), where c of V users have seen the item (T. Zhou et al.,
+    PNAS 2010, equation 5). An item that no user has seen counts like an item that one user has seen. Users
+    with empty lists are left out.
 
     Args:
         recommended: U lists of distinct item ids.
-        seen: V collections of item ids: those that each user has seen, such as the items of the training
+        seen: V collections of item ids: the items that each user has seen, such as the items of the training
             rows. Repeated ids count once.
         k: number of positions that are measured; None for all positions.
         weights: (U,) weight of each user; None means 1.
@@ -320,7 +322,7 @@ def coverage(recommended: Collections, catalogue: ArrayLike, k: int | None = Non
 def _numbered_lists(
     recommended: Collections, others: Collections, name: str, k: int | None
 ) -> tuple[ranking.IdLists, ranking.IdLists]:
-    """Returns the first k items of lists, and other collections of items, with numbers for the ids."""
+    """Returns the first k items of lists, and other collections of items, with ids converted to numbers."""
     if k is not None:
         ranking.require_k(k)
     names = ("recommended", name)
@@ -350,7 +352,7 @@ _OF_ROWS = (auc, average_precision, log_loss, normalized_entropy)
 
 @dataclass(frozen=True)
 class ConfidenceInterval:
-    """A measure with its confidence interval.
+    """The value of a measure with its confidence interval.
 
     Attributes:
         value: the measure of all rows or lists.
@@ -378,7 +380,7 @@ def interval(
     seed: int = 0,
     **named: Any,
 ) -> ConfidenceInterval:
-    """Returns a measure of this module with its percentile interval of a bootstrap over users.
+    """Returns the value of a measure with a percentile interval from a bootstrap over users.
 
     Each resample gives every user a weight from Poisson(1), which approximates drawing users with replacement
     (N. Chamandy et al., Google 2012). The bounds are quantiles of the measure over all resamples (B. Efron
@@ -386,20 +388,21 @@ def interval(
     arguments.
 
     Args:
-        measure: a function of this module, except `coverage`: a resample has fewer distinct users, so the
-            coverage of resamples is too small.
+        measure: a function of this module except `coverage`. A resample has fewer distinct users, so its
+            coverage would be too small.
         arguments, named: the arguments of the measure.
-        users: (N,) the user of each row, of any type that can be sorted, because rows of one user are not
-            independent. None means that each row is independent. Only for measures of rows: a list is a user.
+        users: (N,) the user of each row, of any sortable type. Rows of one user are not independent. None
+            means that all rows are independent. For measures of lists, `users` must be None, because each
+            list belongs to one user.
         replicates: number of resamples.
         confidence: share of the resamples whose measure is between the bounds.
         seed: seed of the weights.
 
     Raises:
-        ConfigError: the measure has no interval, `users` does not fit it, `replicates` is below 1, or
-            `confidence` is not between 0 and 1.
-        DataError: the measure is undefined, for all rows or in more than a tenth of the resamples; or an
-            argument does not fit.
+        ConfigError: the measure has no interval, `users` is set for a measure of lists, `replicates` is below
+            1, or `confidence` is not between 0 and 1.
+        DataError: the measure is undefined for all rows or in more than a tenth of the resamples, or an
+            argument is invalid.
     """
     if replicates < 1 or not 0 < confidence < 1:
         raise ConfigError(
@@ -417,7 +420,7 @@ def interval(
         measured = _resampled_rows(measure, *arguments, users=users, resample=resample, **named)
     else:
         known = [one.__name__ for one in (*_OF_ROWS, *_OF_LISTS)]
-        raise ConfigError(f"{measure!r} is no measure with an interval", f"pass one of {known}")
+        raise ConfigError(f"{measure!r} is not a measure with an interval", f"pass one of {known}")
     bounds = bootstrap.interval(value, measured, np.zeros_like(measured), confidence)
     if bounds is None:
         raise DataError(
@@ -452,7 +455,7 @@ def _resampled_rows(
     if measure is auc and weights is None:
         sums = bootstrap.reduce_replicates(unit, label > 0, score, np.zeros(len(unit), np.int64), resample)
         return bootstrap.combine_replicates([sums], 1)["auc"]
-    order = np.argsort(score, kind="stable")  # sorting sorted rows again takes little time
+    order = np.argsort(score, kind="stable")  # the rows are already sorted, so sorting takes little time
     label, score, weight, unit = label[order], score[order], weight[order], unit[order]
     values = []
     for draw in _draws(np.arange(unit.max() + 1), resample):
@@ -468,12 +471,17 @@ def _draws(units: NDArray[np.int64], resample: Resample) -> Iterator[Floats]:
 
 
 def _units(users: ArrayLike | None, rows: int) -> NDArray[np.int64]:
-    """Returns the index of the user of each row, (rows,); its own index for each row if `users` is None."""
+    """Returns the index of the user of each row, (rows,).
+
+    If `users` is None, returns the index of the row.
+    """
     if users is None:
         return np.arange(rows)
     user_of_row = np.asarray(users)
     if user_of_row.shape != (rows,):
-        raise DataError(f"there are {rows} rows, but users {user_of_row.shape}", "pass the user of each row")
+        raise DataError(
+            f"there are {rows} rows, but users of shape {user_of_row.shape}", "pass the user of each row"
+        )
     try:
         missing = pa.array(user_of_row, from_pandas=True).null_count
     except pa.ArrowException as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RawRowScorer:
-    """A model with the method that MLflow calls.
+    """A model with the method `predict`, which MLflow calls.
 
     Args:
         model: the model.
@@ -40,8 +40,8 @@ class RawRowScorer:
 def _load_pyfunc(path: str) -> RawRowScorer:
     """Returns the model that the file MLmodel in the folder `path` describes.
 
-    If this folder is the model's folder in its lake, the lake is found from there, even if it was moved.
-    Otherwise, MLflow has copied the file, and the file contains the path of the lake.
+    If this folder is the model's folder in its lake, the function uses the lake that contains it, even if the
+    lake was moved. Otherwise MLflow has copied the file, and the file contains the path of the lake.
 
     Raises:
         DataError: the lake does not have the model.

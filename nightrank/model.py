@@ -62,12 +62,13 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """A trained model. `Lake.champion` returns one of a lake, and `nightrank.train` trains one on a frame.
+    """A trained model.
 
-    The model is loaded when it first scores, and stays in memory.
+    `Lake.champion` returns a model of a lake, and `nightrank.train` trains a model on a frame. The model is
+    loaded when it first scores, and stays in memory.
 
     A model can be pickled and copied. The pickle of a model that `train` returned contains the model. The
-    pickle of a model of a lake or a folder contains only the path, so its files must stay there.
+    pickle of a model of a lake or a folder contains only the path, so the files must remain at this path.
 
     Args:
         lake: the lake of the model.
@@ -94,7 +95,7 @@ class Model:
 
     @classmethod
     def in_temporary_folder(cls, folder: str, info: ModelInfo, workflow: Workflow | None) -> Model:
-        """Returns a model whose lake is a temporary folder, which is deleted with the model.
+        """Returns a model with a temporary folder as its lake. The folder is deleted with the model.
 
         Args:
             folder: the folder, from `private_folder`.
@@ -106,7 +107,7 @@ class Model:
         return model
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns how to make the model again, for pickle, copy and joblib.
+        """Returns a function and its arguments that create the model again, for pickle, copy and joblib.
 
         Raises:
             DataError: the model is temporary, and one of its files was deleted.
@@ -122,12 +123,12 @@ class Model:
         """Returns a model that `save` wrote.
 
         Args:
-            folder: its folder or URI. The files must stay there as long as the model is used.
-            version: the version; None if the folder has only one.
+            folder: its folder or URI. The files must remain there as long as the model is used.
+            version: the version; None if the folder contains only one version.
 
         Raises:
             ConfigError: the folder has several models.
-            DataError: there is no such model, or its model.json is damaged.
+            DataError: the model does not exist, or its model.json is damaged.
             InfrastructureError: the storage cannot be read.
         """
         lake = lake_at(folder)
@@ -151,7 +152,7 @@ class Model:
 
     @property
     def refit_of(self) -> str | None:
-        """Returns the champion that this model refits; None if it is no refit."""
+        """Returns the champion that this model refits; None if it is not a refit."""
         return self._info.refit_of
 
     @property
@@ -169,19 +170,19 @@ class Model:
         """Returns the metrics of the validation rows during and after the training, oldest first.
 
         Each entry has `epoch` (from 1), `step`, `auc`, `log_loss` and `normalized_entropy`. A metric is None
-        if all validation rows have the same label. Metrics of probabilities are None if the loss gives no
-        probabilities. Without validation rows, there is no entry.
+        if all validation rows have the same label. Metrics of probabilities are None if the model does not
+        predict probabilities. Without validation rows, there is no entry.
         """
         return validation_metrics(self._info.description)
 
     @property
     def kept(self) -> Mapping[str, Any]:
-        """Returns which weights of its training the model has (`train.keep`).
+        """Returns which weights of the training the model keeps (`train.keep`).
 
         `step` and `epoch` (from 1) are the step and epoch of the weights. `metric` and `value` are the
         measure on the validation rows by which the weights were chosen. `best_step` is the step with the best
-        value. The last three are None if no step was chosen by a measure. Models of earlier releases have an
-        empty mapping.
+        value. `metric`, `value` and `best_step` are None if no measure chose a step. Models of earlier
+        releases have an empty mapping.
         """
         return dict(self._info.description.get("kept") or {})
 
@@ -195,8 +196,9 @@ class Model:
     def score(self, rows: Frame | pa.RecordBatch) -> Column:
         """Returns the click probability of each raw row, float32, in the order of the rows.
 
-        If `description["scores"]` is not `click_probability`, the result has scores from 0 to 1 that order
-        rows: the model was trained with drawn negatives, or with another loss than `bce`.
+        If `description["scores"]` is not `click_probability`, the result contains scores from 0 to 1 that
+        only order rows. In this case, the model was trained with drawn negatives, or with a loss other than
+        `bce`.
 
         Args:
             rows: a frame of pandas, Polars or Arrow; see `Workflow.encode`.
@@ -205,9 +207,9 @@ class Model:
             A series of pandas (with the index of `rows`) or of Polars, or a column of Arrow.
 
         Raises:
-            ConfigError: `rows` is no frame, the device of the configuration does not exist, or torch is not
-                installed.
-            DataError: a raw column is missing, a value does not fit, or a probability is NaN.
+            ConfigError: `rows` is not a frame, the device of the configuration does not exist, or torch is
+                not installed.
+            DataError: a raw column is missing, a value is invalid, or a probability is NaN.
         """
         require_torch()
         encoded = self.workflow.encode_to_arrow(rows)
@@ -219,8 +221,8 @@ class Model:
         """Returns the inputs of an exported program for raw rows: `dense` and `categorical`.
 
         Raises:
-            ConfigError: `rows` is no frame, or torch is not installed.
-            DataError: a raw column is missing, or a value does not fit.
+            ConfigError: `rows` is not a frame, or torch is not installed.
+            DataError: a raw column is missing, or a value is invalid.
         """
         require_torch()
         from scoring.model.predictor import model_inputs
@@ -248,7 +250,7 @@ class Model:
             The content of export.json.
 
         Raises:
-            ConfigError: the folder exists or is no local path, there is no such format, a package is not
+            ConfigError: the folder exists or is not a local path, a format does not exist, a package is not
                 installed, or there is no C++ compiler for compiled programs.
             InfrastructureError: the folder cannot be written, or a program differs too much from the
                 model.
@@ -271,11 +273,11 @@ class Model:
         Args:
             folder: the repository, which may exist. The next version of its ensemble `nightrank` uses the
                 model.
-            backend: how the model is computed: by Triton's backend of ONNX Runtime, by this backend with
-                TensorRT on a GPU, or by ONNX Runtime in Triton's Python backend.
+            backend: where the model runs: in Triton's backend of ONNX Runtime, in this backend with TensorRT
+                on a GPU, or in ONNX Runtime in Triton's Python backend.
             online: whether to add the ensemble `nightrank_online`, which looks up the features of users and
                 items in the store that the sink `redis` fills.
-            variant: `treatment` for the model of the treatment of an experiment, whose ensemble is
+            variant: `treatment` for the model of the treatment of an experiment. Its ensemble is
                 `nightrank_treatment`.
 
         Returns:
@@ -307,8 +309,9 @@ class Model:
     ) -> pa.Table:
         """Returns the k best candidates of some users, from the candidates that were built on the run date.
 
-        If the lake was opened with its configuration, business rules and blend are applied, so the lists are
-        those that score_daily publishes. Without the configuration, the model alone ranks the candidates.
+        If the lake was opened with its configuration, business rules and blend are applied. The lists are
+        then those that score_daily publishes. Without the configuration, the model alone ranks the
+        candidates.
 
         Args:
             user_ids: the ids of the users, as in the log.
@@ -323,7 +326,7 @@ class Model:
             `user_ids`. An id that occurs twice has one list. A user without candidates has no row.
 
         Raises:
-            ConfigError: a context value is missing, a feature depends on user and item together, `k` is no
+            ConfigError: a context value is missing, a feature depends on user and item together, `k` is not a
                 positive integer, `user_ids` is one text, or the model has no run date.
             DataError: a user is unknown, the run date has no candidates, or they were made with another
                 workflow than the model.
@@ -344,11 +347,12 @@ class Model:
         """Plots the loss and the measures of the validation rows by epoch, from model.json.
 
         The x axis is the number of epochs since the start of the training. Each point of the loss is the mean
-        loss of the steps since the point before. The AUC has its own axis on the right, `ax.figure.axes[-1]`.
-        A dotted line is at the best step, if the weights were chosen by a measure (`kept`).
+        loss of the steps since the previous point. The AUC has a separate axis on the right,
+        `ax.figure.axes[-1]`. A dotted line marks the best step, if a measure chose the weights (`kept`).
 
-        model.json does not contain the number of steps of an epoch. The plot uses the smallest number that
-        fits the history. This is the true one if an entry of the history is at the end of an epoch.
+        model.json does not contain the number of steps of an epoch. The plot uses the smallest number that is
+        consistent with the history. It is the true number if an entry of the history is at the end of an
+        epoch.
 
         Args:
             ax: the Axes of matplotlib that are drawn on; None for those of a new figure.
@@ -358,7 +362,7 @@ class Model:
             `ax.figure.savefig`.
 
         Raises:
-            ConfigError: matplotlib is not installed, or `ax` are no Axes.
+            ConfigError: matplotlib is not installed, or `ax` is not an Axes.
             DataError: the model has no history.
         """
         plots.require_axes(ax)
@@ -374,7 +378,8 @@ class Model:
         diagonal in the direction of y, weighted by rows (Naeini et al. 2015, section 2).
 
         If the model was trained with drawn negatives (`description["scores"]` is `probability`), its
-        probabilities are those of clicks among clicks and drawn negatives, and `rows` must contain them.
+        probabilities refer to clicks among clicks and drawn negatives. Then `rows` must contain drawn
+        negatives.
 
         Args:
             rows: N raw rows, as for `score`.
@@ -385,13 +390,13 @@ class Model:
             The Axes; see `plot_history`.
 
         Raises:
-            ConfigError: the scores of the model are no probabilities; or matplotlib is not installed, `ax`
-                are no Axes, or see `score`.
+            ConfigError: the scores of the model are not probabilities; or matplotlib is not installed, `ax`
+                is not an Axes, or see `score`.
             DataError: there are no rows, a label is not 0 or 1, or lengths differ; or see `score`.
         """
         if self.description.get("scores") == "ranking":
             raise ConfigError(
-                f"the scores of model {self.version} order rows, and are no probabilities",
+                f"the scores of model {self.version} order rows, and are not probabilities",
                 "use plot_roc or plot_precision_recall, or train a model with the loss bce",
             )
         plots.require_axes(ax)
@@ -412,7 +417,7 @@ class Model:
     def plot_precision_recall(
         self, rows: Frame | pa.RecordBatch, labels: ArrayLike, ax: Axes | None = None
     ) -> Axes:
-        """Plots the precision by the recall, for each threshold.
+        """Plots the precision by the recall for each threshold.
 
         The points are those of sklearn.metrics.precision_recall_curve. The legend has the average precision,
         and the gray line is the share of clicks. Arguments, result and errors are those of
@@ -433,12 +438,12 @@ class Model:
         repeats: int = 5,
         seed: int = 0,
     ) -> Frame:
-        """Returns by how much the AUC drops if the values of a raw column are permuted.
+        """Returns the drop of the AUC if the values of a raw column are permuted.
 
-        A column that the model does not use has a drop of 0. If two columns say the same, the drop of each
-        may be small (L. Breiman, Machine Learning 45, 2001, section 10; sklearn.inspection.
-        permutation_importance has the same mean and standard deviation). The rows are scored once, and
-        `repeats` times for each column, so pass a sample of a large day. Use rows on which the model was not
+        A column that the model does not use has a drop of 0. If two columns contain the same information, the
+        drop of each may be small (L. Breiman, Machine Learning 45, 2001, section 10; sklearn.inspection.
+        permutation_importance has the same mean and standard deviation). The model scores the rows once, and
+        `repeats` times for each column. So pass a sample of a large day. Use rows on which the model was not
         trained. The same arguments give the same result.
 
         Args:
@@ -453,8 +458,8 @@ class Model:
             (its name), `auc_drop` (the mean over the permutations) and `standard_deviation` (of the drop).
 
         Raises:
-            ConfigError: a name in `columns` is no raw column, `repeats` or `seed` is no integer in its range,
-                or see `score`.
+            ConfigError: a name in `columns` is not a raw column, `repeats` or `seed` is not an integer in its
+                range, or see `score`.
             DataError: all labels are equal, a label is not 0 or 1, or lengths differ; or see `score`.
         """
         return as_kind(kind_of(rows), self._importance(rows, labels, columns, repeats, seed))
@@ -494,7 +499,7 @@ class Model:
         chosen = known if columns is None else list(dict.fromkeys(listed("columns", columns)))
         unknown = [name for name in chosen if name not in known]
         if unknown:
-            raise ConfigError(f"{unknown} are no raw columns of the model", f"choose from {known}")
+            raise ConfigError(f"{unknown} are not raw columns of the model", f"choose from {known}")
         table = arrow_table(rows, known)
         return plots.permutation_importance(table, labels, self._scores, chosen, repeats, seed)
 
@@ -521,7 +526,7 @@ def _opened_again(state: Mapping[str, Any]) -> Model:
     """Returns a pickled model of a lake or a folder.
 
     Raises:
-        DataError: its files are not there.
+        DataError: its files do not exist.
     """
     model = Model.__new__(Model)
     model.__dict__.update(state)
@@ -535,7 +540,7 @@ def _opened_again(state: Mapping[str, Any]) -> Model:
 
 
 def _written_again(files: Mapping[str, bytes], name: str, version: str, workflow: Workflow | None) -> Model:
-    """Returns a pickled temporary model. It gets a temporary folder of its own.
+    """Returns a pickled temporary model, whose files are in a new temporary folder.
 
     Raises:
         InfrastructureError: the folder cannot be written.
@@ -555,7 +560,7 @@ Unknown = Literal["raise", "skip"]
 
 
 def require_length(k: int | None) -> None:
-    """Raises ConfigError if `k` is neither None nor a positive integer."""
+    """Raises ConfigError if `k` is not None and not a positive integer."""
     if k is None:
         return
     if not isinstance(k, Integral) or isinstance(k, bool):
@@ -573,7 +578,7 @@ class UserLists:
         info: the content of model.json.
         date: the run date of the candidates.
         config: the configuration; None if it is not known.
-        score: the section `score`; None for that of the configuration, or for its defaults.
+        score: the section `score`; None for the section in the configuration, or for its defaults.
     """
 
     lake: LakePaths
@@ -593,8 +598,8 @@ class UserLists:
     ) -> pa.Table:
         """Returns the lists of the users `keys`; arguments, result and errors are those of `recommend`.
 
-        Without `exclude_seen`, items that are excluded for a user are candidates, too. This has an effect
-        only if the source of the candidates is `all_items`.
+        Without `exclude_seen`, a user's excluded items are also candidates. This has an effect only if the
+        source of the candidates is `all_items`.
         """
         require_listable(self.info.spec)
         needed = self.info.spec.workflow_version
@@ -642,7 +647,7 @@ class UserLists:
         *,
         with_scores: bool,
     ) -> pa.Table:
-        """Returns features and candidates of users, one row per user that is known."""
+        """Returns features and candidates of users, one row per known user."""
         lake, version = self.lake, self.info.spec.workflow_version
         features = [feature.name for feature in self.info.spec.scoped("user")]
         known = read_rows_of_keys(

@@ -6,7 +6,7 @@
         store.recommendations(["u1", "u2"])  # lists, as the table `recommendations` of the lake
         store.users(["u1"])  # features, as the table `users`
 
-Only the store is read, not the lake.
+The functions read only the store.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ def open_online(
     Args:
         url: redis://host:port/database, or rediss:// for TLS.
         prefix: the `prefix` of the sink.
-        user, password: the credentials; None if the server asks for none.
-        ca_file: file with the certificates of authorities to trust; None for those of the system.
+        user, password: the credentials; None for a login without them.
+        ca_file: file with the certificates of trusted authorities; None for the certificates of the system.
 
     Raises:
-        ConfigError: the URL is not one of such a server, or redis-py is not installed.
+        ConfigError: the URL is invalid, or redis-py is not installed.
     """
     require_packages(["redis"], "online", "a look-up")
     try:
         address = RedisAddress(redis_url(url), user, password, ca_file)
     except ValueError as error:
-        raise ConfigError(f"this is no address of a store: {error}", "correct the url") from error
+        raise ConfigError(f"the url is not the address of a store: {error}", "correct the url") from error
     return OnlineReader(address, prefix)
 
 
 class OnlineReader:
     """A store of lists and features. `open_online` returns it. Several threads may use it at the same time.
 
-    Each look-up takes two round trips: one for the pointer, and one for all keys. All values of a look-up are
-    of one delivery.
+    Each look-up takes two round trips: one for the pointer, and one for all keys. All values of a look-up
+    come from the same delivery.
 
     Args:
         address: the server.
@@ -83,7 +83,7 @@ class OnlineReader:
         self._client: Redis = address.client()
 
     def current(self) -> Pointer:
-        """Returns what was delivered last: date, versions, time, and the tables with their numbers of keys.
+        """Returns the last delivery: date, versions, time, and the tables with their numbers of keys.
 
         Raises:
             ConfigError: the server rejects the credentials.
@@ -120,7 +120,7 @@ class OnlineReader:
             A table with the columns and types of the table `users` of the lake. The key is the first column.
 
         Raises:
-            DataError: the sink does not deliver users. Or see `current`.
+            DataError: the sink does not deliver users, or see `current`.
         """
         return self._features("users", keys)
 
@@ -146,7 +146,7 @@ class OnlineReader:
         unknown = [(column, kind) for column, kind in columns if arrow_type(kind) is None]
         if unknown:
             raise DataError(
-                f"{self._address.url} has columns of types that this release does not know: {unknown}",
+                f"{self._address.url} has columns of types that this release does not support: {unknown}",
                 "use the release that delivered the tables, or a newer one",
             )
         return features_of(values, pa.schema([(column, arrow_type(kind)) for column, kind in columns]))
@@ -177,7 +177,7 @@ class OnlineReader:
         )
 
     def _read(self, of_bucket: Mapping[str, Sequence[str]]) -> dict[str, bytes] | None:
-        """Returns the values of the keys that exist; None if a bucket does not exist (any more)."""
+        """Returns the values of the keys that exist; None if a bucket does not exist, or no longer exists."""
         with redis_errors(self._address):
             pipe = self._client.pipeline(transaction=False)
             for bucket, keys in of_bucket.items():

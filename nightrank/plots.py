@@ -1,8 +1,10 @@
-"""Plots of a model by matplotlib, and the numbers that they show. `Model` has a method for each plot.
+"""Draws plots of a model with matplotlib, and computes the numbers in the plots.
 
-matplotlib is imported when a plot is made, so programs that only score do not need it. A plot is drawn on the
-Axes that the caller passes, or on those of a new figure. No function shows a figure or writes it. Callers of
-`draw_…` call `require_axes` first.
+`Model` has a method for each plot.
+
+The functions import matplotlib when they draw, so programs that only score do not need it. They draw on the
+Axes of the caller, or on the Axes of a new figure. They do not show or save figures. Callers of `draw_…` call
+`require_axes` first.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Floats = NDArray[np.float64]
-_REFERENCE: Mapping[str, Any] = {"color": "lightgray", "zorder": 0}  # lines that are no measure of the model
-_HEIGHT, _HEIGHT_OF_BAR = 1.2, 0.25  # of a figure with bars, in inches
+_REFERENCE: Mapping[str, Any] = {"color": "lightgray", "zorder": 0}  # reference lines
+_HEIGHT, _HEIGHT_OF_BAR = 1.2, 0.25  # heights of a figure with bars, in inches
 
 
 # The training.
@@ -75,13 +77,13 @@ def draw_history(
 def _draw_measure(
     axes: Axes, measured: Sequence[Mapping[str, Any]], steps: int, name: str, color: str, label: str
 ) -> list[Any]:
-    """Draws a measure of the validation rows. Returns its line, or no line if it was not measured."""
+    """Draws a measure of the validation rows. Returns a list with its line; empty if it was not measured."""
     points = [(entry["step"] / steps, entry[name]) for entry in measured if entry[name] is not None]
     return axes.plot(*zip(*points, strict=True), marker="o", color=color, label=label) if points else []
 
 
 def _steps_per_epoch(history: Sequence[Mapping[str, Any]]) -> int:
-    """Returns the smallest number of steps per epoch that fits the history.
+    """Returns the smallest number of steps per epoch that is consistent with the history.
 
     model.json does not contain this number. Step s is in epoch ⌈s / n⌉ - 1, counted from 0, so n is at least
     s / (epoch + 1). The last step of an epoch gives n itself, and a training has an entry for its last step.
@@ -97,7 +99,7 @@ def draw_calibration(labels: ArrayLike, probabilities: ArrayLike, ax: Axes | Non
 
     Args:
         labels, probabilities: (N,) 0 or 1, and the predicted probability of 1.
-        ax: the Axes; None for those of a new figure.
+        ax: the Axes; None for the Axes of a new figure.
 
     Raises:
         DataError: there are no rows, a label is not 0 or 1, or lengths differ.
@@ -150,7 +152,7 @@ def draw_precision_recall(labels: ArrayLike, scores: ArrayLike, ax: Axes | None)
 
 
 class Curve(NamedTuple):
-    """The points of a curve: `x` and `y` have shape (M,)."""
+    """The points of a curve; `x` and `y` have shape (M,)."""
 
     x: Floats
     y: Floats
@@ -160,7 +162,7 @@ def roc_points(labels: ArrayLike, scores: ArrayLike) -> Curve:
     """Returns false positive rate (x) and true positive rate (y) for each threshold, from (0, 0) to (1, 1).
 
     A row is predicted positive if its score is at least the threshold. The thresholds are the distinct scores
-    in descending order, after one that is above all scores (T. Fawcett, Pattern Recognition Letters 27, 2006,
+    in descending order, after a threshold above all scores (T. Fawcett, Pattern Recognition Letters 27, 2006,
     algorithm 1), as in sklearn.metrics.roc_curve with drop_intermediate=False.
 
     Args:
@@ -179,8 +181,8 @@ def precision_recall_points(labels: ArrayLike, scores: ArrayLike) -> Curve:
     """Returns recall (x) and precision (y) for each threshold, from recall 1 to (0, 1).
 
     The thresholds are the distinct scores in ascending order. The last point is at recall 0 by convention, as
-    in sklearn.metrics.precision_recall_curve. Arguments and errors are those of `roc_points`, but only one
-    label must be 1.
+    in sklearn.metrics.precision_recall_curve. Arguments and errors are those of `roc_points`, but the labels
+    need not contain 0.
     """
     counts = count_scores(labels, scores)
     true, rows = (np.cumsum(column[::-1])[::-1] for column in (counts.positives, counts.rows))
@@ -200,21 +202,20 @@ def permutation_importance(
     repeats: int,
     seed: int,
 ) -> pa.Table:
-    """Returns by how much the AUC drops if the values of a column are permuted; see `Model.importance`.
+    """Returns the drop of the AUC if the values of a column are permuted; see `Model.importance`.
 
-    All columns get the same permutations, so the result for a column does not depend on which others are
-    permuted.
+    All columns get the same permutations, so the result for a column does not depend on the other columns.
 
     Args:
         rows: N raw rows.
         labels: (N,) 0 or 1.
-        score: returns the scores of rows, (N,).
+        score: a function that returns the scores of rows, (N,).
         columns: names of columns of `rows`.
         repeats: number of permutations.
         seed: seed of the permutations.
 
     Raises:
-        ConfigError: there are no columns, or `repeats` or `seed` is no integer in its range.
+        ConfigError: there are no columns, or `repeats` or `seed` is not an integer in its range.
         DataError: all labels are equal, a label is not 0 or 1, or lengths differ.
     """
     _require_integer("repeats", repeats, 1)
@@ -240,7 +241,7 @@ def permutation_importance(
 
 
 def _permuted(rows: pa.Table, name: str, order: NDArray[np.int64]) -> pa.Table:
-    """Returns the rows with the values of one column in another order."""
+    """Returns the rows with the values of one column permuted."""
     return rows.set_column(rows.schema.get_field_index(name), name, rows.column(name).take(pa.array(order)))
 
 
@@ -263,10 +264,10 @@ def draw_importance(importance: pa.Table, ax: Axes | None) -> Axes:
 
 
 def require_axes(ax: object) -> None:
-    """Checks the argument `ax` of a plot, before rows are scored for it.
+    """Checks the argument `ax` of a plot. Callers do this before they score rows.
 
     Raises:
-        ConfigError: matplotlib is not installed, or `ax` is neither None nor Axes.
+        ConfigError: matplotlib is not installed, or `ax` is not None and not an Axes.
     """
     if find_spec("matplotlib") is None:
         raise ConfigError(
@@ -297,7 +298,7 @@ def _axes(ax: Axes | None, height: float | None = None) -> Axes:
 
 
 def _legend(axes: Axes, lines: Sequence[Any] | None = None) -> None:
-    """Adds a legend above the plot, where it hides no line.
+    """Adds a legend above the plot, where it does not hide a line.
 
     Args:
         axes: the Axes.

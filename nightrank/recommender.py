@@ -1,4 +1,4 @@
-"""A recommender that is trained on a frame of interactions, with the code of the jobs, in this process."""
+"""A recommender that is trained in this process on a frame of interactions, with the code of the jobs."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ _FILE = "recommender.json"
 
 @dataclass(frozen=True)
 class _State:
-    """What a fitted recommender needs besides its files.
+    """The values of a fitted recommender that are not in its files.
 
     Attributes:
         run_date: the date of its tables.
         model: the path of the model below the folder.
         kind: the library of the frames that it returns: pandas, polars or arrow.
-        user_type, item_type: the types of ids, as Arrow names them.
+        user_type, item_type: Arrow's names of the types of ids.
         last_time: the latest time of an interaction, in µs since 1970-01-01 UTC; None without times.
         device: the device that computes scores.
         metrics: the metrics of the validation rows; see `Recommender.metrics`.
@@ -88,11 +88,11 @@ class Recommender(Estimator):
         recommender.recommend(["u1", "u2"], k=10)
 
     `fit` runs the code of build_features, train_model, refit_model and build_candidates in a temporary
-    folder, and `recommend` runs the code of score_daily. So it needs the environment of the project.
+    folder, and `recommend` runs the code of score_daily. So both need the environment of the project.
 
-    The interactions are divided by time: the model is trained on the first 80%, and measured on the next 10%
-    at the end of each epoch, by which `fit` chooses the number of steps. Then, with `refit`, a new model is
-    trained for this number of steps on all interactions. No feature of a row depends on later rows.
+    `fit` divides the interactions by time. It trains the model on the first 80%, and measures it on the next
+    10% at the end of each epoch. These measures choose the number of steps. With `refit`, `fit` then trains a
+    new model for this number of steps on all interactions. No feature of a row depends on later rows.
 
     The same arguments and rows give the same lists on the same machine.
 
@@ -102,20 +102,20 @@ class Recommender(Estimator):
             logistic_regression). docs/models.md describes them.
         user, item: the columns of the interactions with the user and the item: integers or texts.
         time: the column with the time: timestamps, dates, or seconds since 1970. Times without a zone are
-            UTC. None: the order of the rows is the order of time.
+            UTC. None: the rows are in the order of time.
         label: the column that says which rows are positive: 0, 1 or booleans, such as a click on a shown
             item. None: each row is an item that the user chose, and other items are drawn as negatives.
-        epochs: largest number of passes over the rows.
+        epochs: maximum number of passes over the rows.
         batch_size: number of rows of a step, without drawn items.
         learning_rate: learning rate of the dense layers. None: 0.003, or 0.001 for models that compare items
             (sasrec, bert4rec, mult_vae, two_tower).
         embedding_learning_rate: learning rate of the embeddings. None: 0.15 with row-wise Adagrad, or 0.001
             with lazy Adam for models that compare items.
-        refit: whether the lists come from a model that is trained on all interactions.
+        refit: whether a model that is trained on all interactions makes the lists.
         device: auto, cpu or cuda.
         seed: seed of initial weights, order of rows, drawn items and dropout.
-        settings: settings of the architecture, such as embedding_dim=64 (docs/models.md). The defaults are
-            those of conf/models.
+        settings: settings of the architecture, such as embedding_dim=64 (docs/models.md). conf/models
+            contains the defaults.
     """
 
     def __init__(
@@ -152,17 +152,18 @@ class Recommender(Estimator):
         Args:
             interactions: a frame of pandas, Polars, Arrow or Spark with the columns `user`, `item`, `time`
                 and `label`. Other columns are ignored.
-            users: attributes of users: a frame with the column `user`, one row per user. All its other
-                columns are features: numbers as they are, with nulls replaced by the median; texts, booleans
-                and dates by an embedding of each value; lists of texts by the mean of embeddings.
-            items: attributes of items, likewise with the column `item`. Items without an interaction can be
-                recommended, too.
+            users: attributes of users: a frame with the column `user`, one row per user. All other columns
+                become features. Numbers are used unchanged, with nulls replaced by the median. Texts,
+                booleans and dates get an embedding of each value. Lists of texts get the mean of their
+                embeddings.
+            items: attributes of items: a frame with the column `item`, otherwise like `users`. Items without
+                an interaction can also be recommended.
 
         Raises:
-            ConfigError: an argument is wrong, a package is not installed, a frame is no frame, or the
+            ConfigError: an argument is wrong, a package is not installed, an argument is not a frame, or the
                 architecture does not accept a setting.
-            DataError: a column is missing, or has a value that does not fit; a user or an item is missing; a
-                frame has a key twice; or there are too few rows for a training.
+            DataError: a column is missing, or has an invalid value; a user or an item is missing; a frame has
+                a key twice; or there are too few rows for a training.
             InfrastructureError: a temporary file cannot be written.
         """
         require_jobs()
@@ -214,11 +215,11 @@ class Recommender(Estimator):
         """Returns the k best items of users.
 
         Args:
-            users: ids of users, of the type that they have in the interactions; None for all known users, in
-                the order of their ids as texts.
+            users: ids of users, with their type in the interactions; None for all known users, in the order
+                of their ids as texts.
             k: maximum number of items of a list. A list is shorter if there are fewer items.
             exclude_seen: whether items that the user chose in the interactions (label 1) are left out.
-            unknown: what happens to users who are neither in the interactions nor in the frame `users`.
+            unknown: the treatment of users who are not in the interactions and not in the frame `users`.
                 `popular`: they get the items with the most positive interactions; the column `reason` is then
                 "popular", and `score` is log(1 + number of these interactions). `skip`: they have no rows.
                 `raise`: DataError.
@@ -226,7 +227,8 @@ class Recommender(Estimator):
         Returns:
             A frame of the library of the interactions (Arrow for Spark), with one row per list entry: the
             user, `position` (from 1), the item, `score` (float32; the order of the items of a user) and
-            `reason` ("ranked" or "popular"). Users are in the order of `users`, and each has one list.
+            `reason` ("ranked" or "popular"). The lists are in the order of `users`. A user who occurs twice
+            has one list.
 
         Raises:
             ConfigError: the recommender is not fitted, or an argument is wrong.
@@ -263,24 +265,25 @@ class Recommender(Estimator):
             replicates, confidence, seed: as for `metrics.interval`, a bootstrap over users.
 
         Returns:
-            A mapping: `users` (number of users with a relevant item), `unknown_users` (those of them without
-            an interaction in `fit`), `hit_rate`, `ndcg`, `recall`, `precision`, `mean_average_precision` and
-            `mean_reciprocal_rank` (each with its interval; docs of nightrank.metrics), and `coverage`.
+            A mapping: `users` (number of users with a relevant item), `unknown_users` (number of these users
+            without an interaction in `fit`), `hit_rate`, `ndcg`, `recall`, `precision`,
+            `mean_average_precision` and `mean_reciprocal_rank` (each with its interval; docs of
+            nightrank.metrics), and `coverage`.
 
         Raises:
             ConfigError: the recommender is not fitted, or an argument is wrong.
-            DataError: an interaction is earlier than the last one of `fit`; no item is relevant; or a column
-                does not fit.
+            DataError: an interaction is earlier than the last interaction of `fit`; no item is relevant; or a
+                column is invalid.
         """
         fitted: _Fitted = self._require(self._fitted, "recommender")
         _require_k(k)
         later, state = self._read(interactions), fitted.state
-        # Without a column `time`, the caller says that these rows are later.
+        # Without a column `time`, the caller is responsible for passing later rows.
         first, last = later.first_time, state.last_time
         if first is not None and last is not None and first < last:
             raise DataError(
                 f"column {self.time}: {iso_time(first)} is before {iso_time(last)}, the last time of the "
-                "interactions of `fit`, so the model may know what it is measured on",
+                "interactions of `fit`, so the model may have been trained on what it is measured on",
                 "fit on earlier interactions, and pass only later ones",
             )
         rows = later.rows
@@ -314,8 +317,8 @@ class Recommender(Estimator):
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the metrics of the validation rows at the end of each epoch; see `Model.metrics`.
 
-        They are of the training on the first 80% of the interactions. Without `label`, they say how well
-        items that users chose are told from drawn items.
+        They come from the training on the first 80% of the interactions. Without `label`, they measure how
+        well the model distinguishes items that users chose from drawn items.
         """
         fitted: _Fitted = self._require(self._fitted, "recommender")
         return [dict(entry) for entry in fitted.state.metrics]
@@ -324,8 +327,9 @@ class Recommender(Estimator):
         """Writes the fitted recommender to a new local folder. `load` reads it.
 
         Raises:
-            ConfigError: the recommender is not fitted, the folder is no local path, or it is not empty; or
-                an argument of the constructor is neither a number nor a text, list or mapping of them.
+            ConfigError: the recommender is not fitted, the folder is not a local path, or it is not empty; or
+                an argument of the constructor is not a number, a text, or a list or mapping of numbers and
+                texts.
             InfrastructureError: the folder cannot be written.
         """
         fitted: _Fitted = self._require(self._fitted, "recommender")
@@ -344,10 +348,10 @@ class Recommender(Estimator):
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Recommender:
-        """Returns a recommender that `save` wrote. The files must stay there as long as it is used.
+        """Returns a recommender that `save` wrote. The files must remain there as long as it is used.
 
         Raises:
-            ConfigError: the folder is no local path, or a package is not installed.
+            ConfigError: the folder is not a local path, or a package is not installed.
             DataError: the folder has no recommender, or a newer release wrote it.
         """
         require_jobs()
@@ -365,7 +369,7 @@ class Recommender(Estimator):
         return read_interactions(interactions, self.user, self.item, self.time, self.label)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a pickle contains: the arguments and, after `fit`, the files of the model."""
+        """Returns the content of a pickle: the arguments and, after `fit`, the files of the model."""
         state = dict(self.__dict__)
         if self._fitted is not None:
             packed = io.BytesIO()
@@ -375,7 +379,7 @@ class Recommender(Estimator):
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restores a pickled recommender in a temporary folder of its own."""
+        """Restores a pickled recommender in a new temporary folder."""
         self.__dict__.update(state)
         if self._fitted is not None:
             packed, of_model = state["_fitted"]
@@ -393,7 +397,7 @@ class _Fitted:
 
     Args:
         folder: the folder with its files, in the format of a lake.
-        state: what it needs besides its files.
+        state: the values that are not in the files.
     """
 
     def __init__(self, folder: str, state: _State) -> None:
@@ -401,7 +405,7 @@ class _Fitted:
 
     @classmethod
     def temporary(cls, folder: str, state: _State) -> _Fitted:
-        """Returns a recommender whose folder is deleted with it."""
+        """Returns a recommender. Its folder is deleted with it."""
         fitted = cls(folder, state)
         delete_with(fitted, folder)
         return fitted
@@ -504,7 +508,7 @@ class _Fitted:
         return keys, _grouped(pairs.column("user"), pairs.column("item"), keys)
 
     def _seen(self, users: pa.Array) -> pa.Table:
-        """Returns the pairs of user and item that `exclude_seen` leaves out."""
+        """Returns the (user, item) pairs that `exclude_seen` leaves out."""
         partition = self.lake.candidates(self.version).partition(self.state.run_date)
         wanted = users.to_pylist()
         manifest = read_manifest(partition)
@@ -520,7 +524,7 @@ class _Fitted:
 
 
 def _grouped(users: pa.Array, items: pa.Array, keys: pa.Array) -> list[list[str]]:
-    """Returns the items of each user of `keys`. The rows of a user are in order."""
+    """Returns the items of each user of `keys`. The rows must be sorted by user."""
     lists: dict[str, list[str]] = {key: [] for key in keys.to_pylist()}
     for user, item in zip(users.to_pylist(), items.to_pylist(), strict=True):
         lists[user].append(item)
@@ -534,7 +538,7 @@ def _require_k(k: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number of NumPy as a number of Python, for JSON."""
+    """Converts a NumPy number to a Python number, for JSON."""
     if isinstance(value, np.generic):
         return python_value(value)
     raise ConfigError(f"the argument {value!r} cannot be saved", "pass numbers, texts, lists and mappings")

@@ -1,6 +1,6 @@
-"""Trains the model of a recommender in a folder of its own, with the code of the jobs.
+"""Trains the model of a recommender in a private folder, with the code of the jobs.
 
-The folder has the format of a lake. After the training, it contains what lists are made from.
+The folder has the format of a lake. After the training, it contains the files from which lists are made.
 """
 
 from __future__ import annotations
@@ -37,33 +37,34 @@ if TYPE_CHECKING:
 POPULAR_FILE = "popular.parquet"
 _HISTORY = "history"
 _NAME = "recommender"
-# A log without times has one date, which has no influence.
+# The date of a log without times. It does not change the results.
 _NO_DATE = "2000-01-01"
 _SHARES = {"train": 0.8, "validation": 0.1}
 _PER_POSITIVE = 4
 _HISTORY_LENGTH = 50
-# The tables of the private lake from which lists are made. The others are deleted after the training.
+# The tables of the private lake from which lists are made. The other tables are deleted after the training.
 _KEPT = ("datasets", "users", "candidates", "candidate_items", "models", "workflow", DATA)
 _KEPT_DATA = ("users", "candidates", "candidate_items")
 
 
 def make_config(folder: str, tables: Mapping[str, pa.Table], training: Training) -> Config:
-    """Returns the configuration with which the code of the jobs runs.
+    """Returns the configuration for the code of the jobs.
 
     Args:
         folder: the folder that becomes the lake.
         tables: the tables `interactions` and, if there are any, `users` and `items` (nightrank.interactions).
-        training: how the model is trained.
+        training: the settings of the training.
 
     Raises:
-        ConfigError: there is no such architecture, or a setting is wrong.
+        ConfigError: the architecture does not exist, or a setting is wrong.
     """
     recipe, log = training.recipe, tables["interactions"].schema
     has_times, has_labels = TIME in log.names, LABEL in log.names
     features, scopes = _features(tables, recipe)
     model = training.model_section(has_dense=any(group["kind"] == "dense" for group in features))
     lengths = (model.get("multi_hot") or {}).get("lengths") or {}
-    # With labels, a click model is trained on the rows that users did not choose. Other models draw items.
+    # With labels, a click model also uses the rows that users did not choose. Other models draw items as
+    # negatives.
     draws = not has_labels or recipe.loss != "bce"
     sections = {
         "name": _NAME,
@@ -82,7 +83,7 @@ def make_config(folder: str, tables: Mapping[str, pa.Table], training: Training)
         ),
         "keys": {"user": USER, "item": ITEM},
         "history": {"length": lengths.get(_HISTORY, _HISTORY_LENGTH)} if recipe.history else None,
-        # These rows are for measuring. They differ from the items that the training draws.
+        # These drawn rows are for measuring. They differ from the items that the training draws.
         "negatives": {"per_positive": _PER_POSITIVE, "train": False, "seed": python_value(training.seed)}
         if draws
         else None,
@@ -165,7 +166,7 @@ class Trained:
     Attributes:
         run_date: the date of its tables.
         model: the path of the model below the folder.
-        description: the content of model.json of the model that was measured on validation rows.
+        description: the content of the model.json of the model that was measured on validation rows.
     """
 
     run_date: str
@@ -201,7 +202,7 @@ def train_in(
     context = RunContext(_NAME, config, run_date, in_process=True)
     workers = LocalWorkers(len(os.sched_getaffinity(0)), lambda: context.spark)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"petastorm\.")  # of names that it takes for patterns
+        warnings.filterwarnings("ignore", module=r"petastorm\.")  # petastorm treats some names as patterns
         built = build(workers, plan_of(config), context.lake, run_date, None, context.phase)
         plan = make_plan(config, context.lake, built.dataset)
         description = train_in_process(plan)
@@ -217,7 +218,7 @@ def train_in(
 
 
 def _build_candidates(context: RunContext, dataset: Dataset) -> None:
-    """Publishes the items, and which of them are excluded for each user, as build_candidates does."""
+    """Publishes the items and each user's excluded items, as build_candidates does."""
     from scoring.candidates.build import publish_candidates, publish_items  # these import pyspark
     from scoring.candidates.candidate_tables import read_candidate_tables
     from scoring.candidates.vector_tables import vector_store
@@ -247,7 +248,7 @@ def _write_popular(context: RunContext, dataset: Dataset) -> None:
 
 
 def _delete_others(folder: Path, model: Path) -> None:
-    """Deletes everything in a temporary folder from which no list is made."""
+    """Deletes the files of a temporary folder that are not needed for making lists."""
     kept = [folder / name for name in (*_KEPT, POPULAR_FILE)]
     kept += [folder / DATA / name for name in _KEPT_DATA]
     others = [path for path in (*folder.iterdir(), *(folder / DATA).iterdir()) if path not in kept]

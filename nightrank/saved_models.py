@@ -1,4 +1,4 @@
-"""Writes models to a folder in the format of a lake, and finds them there."""
+"""Writes models to a folder in the format of a lake, and finds models in such a folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def private_folder() -> str:
 
 
 def delete_folder(folder: str) -> None:
-    """Deletes a folder, as far as possible."""
+    """Deletes a folder. Errors are ignored."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -59,14 +59,14 @@ def _delete_in(process: int, folder: str) -> None:
 def lake_at(folder: str | os.PathLike[str]) -> LakePaths:
     """Returns the lake in a folder or URI. A relative path is made absolute.
 
-    So objects that keep the path are valid after a change of the working directory, and in other processes.
+    So objects that store the path remain valid in other processes, and if the working directory changes.
     """
     path = os.fspath(folder)
     return LakePaths(os.path.abspath(path) if path and not scheme_of(path) else path)
 
 
 def read_files(info: ModelInfo) -> dict[str, bytes]:
-    """Returns the contents of the files of a model in a local folder, by name.
+    """Maps the name of each file of a model in a local folder to its content.
 
     Raises:
         DataError: a file is missing.
@@ -106,7 +106,7 @@ def write_files(files: Mapping[str, bytes], lake: LakePaths, name: str, version:
 
 
 def copy_model(info: ModelInfo, lake: LakePaths) -> None:
-    """Copies a model to a lake, unless it is there. Its file model.json is written last.
+    """Copies a model to a lake, if it is not there yet. Writes its file model.json last.
 
     Raises:
         DataError: a file of the model is missing.
@@ -138,11 +138,11 @@ def _copy(source: str, target: str) -> None:
 
 
 def find_model(lake: LakePaths, version: str | None) -> ModelInfo:
-    """Returns the model with a version, or the only model, of a folder in the format of a lake.
+    """Returns the model with a version, or the only model, in a folder in the format of a lake.
 
     Raises:
         ConfigError: the version is None, and there are several models.
-        DataError: there is no such model.
+        DataError: the model does not exist.
     """
     paths = [
         path
@@ -174,7 +174,7 @@ def validation_metrics(description: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not final or not final["rows"] or not history:
         return []
     measured = {entry["step"]: entry["validation"] for entry in history if "validation" in entry}
-    measured.setdefault(description["steps"], final)  # nothing was measured during the training
+    measured.setdefault(description["steps"], final)  # no metrics were measured during the training
     by_step = {entry["step"]: entry for entry in history}
     return [_entry(by_step[step], metrics) for step, metrics in sorted(measured.items())]
 

@@ -46,10 +46,12 @@ def collect_columns(rows: DataFrame, columns: Sequence[str]) -> pa.Table:
 
 
 def local_table(rows: AnyFrame | pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
-    """Returns some columns of a frame of any kind as an Arrow table. Columns that it lacks are left out.
+    """Returns some columns of a frame of any kind as an Arrow table.
+
+    Columns that the frame lacks are left out.
 
     Raises:
-        ConfigError: `rows` is no frame, or two of its columns have the same name.
+        ConfigError: `rows` is not a frame, or two of its columns have the same name.
         DataError: the values of a column have different types.
     """
     return collect_columns(rows, columns) if is_spark_frame(rows) else arrow_table(rows, columns)
@@ -63,7 +65,7 @@ def transform_frame(rows: DataFrame, workflow: LocalWorkflow, keep: Sequence[str
 
     Raises:
         ConfigError: `rows` lacks one of the columns `keep`, or a feature has the same name.
-        DataError: a raw column is missing, or its type does not fit.
+        DataError: a raw column is missing, or has an unsupported type.
     """
     features = workflow.spec.features
     require_kept(keep, rows.columns, [feature.name for feature in features])

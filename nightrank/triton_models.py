@@ -1,7 +1,8 @@
 """Models of Triton's Python backend, which the files model.py of a model repository import (docs/exports.md).
 
-The server's Python needs this package, but neither torch nor Spark. A model is called with requests, each of
-some rows, and returns one response per request. All requests of a call are computed together.
+The server's Python needs this package. It does not need torch or Spark. Triton calls a model with several
+requests of some rows, and the model returns one response per request. It computes all requests of a call
+together.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class _PythonModel(ABC):
-    """The base class of all models: requests of different lengths go through `compute` together."""
+    """The base class of all models. It passes requests of different lengths to `compute` together."""
 
     def initialize(self, arguments: Mapping[str, str]) -> None:
         """Loads the model from its folder. Triton calls this once for each instance."""
@@ -42,7 +43,7 @@ class _PythonModel(ABC):
         self._load(Path(arguments["model_repository"], arguments["model_version"]))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Returns a response for each request. A request with a wrong value gets an error, others do not."""
+        """Returns a response for each request. Only requests with a wrong value get an error."""
         inputs = [self._arrays(request) for request in requests]
         ends = np.cumsum([len(next(iter(arrays.values()))) for arrays in inputs])[:-1]
         try:
@@ -110,8 +111,8 @@ class LookUpFeatures(_PythonModel):
 
     The outputs are those of `EncodeRows`.
 
-    Features of users and items are those that the sink `redis` delivered last. These environment variables of
-    the server say where they are: NIGHTRANK_ONLINE_URL, and NIGHTRANK_ONLINE_PREFIX, …_USER, …_PASSWORD and
+    Features of users and items come from the last delivery of the sink `redis`. These environment variables
+    of the server name the store: NIGHTRANK_ONLINE_URL, and NIGHTRANK_ONLINE_PREFIX, …_USER, …_PASSWORD and
     …_CA_FILE, with the defaults of `open_online`.
     """
 
@@ -128,7 +129,7 @@ class LookUpFeatures(_PythonModel):
         }
         self._require_version()
         tables = {USER_KEY: self._store.users(keys[USER_KEY]), ITEM_KEY: self._store.items(keys[ITEM_KEY])}
-        self._require_version()  # again: a delivery may have replaced the tables in the meantime
+        self._require_version()  # retry: a delivery may have replaced the tables in the meantime
         columns: dict[str, pa.ChunkedArray] = {}
         for name, table in tables.items():
             places = _places(name, keys[name], table.column(0).to_pylist())
@@ -165,7 +166,7 @@ class LookUpFeatures(_PythonModel):
 
 
 class RunProgram(_PythonModel):
-    """Computes probabilities (n,) float32 by ONNX Runtime on CPUs, where Triton has no backend for it."""
+    """Computes probabilities (n,) float32 with ONNX Runtime on CPUs, without Triton's ONNX backend."""
 
     def compute(self, inputs: Arrays) -> Arrays:
         """Returns the probabilities; see `_PythonModel.compute`."""
@@ -174,8 +175,8 @@ class RunProgram(_PythonModel):
     def _load(self, folder: Path) -> None:
         onnxruntime: Any = importlib.import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # log only errors: it would warn of constants at each call
-        # Waiting threads do not spin, because the cores have work of the server and of other models.
+        options.log_severity_level = 3  # log only errors: otherwise each call logs warnings about constants
+        # Waiting threads do not spin, because the server and other models need the cores.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(
             folder / "ranker.onnx", options, providers=["CPUExecutionProvider"]
@@ -200,7 +201,10 @@ class _Layout:
         return [*self.dense, *(entry["feature"] for entry in self.ids)]
 
     def arrays(self, features: pa.Table) -> Arrays:
-        """Returns `dense` (n, D) float32 and `categorical` (n, W) int64, but no array without columns."""
+        """Returns `dense` (n, D) float32 and `categorical` (n, W) int64.
+
+        Arrays without columns are left out.
+        """
         arrays: Arrays = {}
         if self.dense:
             arrays["dense"] = np.empty((len(features), len(self.dense)), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""A workflow, which learns from rows how to compute features, and computes the features of raw rows."""
+"""A workflow: fits operators on rows, and computes the features of raw rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from storage.table_digest import table_digest
 
 
 class Workflow:
-    """Feature groups with their operators, and what these have learned from rows.
+    """Feature groups with their operators and, after `fit`, the learned values of the operators.
 
         workflow = Workflow([{"columns": ["city"], "kind": "categorical", "ops": ["categorify"]}])
         features = workflow.fit(train).transform(rows)
@@ -34,20 +34,21 @@ class Workflow:
     A new workflow must be fitted before its other methods can be used. `Lake.workflow` and `load` return
     fitted workflows, which cannot be fitted again.
 
-    A workflow can be pickled and copied. The pickle of one that was fitted on rows contains what it has
-    learned. The pickle of one that was loaded contains only paths, so its files must stay there.
+    A workflow can be pickled and copied. The pickle of a workflow that was fitted on rows contains the
+    learned values. The pickle of a loaded workflow contains only paths, so the files must remain at these
+    paths.
 
     Args:
         features: the section `features` of a configuration: a list of groups with the keys `columns`, `kind`
             and `ops`, or its YAML text. docs/operators describes the operators.
-        types: maps raw columns to the types that operators see: int, float, string, ints or strings. A column
-            that is not in `types` has the type of its values when the workflow is fitted. Pass `int` for
-            integers that are floats because some are missing, and `string` for keys that are numbers.
-        label: the column with the label. Features cannot be computed from it, except by target_encoding.
+        types: maps raw columns to their types for the operators: int, float, string, ints or strings. A
+            column that is not in `types` gets the type of its values when the workflow is fitted. Pass `int`
+            for integers that are floats because some are missing, and `string` for keys that are numbers.
+        label: the column with the label. Only the operator target_encoding may compute features from it.
 
     Raises:
-        ConfigError: a key, an operator or a parameter is unknown or not allowed, or an operator cannot be
-            fitted on a frame.
+        ConfigError: a key, an operator or a parameter is unknown or not allowed, or an operator does not
+            support fitting on a frame.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Workflow:
         self._types = checked_types(types or {})
         self._label = label
         self._fitted: LocalWorkflow | None = None
-        self._fitted_on: str | None = None  # digest of the rows, if the order of rows matters
+        self._fitted_on: str | None = None  # digest of the rows, if features depend on their order
         inputs, others = columns_of(self._groups, label)
         unknown = sorted(set(self._types) - {*inputs, *others})
         if unknown:
@@ -79,7 +80,7 @@ class Workflow:
 
         Raises:
             ConfigError: the folder has several versions.
-            DataError: there is no such version, or its files are damaged.
+            DataError: the version does not exist, or its files are damaged.
             InfrastructureError: the storage cannot be read.
         """
         lake = lake_at(folder)
@@ -94,7 +95,7 @@ class Workflow:
     def version(self) -> str:
         """Returns the version.
 
-        Two workflows have the same version if their features and everything that they learned are the same.
+        Two workflows have the same version if their features and learned values are equal.
         """
         return self._require_fitted().version
 
@@ -113,34 +114,35 @@ class Workflow:
 
     @property
     def training_columns(self) -> list[str]:
-        """Returns the columns that `fit` and `encode_training` read; the label only if an operator reads it.
+        """Returns the columns that `fit` and `encode_training` read.
 
-        For a workflow that was loaded, these are `raw_columns`.
+        It contains the label only if an operator reads it. For a loaded workflow, the result is
+        `raw_columns`.
         """
         inputs, others = self._read_columns()
         return [*inputs, *others] or list(self.raw_columns)
 
     def fit(self, rows: AnyFrame | pa.RecordBatch) -> Workflow:
-        """Learns from training rows, and returns this workflow. What it had learned before is replaced.
+        """Learns from training rows, and returns this workflow. Replaces values that were learned earlier.
 
-        All rows are training rows, so nothing outside them is learned. The learned values are those of
-        build_features if its only training day has the same rows. Values are converted as by `encode`.
+        All rows are training rows. build_features would learn the same values if its only training day had
+        these rows. Values are converted as `encode` converts them.
 
         Args:
             rows: a frame of pandas, Polars, Arrow or Spark with at least one row. The columns that operators
-                read are copied to this process, also from a frame of Spark.
+                read are copied to this process, even from a frame of Spark.
 
         Raises:
-            ConfigError: the workflow is already fitted and was loaded, `rows` is no frame, or an operator
+            ConfigError: the workflow is already fitted and was loaded, `rows` is not a frame, or an operator
                 does not accept the type of a column.
-            DataError: a column is missing or has a value that does not fit, or a statistic of it cannot be
+            DataError: a column is missing or has an invalid value, or a statistic of a column cannot be
                 computed.
         """
         self._keep(*self._learn(rows))
         return self
 
     def fit_transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
-        """Learns from training rows, and returns the features that a model is trained on.
+        """Learns from training rows, and returns the features for training a model.
 
         The result differs from `fit(rows).transform(rows)` only after the operator target_encoding. With this
         operator, a row gets the mean of the rows outside its fold, so its own label is not in its features.
@@ -151,8 +153,8 @@ class Workflow:
             keep: columns of `rows` that precede the features, such as the label.
 
         Raises:
-            ConfigError: see `fit` and `transform`; or an operator is target_encoding, and `rows` is a frame
-                of Spark, whose rows have no position.
+            ConfigError: see `fit` and `transform`; or the workflow has the operator target_encoding, and
+                `rows` is a frame of Spark, whose rows have no position.
             DataError: see `fit`.
         """
         fitted, table = self._learn(rows)
@@ -172,16 +174,17 @@ class Workflow:
     def transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
         """Returns the features of rows, as a frame of the same kind, in the order of the rows.
 
-        No row counts as a training row; use `fit_transform` for training rows. No row is left out.
+        All rows are treated as rows outside the training; use `fit_transform` for training rows. The result
+        has all rows.
 
         Args:
-            rows: a frame of pandas, Polars, Arrow or Spark with the columns `raw_columns`. A frame of Spark
-                is transformed in Python workers when it is used. An error of a value then stops the job of
-                Spark, and counts rows from the beginning of a batch.
+            rows: a frame of pandas, Polars, Arrow or Spark with the columns `raw_columns`. Spark transforms
+                its frames in Python workers when the result is used. A wrong value then stops the Spark job,
+                and the error counts rows from the beginning of a batch.
             keep: columns of `rows` that precede the features, such as keys.
 
         Raises:
-            ConfigError: `rows` lacks a column of `keep`, or is no frame; or the workflow is not fitted.
+            ConfigError: `rows` lacks a column of `keep`, or is not a frame; or the workflow is not fitted.
             DataError: a raw column is missing, or has a value that does not fit its type.
         """
         if is_spark_frame(rows):
@@ -206,15 +209,15 @@ class Workflow:
         Rows are treated as rows outside the training days, so target encodings are those of all training
         rows. Values that are not in a vocabulary of the workflow get the id of unknown values.
 
-        Integers may have any integer type, and be floats with NaN for nulls, as pandas makes them. Columns of
-        texts may contain integers. NaN and empty texts are nulls.
+        Integers may have any integer type. They may also be floats with NaN for nulls, as in pandas. Columns
+        of texts may contain integers. NaN and empty texts are nulls.
 
         Args:
             rows: a frame of pandas, Polars or Arrow with the columns `raw_columns`; others are ignored.
             features: the features to compute; None for all features, in the order of `spec`.
 
         Raises:
-            ConfigError: the workflow has no such feature or is not fitted, or `rows` is no frame.
+            ConfigError: a feature does not exist, the workflow is not fitted, or `rows` is not a frame.
             DataError: a raw column is missing, or has a value that does not fit its type. The message names
                 the column, the row and the value.
         """
@@ -223,15 +226,15 @@ class Workflow:
     def encode_to_arrow(
         self, rows: Frame | pa.RecordBatch, features: Sequence[str] | None = None
     ) -> pa.Table:
-        """Does the same as `encode`, but returns an Arrow table for every kind of frame."""
+        """Like `encode`, but returns an Arrow table for every kind of frame."""
         fitted = self._require_fitted()
         return fitted.encode_table(arrow_table(rows, list(self.raw_columns)), listed("features", features))
 
     def decode(self, feature: str, ids: Any) -> Any:
-        """Returns the values whose ids a feature has: the reverse of `encode` for the operator categorify.
+        """Returns the values of a feature's ids: the reverse of `encode` for the operator categorify.
 
-        Values are texts, as the vocabulary has them, also if the raw column has integers. A reserved id (0
-        for padding, 1 for null, 2 for unknown or rare values) has no value, so the result is None.
+        Values are texts, as in the vocabulary, even if the raw column has integers. A reserved id (0 for
+        padding, 1 for null, 2 for unknown or rare values) has no value, so the result is None.
 
         Args:
             feature: a feature with ids of a vocabulary. Its kind is categorical or multi_hot.
@@ -243,20 +246,20 @@ class Workflow:
 
         Raises:
             ConfigError: the feature does not exist or has no vocabulary, or the workflow is not fitted.
-            DataError: an id is missing, is no integer, or is not below the cardinality of the feature.
+            DataError: an id is missing, is not an integer, or is not below the cardinality of the feature.
         """
         fitted = self._require_fitted()
         known = {one.name: one.cardinality for one in fitted.spec.features}
         if feature not in known:
             raise ConfigError(f"the workflow has no feature {feature!r}", f"choose from {list(known)}")
-        fitted.vocabulary_of(feature)  # raises ConfigError if there is none
+        fitted.vocabulary_of(feature)  # raises ConfigError if the feature has no vocabulary
         return decoded_like(ids, lambda distinct: _values_of(fitted, feature, known[feature] or 0, distinct))
 
     def encode_training(self, rows: AnyFrame | pa.RecordBatch, label: str | None = None) -> pa.Table:
-        """Returns the features with which a model is trained on rows, as an Arrow table, in their order.
+        """Returns the features for training a model on rows, as an Arrow table, in the order of the rows.
 
-        They are those of `transform` or, after the operator target_encoding, of `fit_transform`. So the label
-        of a row is never in its own features.
+        They are those of `transform` or, after the operator target_encoding, those of `fit_transform`. So the
+        features of a row never contain its own label.
 
         Args:
             rows: as for `fit`. With target_encoding, the rows that this workflow was fitted on, in the same
@@ -264,7 +267,7 @@ class Workflow:
             label: the column that the model predicts; None for the label of the workflow.
 
         Raises:
-            ConfigError: a feature contains the label; or an operator is target_encoding, and this workflow
+            ConfigError: a feature contains the label; or the workflow has the operator target_encoding, and
                 was fitted on other rows or was loaded; or see `encode`.
             DataError: see `encode`.
         """
@@ -287,7 +290,7 @@ class Workflow:
         """Restores a pickled workflow.
 
         Raises:
-            DataError: the workflow was loaded, and its files are not there.
+            DataError: the workflow was loaded, and its files do not exist.
         """
         self.__dict__.update(state)
         if self._fitted is None:
@@ -307,7 +310,7 @@ class Workflow:
         return f"Workflow({self.version!r}, {counted(len(self.spec.features), 'feature')})"
 
     def _read_columns(self) -> tuple[list[str], list[str]]:
-        """Returns the raw columns of the features, and others that operators read; none if it was loaded."""
+        """Returns the raw columns of features and other columns of operators; empty for a loaded workflow."""
         return columns_of(self._groups, self._label) if self._groups is not None else ([], [])
 
     def _learn(self, rows: AnyFrame | pa.RecordBatch) -> tuple[LocalWorkflow, pa.Table]:
@@ -321,7 +324,7 @@ class Workflow:
         return fit_frame(table, self._groups, self._types, self._label), table
 
     def _keep(self, fitted: LocalWorkflow, rows: pa.Table) -> None:
-        """Keeps what was learned, and a digest of the rows if `encode_training` needs their positions."""
+        """Stores the fitted workflow, and a digest of the rows if `encode_training` needs their positions."""
         digest = rows_digest(fitted, rows, self._read_columns()[1]) if is_out_of_fold(fitted) else None
         self._fitted, self._fitted_on = fitted, digest
 
@@ -335,7 +338,7 @@ def _values_of(fitted: LocalWorkflow, feature: str, cardinality: int, ids: pa.Ar
     """Returns the values of distinct ids; null for reserved ids.
 
     Raises:
-        DataError: an id is no integer, or is not below the cardinality.
+        DataError: an id is not an integer, or is not below the cardinality.
     """
     if len(ids) and (not pa.types.is_integer(ids.type) or ids.null_count):
         kind = "missing ids" if pa.types.is_integer(ids.type) else f"values of the type {ids.type}"
@@ -359,12 +362,12 @@ def fitted_workflow(fitted: LocalWorkflow) -> Workflow:
 
 
 def copy_of(workflow: Workflow) -> Workflow:
-    """Returns a workflow that has learned the same, and that a later fit of `workflow` does not change."""
+    """Returns a copy of a fitted workflow that a later fit of `workflow` does not change."""
     return fitted_workflow(workflow._require_fitted())
 
 
 def learned_by(workflow: Workflow) -> LocalWorkflow:
-    """Returns what a workflow has learned. Raises ConfigError if it is not fitted."""
+    """Returns the fitted values of a workflow. Raises ConfigError if it is not fitted."""
     return workflow._require_fitted()
 
 
@@ -378,7 +381,7 @@ def read_groups(features: Sequence[Group] | str) -> list[FeatureGroup]:
     """Returns the groups of a section `features`, which may be a YAML text with or without its heading.
 
     Raises:
-        ConfigError: it is no list of groups, or a group has a wrong key or value.
+        ConfigError: the section is not a list of groups, or a group has a wrong key or value.
     """
     section: Any = parse_yaml(features, "features") if isinstance(features, str) else features
     if isinstance(section, Mapping) and list(section) == ["features"]:
@@ -399,13 +402,14 @@ def read_groups(features: Sequence[Group] | str) -> list[FeatureGroup]:
 def _mapping(group: Any) -> dict[str, Any]:
     if not isinstance(group, Mapping):
         raise ConfigError(
-            f"features contains {group!r}, but a group is a mapping", "write the keys columns, kind and ops"
+            f"features contains {group!r}, but a group must be a mapping",
+            "write the keys columns, kind and ops",
         )
     return dict(group)
 
 
 def checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
-    """Returns the declared types of raw columns. Raises ConfigError if there is no such type."""
+    """Returns the declared types of raw columns. Raises ConfigError if a type does not exist."""
     if not isinstance(types, Mapping):
         raise ConfigError(f"types is {types!r}, but it must be a mapping", "pass such as {'I1': 'int'}")
     wrong = {name: kind for name, kind in types.items() if kind not in get_args(ColumnType)}
@@ -418,11 +422,11 @@ def checked_types(types: Mapping[str, ColumnType]) -> dict[str, ColumnType]:
 
 
 def find_workflow(lake: LakePaths, version: str | None) -> str:
-    """Returns the version of a workflow in a folder; if `version` is None, the version of the only one.
+    """Returns the version of a workflow in a folder; if `version` is None, the only version.
 
     Raises:
         ConfigError: the version is None, and there are several workflows.
-        DataError: there is no such workflow.
+        DataError: the workflow does not exist.
     """
     versions = saved_versions(lake)
     if not versions:
@@ -438,19 +442,19 @@ def find_workflow(lake: LakePaths, version: str | None) -> str:
 
 
 def is_out_of_fold(workflow: LocalWorkflow) -> bool:
-    """Returns whether features of training rows depend on their positions (operator target_encoding)."""
+    """Returns whether features of training rows depend on the rows' positions (target_encoding)."""
     return any(chain.out_of_fold for chain in workflow.chains)
 
 
 def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) -> str:
-    """Returns a digest of all values in training rows from which features are computed, in their order.
+    """Returns a digest of the values in training rows from which features are computed, in their order.
 
     The digest is the same for all kinds of frames.
 
     Args:
         workflow: the workflow that was fitted on the rows.
         rows: the rows, with the raw columns of the workflow.
-        others: further columns whose statistics may have been computed. Only columns of numbers count.
+        others: further columns that operators may have measured. Only columns of numbers count.
 
     Raises:
         DataError: a raw column is missing, or has a value that does not fit.
@@ -464,7 +468,7 @@ def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) 
 def refuse_label(workflow: LocalWorkflow, label: str, other_names: Sequence[str]) -> None:
     """Raises ConfigError if a feature contains the label of its row, or a statistic that includes it.
 
-    The operator target_encoding may read the label, because it leaves out the fold of a row.
+    The operator target_encoding may read the label, because it leaves out the row's fold.
 
     Args:
         workflow: the workflow that computes the features.

@@ -1,1 +1,1 @@
-"""Shows runs to people: the HTML report, terminal output, monitoring, and the list of one user."""
+"""Presents runs: the HTML report, terminal output, monitoring, and the list of one user."""

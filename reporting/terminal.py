@@ -18,7 +18,7 @@ from conf.messages import printable, printable_lines
 class LiveLine:
     """A line that each call of draw() replaces.
 
-    If the stream is not a terminal, or one without control sequences (TERM=dumb), nothing is drawn.
+    If the stream is not a terminal, or is a terminal without control sequences (TERM=dumb), nothing is drawn.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -29,8 +29,8 @@ class LiveLine:
     def draw(self, text: str) -> None:
         """Replaces the text of the line.
 
-        Text beyond the width of the terminal is cut off: a terminal would break a longer line, and could not
-        erase it.
+        Text beyond the width of the terminal is truncated, because a terminal would wrap a longer line and
+        could not erase it.
         """
         if self.is_terminal:
             text = text[: get_terminal_size().columns - 1]
@@ -38,7 +38,7 @@ class LiveLine:
             self._drawn = True
 
     def erase(self) -> None:
-        """Removes the line, so that the next text appears in its place."""
+        """Erases the line. The next text replaces it."""
         if self._drawn:
             self._write("\r\x1b[K")
         self._drawn = False
@@ -68,7 +68,10 @@ class StageProgress:
         self._shown_s = -1
 
     def write(self, text: str = "") -> None:
-        """Writes lines of text, and escapes control characters, because the text may contain log values."""
+        """Writes lines of text.
+
+        Escapes control characters, because the text may contain values of the log.
+        """
         self._clock.erase()
         self._shown_s = -1
         print(printable_lines(text), file=self._stream, flush=True)
@@ -101,15 +104,15 @@ _WIDTH = 24
 class TrainingBar:
     """Shows the log entries of rank 0 during a training. Use it as a context manager.
 
-    Leaving the context manager ends the line of the bar. An entry is a dictionary with these keys:
+    At the end, the context manager ends the line of the bar. An entry is a dictionary with these keys:
 
     - `training`: the architecture
     - `step`, `steps`: index of the current step, and number of all steps
     - `batch_rows`: number of rows per step
     - `loss`, `rows_per_s`, `loader_wait_share`: measured since the previous entry
 
-    The time left is computed from `rows_per_s`. The step index may decrease: if an elastic training loses a
-    rank, the training continues from its last checkpoint.
+    The remaining time is computed from `rows_per_s`. The step index may decrease: if an elastic training
+    loses a rank, the training continues from its last checkpoint.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -125,7 +128,7 @@ class TrainingBar:
         self._bar.end()
 
     def show(self, entry: Mapping[str, Any]) -> None:
-        """Shows an entry. If the entry belongs to another training than the last one, a new line begins."""
+        """Shows an entry. If it belongs to another training than the previous entry, a new line begins."""
         name, step = str(entry["training"]), int(entry["step"])
         if self._last and self._last[0] != name:
             self._bar.end()
@@ -156,7 +159,7 @@ def _training_line(entry: Mapping[str, Any]) -> str:
 
 
 def _time_left(entry: Mapping[str, Any], steps: int) -> str:
-    """Returns, as text, the time that `steps` more steps take at the speed of the entry."""
+    """Returns the time of `steps` further steps at the speed of the entry, as text."""
     seconds = round(steps * entry["batch_rows"] / max(entry["rows_per_s"], 1))
     hours, minutes = seconds // 3600, seconds // 60 % 60
     clock = f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"

@@ -1,4 +1,4 @@
-"""Batch scoring: chooses candidates, scores pairs of user and item, makes top-k lists, and scores rows.
+"""Batch scoring: chooses candidates, scores (user, item) pairs, makes top-k lists, and scores rows.
 
 The package also measures the quality of predictions and lists.
 

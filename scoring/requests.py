@@ -1,7 +1,7 @@
-"""What the driver and the workers of scoring share: column names, requests, and checks of the features.
+"""Defines column names, requests and checks of features that the driver and the workers of scoring share.
 
-A request tells a worker what to compute. This module imports neither Spark nor torch, so a driver that
-imports it does not load torch.
+A request tells a worker what to compute. This module does not import Spark or torch, so a driver that imports
+it does not load torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLUSTER: Final = "cluster"
 HISTORY: Final = "history"
 NEIGHBOURS = "neighbours"
 SIMILARITIES = "similarities"
-SIMILARITY_UNITS = 1 << 30  # a similarity of 1
+SIMILARITY_UNITS = 1 << 30  # represents a similarity of 1
 PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 VARIANT, CONTROL, TREATMENT = "variant", "control", "treatment"
@@ -60,7 +60,7 @@ EmbeddingForm = Literal["stored", "int8", "on_demand"]
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A request to load a model. It names the model, and has the settings to run it with.
+    """A request to load a model with settings for scoring.
 
     The request contains only paths and settings, so it can be pickled and hashed.
 
@@ -89,14 +89,14 @@ class BlendRequest:
     """The weights of a blend, which ranks candidates by the model's logit and the scores of the sources.
 
     The score of a candidate is intercept + logit · (the model's logit) + the sum over the sources. A source
-    with the weight w and the score x adds w · x. A source that did not propose the item adds its number in
-    `absent`.
+    with the weight w and the score x contributes w · x. A source that did not propose the item contributes
+    its element of `absent`.
 
     Attributes:
         intercept: a number that is added to every score.
         logit: the weight of the logit.
         weights: the weight of each source's score, in the order of candidates.sources.
-        absent: what each source adds for an item that it did not propose.
+        absent: the contribution of each source for an item that it did not propose.
     """
 
     intercept: float
@@ -169,7 +169,7 @@ def require_listable(spec: FeatureSpec) -> None:
     Each feature must depend only on the user, only on the item, or only on the context.
 
     Raises:
-        ConfigError: a feature has scope `pair`, so it may differ for every pair of user and item.
+        ConfigError: a feature has scope `pair`, so it may differ for every (user, item) pair.
     """
     require_no_pairs([feature.name for feature in spec.scoped("pair")])
 
@@ -182,16 +182,16 @@ def require_no_pairs(pairs: Sequence[str]) -> None:
     """
     if pairs:
         raise ConfigError(
-            "top-k lists cannot be made, because these features may differ for every pair of user and item: "
+            "top-k lists cannot be made, because these features may differ for every (user, item) pair: "
             f"{list(pairs)}. They are in none of scopes.user, scopes.item and scopes.context",
             "add features that depend only on the user, the item or the time to scopes.user, scopes.item or "
             "scopes.context; remove all others from `features`; then run build_features and train_model "
-            "again (score_rows can use such features without this change)",
+            "again (score_rows can use these features without this change)",
         )
 
 
 def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless the keys of `values` are exactly the names in `columns`.
+    """Raises ConfigError if the keys of `values` are not exactly the names in `columns`.
 
     Args:
         columns: the raw columns that the features of scope `context` are computed from.
@@ -202,7 +202,7 @@ def require_context(columns: Sequence[str], values: Mapping[str, Any]) -> None:
     if missing or unknown:
         raise ConfigError(
             "score.context must have a value for each raw column that context features are computed from: "
-            f"columns without a value: {missing}; names that are not such a column: {unknown}",
-            "write one raw value for each such column under score.context (in Python: pass `context`, or the "
-            "`config` of the lake to nightrank.open), and remove other names",
+            f"columns without a value: {missing}; other names: {unknown}",
+            "write one raw value for each of these columns under score.context (in Python: pass `context`, "
+            "or the `config` of the lake to nightrank.open), and remove other names",
         )

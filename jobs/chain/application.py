@@ -1,10 +1,10 @@
-"""Runs all stages of a run in one Spark application: a child process that runs one stage after the other.
+"""Runs all stages of a run in one Spark application: a child process that runs the stages one by one.
 
-The child process (jobs/stage_server/) starts one JVM and imports our packages once. It gets the job and
-the arguments of each stage through a pipe, and answers with the exit code and the job summary. All output of
-the child, its JVM and its Python workers arrives through a second pipe and is written to the log of the
-running stage. If a stage fails, the child process is ended, and the next stage starts a new one. So no stage
-runs in a process in which another stage has failed.
+The child process (jobs/stage_server/) starts one JVM and imports our packages once. It receives the job and
+the arguments of each stage through a pipe, and returns the exit code and the job summary. All output of the
+child, its JVM and its Python workers arrives through a second pipe and is written to the log of the running
+stage. If a stage fails, the launcher ends the child process, and the next stage starts a new process. So no
+stage runs in a process in which another stage has failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from storage.job_summary import JobSummary
 
 _PROGRAM = (sys.executable, "-m", "jobs.stage_server")
 _POLL_S = 0.2
-_PATIENCE_S = 30.0  # how long the application may take to stop its Spark session after the last stage
+_PATIENCE_S = 30.0  # time limit for stopping the Spark session after the last stage
 _CHUNK = 1 << 16
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?")
 _TO_TRAIN = ("torch",)  # takes seconds to import
@@ -53,7 +53,7 @@ def launcher_of(submission: Submission, *, isolate: bool) -> Launcher:
 
     Args:
         submission: the settings that all stages share.
-        isolate: whether each stage has its own spark-submit process in any case.
+        isolate: whether each stage always has a separate spark-submit process.
     """
     return SparkSubmits(submission) if isolate or not _is_local(submission) else Application(submission)
 
@@ -63,7 +63,7 @@ def add_isolate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--isolate",
         action="store_true",
-        help="run each stage as a spark-submit process of its own, although Spark runs on this machine only",
+        help="run each stage as a separate spark-submit process, even if Spark runs on this machine only",
     )
 
 
@@ -85,13 +85,13 @@ class Application:
     _used: bool = False
 
     def prepare(self, *, train: bool) -> None:
-        """Starts the child process, its JVM, and the imports that a training needs. See `Launcher`."""
+        """Starts the child process, its JVM, and the imports of a training. See `Launcher`."""
         self.submission.require_profile(submits=False)
         self._modules = _TO_TRAIN if train else ()
         self._start()
 
     def _start(self) -> _Child:
-        """Starts the child process unless it is running, and returns it."""
+        """Returns the child process. Starts it if it is not running."""
         if self._child is None or self._child.process.poll() is not None:
             self.close()
             self._child, self._used = _Child.start(self.submission.properties, self._modules), False
@@ -145,8 +145,8 @@ class _Child:
     """The child process and the pipes to it.
 
     Attributes:
-        process: the process, which leads a process group of its own.
-        output: the pipe of its output, and of all processes that it has started.
+        process: the process, which is the leader of a new process group.
+        output: the pipe with the output of this process and of all processes that it has started.
         answers: the pipe of its answers, one line of JSON per stage.
     """
 
@@ -190,7 +190,7 @@ class _Child:
             self.process.stdin.flush()
 
     def pump(self, log: BinaryIO) -> int | None:
-        """Copies output to a log until there is an answer, but for at most a fifth of a second.
+        """Copies output to a log until there is an answer, for at most 0.2 seconds.
 
         Returns:
             The exit code of the stage; None if the stage is still running. If the child has ended, this is
@@ -220,7 +220,7 @@ class _Child:
         return int(str(answer["exit_code"]))
 
     def _copy(self, log: BinaryIO | None) -> bool:
-        """Copies the output that has arrived to a log. Returns False if there will be no more output."""
+        """Copies the output that has arrived to a log. Returns False at the end of the output."""
         while True:
             try:
                 piece = os.read(self.output, _CHUNK)
@@ -232,7 +232,7 @@ class _Child:
                 _append(log, piece)
 
     def close(self) -> None:
-        """Asks the child to end, waits for it, and ends all processes that are left."""
+        """Asks the child to end, waits for its end, and ends all remaining processes."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -255,7 +255,7 @@ class _Child:
                 self.process.stdin.close()
 
 
-# Runs each stage as a spark-submit process of its own.
+# Runs each stage as a separate spark-submit process.
 
 
 @dataclass(frozen=True)

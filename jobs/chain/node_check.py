@@ -1,7 +1,7 @@
 """Runs the checks of a node (setup/doctor) before the stages of a run.
 
-They run in a process of their own: they import much that nightly does not need, and jobs may not import the
-package `setup`.
+The checks run in a separate process. They import packages that nightly does not need, and jobs must not
+import the package `setup`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _MODULE, _TO_CORRECT = "setup.doctor", 1
 
 
 def check_node(submission: Submission) -> None:
-    """Prints what the checks of this machine, the profile and the lake find.
+    """Prints the results of the checks of this machine, the profile and the lake.
 
     Raises:
         ConfigError: the checks are not installed here, or do not accept the arguments.
-        InfrastructureError: something must be corrected. The checks have printed what.
+        InfrastructureError: a check failed. The printed results say what to correct.
     """
     if not (_ROOT / "setup/doctor").is_dir():
         raise ConfigError(
@@ -33,7 +33,7 @@ def check_node(submission: Submission) -> None:
     arguments = ["--profile", submission.properties, "--config", submission.config]
     for override in submission.overrides:
         arguments += ["--set", override]
-    # So that the module is found from any current folder.
+    # With this path, Python finds the module from any current folder.
     paths = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", _MODULE, *arguments]
     environment = {**os.environ, "PYTHONPATH": paths}
@@ -41,7 +41,7 @@ def check_node(submission: Submission) -> None:
     if done.returncode == _TO_CORRECT:
         raise InfrastructureError(
             f"this machine cannot run the jobs of {submission.profile}",
-            "correct what the lines with FIX say, or run without --check-node",
+            "make the corrections in the lines with FIX, or run without --check-node",
         )
     if done.returncode:
         raise ConfigError(

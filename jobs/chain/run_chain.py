@@ -57,7 +57,7 @@ class StageRunner:
 def run_chain(plan: RunPlan, runner: StageRunner) -> list[StageOutcome]:
     """Prints the first line of a run, runs its stages, and writes its run record.
 
-    If a stage fails, the report is still written: it shows which stages have run.
+    If a stage fails, the report is still written. It shows which stages have run.
 
     Args:
         plan: the plan that chooses the stages.
@@ -84,7 +84,7 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[StageOutcome]:
             failed = error.outcome
             observer.record_silent(failed.stage.job, failed.stage.run_date, failed.seconds, error)
             if error.outcome.stage.job != "report":
-                # The error of the stage is raised, not that of the report.
+                # Raise the error of the stage instead of the error of the report.
                 with suppress(StageError, InfrastructureError):
                     runner.run(stages_of(plan, [plan.report_step()]))
             raise
@@ -101,7 +101,10 @@ def run_chain(plan: RunPlan, runner: StageRunner) -> list[StageOutcome]:
 
 
 def summarize(plan: RunPlan, outcomes: Sequence[StageOutcome]) -> JobSummary:
-    """Returns the job summary of a run, made from those of its stages. `seconds` has one entry per stage."""
+    """Returns the job summary of a run, combined from the job summaries of its stages.
+
+    `seconds` has one entry per stage.
+    """
     nothing = JobSummary(None)
     summaries = {outcome.stage.name: outcome.summary or nothing for outcome in outcomes}
     features = summaries.get("build_features", nothing)
@@ -335,7 +338,7 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
         check_lists(config)
     run_date = parse_date(arguments.run_date, future=arguments.future)
     plan = RunPlan(config, run_date, arguments.retrain)
-    # Before the lake is read, reject a lake that cannot store logs.
+    # Reject a lake that cannot store logs before reading it.
     log_path(plan.lake, plan.run_date, "nightly")
     check_tables(config, plan.run_date)
     check_sinks(config, launcher.submission.properties)

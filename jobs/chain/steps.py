@@ -16,7 +16,10 @@ from training.registry.refits import promoted_on
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One job for one day. `name` is unique in a run; `overrides` are `--set` values for this job."""
+    """A step of a run: one job for one day.
+
+    `name` is unique in a run; `overrides` are `--set` values for this job.
+    """
 
     job: str
     run_date: str
@@ -28,8 +31,8 @@ class ChainStep:
 class RunPlan:
     """The plan of a run: it chooses the stages for one configuration and one run date.
 
-    If `retrain` is true, the run also trains a challenger and runs the gate. `recorder` records which data
-    this object reads to choose the stages.
+    If `retrain` is true, the run also trains a challenger and runs the gate. `recorder` records the data that
+    this object reads.
     """
 
     config: Config
@@ -45,8 +48,8 @@ class RunPlan:
     def steps_before_gate(self) -> list[ChainStep]:
         """Returns the steps up to the gate's decision, or only build_features without `retrain`.
 
-        These are the steps up to evaluate_model (the gate). With `train.refit`, refit_model follows, which
-        does nothing if the gate has not promoted the challenger.
+        The gate is evaluate_model. With `train.refit`, refit_model follows, which does nothing if the gate
+        has not promoted the challenger.
         """
         if not self.retrain:
             mode = ("workflow.mode=retrain",) if self._promoted_on_run_date() else ()
@@ -59,7 +62,7 @@ class RunPlan:
     def steps_after_gate(self) -> list[ChainStep]:
         """Returns the steps after the gate. Call this method only after the gate has decided.
 
-        If the previous day has lists, one step measures these lists, because the clicks on them have arrived.
+        If the previous day has lists, one step measures these lists, because their clicks have arrived.
         """
         again = [
             self._step("build_features", name="build_features_again", overrides=("workflow.mode=apply",))
@@ -77,7 +80,7 @@ class RunPlan:
         ]
 
     def report_step(self) -> ChainStep:
-        """Returns the step `report`, the last one. It also runs if an earlier step has failed."""
+        """Returns the last step, `report`. It also runs if an earlier step has failed."""
         return self._step("report")
 
     def _step(
@@ -97,7 +100,7 @@ class RunPlan:
     def _champion_lacks_features(self) -> bool:
         """Returns whether features must be built again, with the workflow of the champion.
 
-        This is so if the gate kept a champion whose workflow differs from that of the challenger.
+        They must be if the gate kept the champion, and its workflow differs from the challenger's workflow.
         """
         partition = self.lake.evaluations.partition(self.run_date)
         if not self.retrain or not is_published(partition):

@@ -1,4 +1,4 @@
-"""A stage of a run, its command line, and how it ended; signals and process groups."""
+"""Defines stages of a run, their command lines and outcomes, and handles signals and process groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")
 
 @dataclass(frozen=True)
 class Stage:
-    """One job for one day. `overrides` are its `--set` values, and its output is written to `log`."""
+    """A stage: one job for one day.
+
+    `overrides` are its `--set` values, and its output is written to `log`.
+    """
 
     job: str
     run_date: str
@@ -38,7 +41,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """The name of the stage and of its log: the job's name, unless the run has the job twice."""
+        """The name of the stage and of its log. If the run has the job only once, it is the job's name."""
         return self.log.stem
 
     def open_log(self) -> BinaryIO:
@@ -99,7 +102,7 @@ class Submission:
 
     @property
     def properties(self) -> str:
-        """Returns the path of the properties file. Raises ConfigError if there is none."""
+        """Returns the path of the properties file. Raises ConfigError if it does not exist."""
         return find_profile(self.profile)
 
     def require_profile(self, *, submits: bool) -> None:
@@ -113,7 +116,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """How a stage ended. `summary` is the last job summary in its log; None if there is none."""
+    """The outcome of a stage. `summary` is the last job summary in its log; None without a job summary."""
 
     stage: Stage
     exit_code: int
@@ -122,14 +125,16 @@ class StageOutcome:
 
 
 class Launcher(Protocol):
-    """Runs stages, each in a process of its own (`SparkSubmits`) or all in one (`Application`)."""
+    """Runs stages, each in a separate process (`SparkSubmits`) or all in one process (`Application`)."""
 
     @property
     def submission(self) -> Submission:
         """The settings that all stages share."""
 
     def prepare(self, *, train: bool) -> None:
-        """Starts what the stages need, so that it is ready sooner. Call this before checks that take seconds.
+        """Starts processes that the stages need.
+
+        Call this before checks that take seconds, so that the processes are ready sooner.
 
         Args:
             train: whether a stage will train a model.
@@ -152,7 +157,7 @@ class Launcher(Protocol):
         """
 
     def close(self) -> None:
-        """Ends all processes that are left. The launcher can be used again afterwards."""
+        """Ends all remaining processes. The launcher can be used again afterwards."""
 
 
 class StageError(NightrankError):
@@ -175,7 +180,7 @@ class StoppedError(NightrankError):
         name = signal.Signals(number).name
         super().__init__(
             f"{name} arrived; {stage} was stopped",
-            "start the same run again; readers of the tables see no half-written data",
+            "start the same run again; readers of the tables see only complete data",
         )
         self.exit_code = 128 + number
 
@@ -215,13 +220,19 @@ def environment() -> dict[str, str]:
 
     The other variables are those of this process.
     """
-    stray = ("SPARK_HOME", "PYSPARK_DRIVER_PYTHON")  # another Spark's jars, another interpreter's packages
+    stray = (
+        "SPARK_HOME",
+        "PYSPARK_DRIVER_PYTHON",
+    )  # these variables name other jars and packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
 
 
 def exit_code_of(process: subprocess.Popen[bytes]) -> int:
-    """Returns the exit code of a process that has ended. For a signal, it is 128 plus its number."""
+    """Returns the exit code of a process that has ended.
+
+    If a signal ended it, the code is 128 plus the signal's number.
+    """
     return 128 - process.returncode if process.returncode < 0 else int(process.returncode)
 
 
@@ -239,8 +250,8 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 def error_excerpt(log: Path) -> list[str]:
     """Returns the lines of a failed stage's log that explain the failure.
 
-    These lines are the error that the job logged, and the remedy. If the job logged no error, the last lines
-    of the log are returned, without the frames of Java's stack traces.
+    These lines are the error that the job logged, and the remedy. If the job logged no error, returns the
+    last lines of the log, without the frames of Java's stack traces.
     """
     left_out = (_SPARK_LINE, _FRAME)
     lines = [

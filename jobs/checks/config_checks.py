@@ -21,11 +21,11 @@ from training.settings import Features, check_loss, check_model, check_retriever
 from training.settings.negatives import require_no_pair_features
 from training.settings.unknown_share import require_oov_ids
 
-_RETRIEVAL = "candidates.sources, retrieval: "  # how errors name the model of this source
+_RETRIEVAL = "candidates.sources, retrieval: "  # the name of this source's model in errors
 
 
 def check_config(config: Config) -> None:
-    """Checks operators, settings of models, sources, rules and sinks, and that sections fit together.
+    """Checks operators, settings of models, sources, rules and sinks, and that sections are consistent.
 
     Every job calls this first.
 
@@ -171,7 +171,7 @@ def _check_experiment(config: Config) -> None:
     if config.score.blend != "none":
         raise ConfigError(
             f"serving.experiment needs score.blend=none, not score.blend={config.score.blend}, because a "
-            "blend belongs to the champion and does not fit the model of the treatment",
+            f"blend is fitted for the champion and is wrong for the model of the treatment",
             "set score.blend=none, or remove serving.experiment",
         )
     if config.measure.against != "next_day":
@@ -183,7 +183,7 @@ def _check_experiment(config: Config) -> None:
 
 
 def _check_impressions(config: Config) -> None:
-    """Raises ConfigError if there is a log of impressions, but no lists that it can be compared with."""
+    """Raises ConfigError if a log of impressions is configured, but no lists can be compared with it."""
     if config.serving.impressions is None:
         return
     if not config.keys:
@@ -193,8 +193,8 @@ def _check_impressions(config: Config) -> None:
         )
     if config.measure.against != "next_day":
         raise ConfigError(
-            f"serving.impressions needs measure.against=next_day, not {config.measure.against}: only the day "
-            "after the lists has impressions of them",
+            f"serving.impressions needs measure.against=next_day, not {config.measure.against}: only the "
+            f"day after the lists has their impressions",
             "set measure.against=next_day, or remove serving.impressions",
         )
 
@@ -222,7 +222,7 @@ def _check_measures(config: Config, feature_plan: FeaturePlan) -> None:
 
 
 def _check_segments(config: Config, feature_plan: FeaturePlan) -> None:
-    """Raises ConfigError unless each segment is a feature of scope user or a column of user_attributes."""
+    """Raises ConfigError if a segment is not a feature of scope user and not a column of user_attributes."""
     table = config.candidates.user_attributes
     known = [*config.scopes.user, *(table.names if table else [])]
     for segment in (name for source in config.candidates.sources for name in source.segments):
@@ -248,7 +248,7 @@ def check_experiments(path: str, experiments: Sequence[Experiment]) -> None:
         ConfigError: an architecture or one of its settings is not valid; the error names the experiment.
     """
     for experiment in experiments:
-        config = next(iter(experiment.configs.values()))  # seeds do not matter here
+        config = next(iter(experiment.configs.values()))  # any seed gives the same result here
         try:
             check_config(config)
             check_training(config)
@@ -260,7 +260,7 @@ def check_experiments(path: str, experiments: Sequence[Experiment]) -> None:
 
 
 def check_plans(path: str, plans: Mapping[tuple[str, int], TrainPlan]) -> None:
-    """Checks that all trainings make different models, and that the validation split has rows.
+    """Checks that all trainings would make different models, and that the validation split has rows.
 
     Args:
         path: the experiments file, for error messages.

@@ -1,4 +1,4 @@
-"""Checks that the tables, credentials and drivers exist to which a configuration refers."""
+"""Checks that the tables, credentials and drivers of a configuration exist."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from storage.lineage import NOT_RECORDED, LineageRecorder
 
 
 def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDED) -> None:
-    """Checks all tables other than the log; a missing or bad table would stop a later stage of the run.
+    """Checks all tables other than the log. A missing or bad table would stop a later stage of the run.
 
     The tables must exist. Their headers or schemas must have the configured columns, and their first rows
     must have values of the configured types.
 
-    A table with files for each day (`{date}` in its path) may arrive during the run. So it is not checked
-    here, but by the stage that reads it. The same holds for a table of Spark's catalogue, which that stage
-    opens. `recorder` records the tables as inputs of the run.
+    A table with files for each day (`{date}` in its path) may arrive during the run. The stage that reads a
+    table of days checks it. The stage also checks tables of Spark's catalogue. `recorder` records the tables
+    as inputs of the run.
 
     Raises:
         ConfigError, DataError: there is no file at a path in the configuration, a file lacks a column, or a
@@ -43,7 +43,7 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
 
 
 def check_sinks(config: Config, profile: str) -> None:
-    """Checks that the user, password and driver of each sink can be read as the configuration says.
+    """Checks that the user, password and driver of each sink exist where the configuration names them.
 
     Args:
         config: the configuration, with the sinks in its section `deliver`.
@@ -61,7 +61,7 @@ def check_sinks(config: Config, profile: str) -> None:
 def _tables(config: Config) -> dict[str, tuple[RawTable, str | None]]:
     """Returns all tables of the configuration other than the log, by the key that names the table.
 
-    Each is a pair (table, its column with ids of users or items, or None).
+    Each value is a pair (table, name of its column with ids of users or items, or None).
     """
     candidates, keys = config.candidates, config.keys
     tables: dict[str, tuple[RawTable, str | None]] = {}
@@ -85,5 +85,5 @@ def _is_static(path: str) -> bool:
 
 
 def _resolved(config: Config, path: str) -> str:
-    """Returns the path, in which `{lake}` and `{data}` are replaced by the folders of the configuration."""
+    """Returns the path. `{lake}` and `{data}` are replaced by the folders of the configuration."""
     return path.replace("{lake}", config.lake).replace("{data}", config.data)

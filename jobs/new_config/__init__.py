@@ -1,1 +1,1 @@
-"""Writes a configuration for a log that nobody has described: the job `init`."""
+"""Writes a configuration for a log without one: the job `init`."""

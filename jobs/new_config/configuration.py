@@ -1,4 +1,4 @@
-"""Chooses the sections of a new configuration from what the first rows of its tables say."""
+"""Chooses the sections of a new configuration by the first rows of its tables."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from jobs.new_config.tables import (
 )
 from storage import file_io
 
-# With fewer days, a log is one table: there must be a train, a validation and a test day, and a day before.
+# Minimum number of days of a log that is read by day: a train, a validation and a test day, and a day before
+# them. A log with fewer days is one table.
 _FEWEST_DAYS, _MOST_TRAIN_DAYS = 4, 30
-# Up to this number of items, every item is scored for each user.
+# With at most this number of items, all items are scored for each user.
 _ALL_ITEMS = 20_000
 _SMALL_ROWS = 200_000
-# Names of files and folders that say nothing about a log.
+# Names of files and folders that are too general for the name of a configuration.
 _VAGUE_NAMES = {
     "csv",
     "tsv",
@@ -59,27 +60,27 @@ _VAGUE_NAMES = {
     "home",
     "tmp",
 }
-# A training of a sequence model reads about this number of rows, in two to ten epochs: some minutes.
+# Approximate number of rows that a training of a sequence model reads, in two to ten epochs: some minutes.
 _ROWS_OF_A_TRAINING = 400_000
-# Rows are sorted by user if each user has about one run of consecutive rows.
+# Rows count as sorted by user if each user has about one group of consecutive rows.
 _SORTED_RUNS = 1.2
 # A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
 _SAME_SHARE = 0.98
 
 
-# Tables of attributes by section, each with its column of the key.
+# Maps the section of each table of attributes to the column of its key.
 _Joined = dict[str, tuple[NewTable, NamedColumn]]
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the person who calls `init` has said.
+    """The arguments of `init`.
 
     Attributes:
         log, users, items: paths of the tables; None for tables that do not exist.
         user, item, time, label: columns of the log by their names in the files; None if they are inferred.
         name: name of the configuration; None for the name of the file.
-        lake: folder of the lake; None for a folder beside the configuration.
+        lake: folder of the lake; None for a folder next to the configuration.
         time_zone: zone of times without an offset.
         k: number of items of a list.
     """
@@ -103,8 +104,8 @@ class NewConfig:
 
     Attributes:
         sections: its keys and their values, in the order of the file.
-        reasons: what was chosen and why: pairs (choice, reason).
-        run_date: the date with which to run it first.
+        reasons: pairs (choice, reason).
+        run_date: the date for the first run.
         tables: its tables by section.
         left_out: for each column without a feature, its table, name and the reason.
         has_lists: whether lists can be made.
@@ -140,7 +141,7 @@ class _Log:
 
     @property
     def is_of_choices(self) -> bool:
-        """Returns whether the log records only what users chose."""
+        """Returns whether the log contains only rows that users chose."""
         return not self.label.has_shown
 
     @property
@@ -228,7 +229,7 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
     """Returns the label in the column that `--label` names.
 
     Raises:
-        ConfigError: the column has neither numbers nor a few texts.
+        ConfigError: the column does not contain numbers or only a few texts.
     """
     if column.type != "string":
         label = label_of([column], has_names=True)
@@ -238,7 +239,7 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
         raise ConfigError(
             f"--label {column.source}: the column has {column.distinct:,} different texts, such as "
             f"{column.examples[0]!r}; a label is 0 or 1, a number, or one of a few events",
-            "name the column that says what a user did, or leave --label out if every row is a click",
+            "name the column that says what a user did, or omit --label if every row is a click",
         )
     if len(set(label_of_events.weights.values())) == 1 and len(label_of_events.weights) > 1:
         questions.open.append(
@@ -249,7 +250,7 @@ def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
 
 
 def _asked_events(columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
-    """Returns the label of a log in which no column is known to have events or labels."""
+    """Returns the label of a log without a known column of events or labels."""
     every_row = "no column: every row is a click"
     if not columns:
         return LabelGuess(None)
@@ -290,7 +291,7 @@ def _renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
 
 
 def _joined_tables(wishes: Wishes, log: _Log, config: NewConfig) -> _Joined:
-    """Returns the tables of users and items with the column that has the key of the log."""
+    """Returns the tables of users and items, with the name of the column that contains the key of the log."""
     joined: _Joined = {}
     taken = [column.name for column in log.table.columns]
     for section, location, key in (("users", wishes.users, log.user), ("items", wishes.items, log.item)):
@@ -334,7 +335,7 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
 
 
 def _name_of(location: str) -> str:
-    """Returns the name of the file without days, or of the nearest folder with a name of its own."""
+    """Returns the name of the file without days, or of the nearest folder whose name is not too general."""
     bare = re.sub(r"\d{4}-\d{2}-\d{2}|\{date\}|\*", "", location)
     for part in reversed(PurePosixPath(bare).parts):
         plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
@@ -346,9 +347,9 @@ def _name_of(location: str) -> str:
 def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: NewConfig) -> None:
     sections = config.sections
     sections["name"] = name
-    sections["data"] = ""  # in this place; `_use_data_folder` sets it
+    sections["data"] = ""  # reserves the position; `_use_data_folder` sets the value
     sections["lake"] = wishes.lake or os.path.abspath(f"lake/{name}")
-    sections["log"] = {}  # in this place of the file; its keys follow below
+    sections["log"] = {}  # reserves the position in the file; the keys are set below
     for section, (table, key) in joined.items():
         used = [
             one
@@ -383,7 +384,7 @@ def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: N
 def _use_data_folder(config: NewConfig) -> None:
     """Writes local paths as `{data}/…`, with the absolute path of their common folder as `data`.
 
-    So the configuration can be used from any folder, and the data can be moved with one key.
+    So the configuration works from any folder. If the data are moved, only the key `data` changes.
     """
     tables = [config.sections[name] for name in ("log", "users", "items") if name in config.sections]
     paths = {id(table): str(table["path"]) for table in tables if isinstance(table, dict)}
@@ -404,7 +405,7 @@ def _zone(wishes: Wishes, log: _Log) -> str | None:
 
 
 def _context_columns(log: _Log) -> list[NamedColumn]:
-    """Returns the other columns of the log, of which features are made if it has shown items too."""
+    """Returns the other columns of the log. They become features if the log also contains shown items."""
     roles = {one.name for one in (*log.keys, log.time, log.group, log.label_column) if one is not None}
     others = [one for one in log.table.columns if one.name not in roles]
     if log.is_of_choices:
@@ -522,7 +523,7 @@ def _key_features(user: str, item: str, scopes: dict[str, list[str]], *, of_choi
 def _side_of(column: NamedColumn, log: _Log, joined: _Joined) -> str:
     """Returns whether an attribute of the log belongs to the user, the item, or the context of a row."""
     for side, section, key in (("item", "items", log.item), ("user", "users", log.user)):
-        # With a table of users or items, only its columns may belong to them.
+        # If there is a table of users (or items), only its columns are attributes of users (or items).
         if key is not None and section not in joined and _depends_on(column.sampled, key.sampled):
             return side
     return "context"
@@ -539,7 +540,7 @@ def _depends_on(column: SampledColumn, key: SampledColumn) -> bool:
 
 
 def _grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:
-    """Returns the entries of `features`: columns with the same kind and operators are in one entry."""
+    """Returns the entries of `features`. Columns with the same kind and operators share an entry."""
 
     def same(feature: NewFeature) -> str:
         return f"{feature.kind} {feature.ops}"
@@ -555,7 +556,7 @@ def _model(log: _Log, config: NewConfig) -> None:
     all_rows = log.table.sample.all_rows
     small = all_rows is not None and all_rows < _SMALL_ROWS
     if log.is_of_choices:
-        # The training leaves out the drawn rows of its batches.
+        # The training leaves out the rows that `negatives` added to its batches, so a batch needs more rows.
         drawn = config.sections["negatives"]
         rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {

@@ -1,4 +1,4 @@
-"""Asks a person what the first rows of a log leave open, or records the question and takes an answer."""
+"""Asks a person questions that the first rows of a log do not answer, or records them with an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 @dataclass
 class Questions:
-    """Answers questions with two or more answers, of which the first one is the most likely.
+    """Answers questions. The first of the possible answers is the most likely.
 
     Attributes:
         ask: whether a person answers. Otherwise the first answer is taken.
@@ -23,7 +23,7 @@ class Questions:
     _output: TextIO = field(default_factory=lambda: sys.stderr)
 
     def choose(self, question: str, answers: Sequence[str]) -> str:
-        """Returns one of the answers. With one answer, nobody is asked."""
+        """Returns one of the answers. Does not ask if there is only one answer."""
         if len(answers) == 1:
             return answers[0]
         if not self.ask:
@@ -40,5 +40,5 @@ class Questions:
                 return answer
             if answer.isdigit() and 1 <= int(answer) <= len(answers):
                 return answers[int(answer) - 1]
-            if not line:  # the end of the input
+            if not line:  # the input has ended
                 return answers[0]

@@ -14,28 +14,28 @@ from conf.time_notation import ISO
 from etl.inference.column_types import SampledColumn, numbers_of, sampled_columns, unique_names
 from etl.inference.sample import TableSample, find_table, read_sample
 
-# A text whose values differ in more than this share of the rows is a title or an address, not a category.
+# A column of texts with a larger share of distinct values contains titles or addresses instead of categories.
 _MOST_DISTINCT_SHARE, _MOST_CATEGORIES = 0.5, 100_000
 # Integers with at most this number of values are categories.
 _FEW_VALUES = 20
-# Integers that differ in more than this share of the rows are numbers of rows.
+# A column of integers with a larger share of distinct values contains row numbers.
 _UNIQUE_SHARE = 0.95
-# With fewer rows, every value gets an id of its own.
+# With fewer rows, each value gets a separate id.
 _SMALL_ROWS, _RARE_COUNT = 200_000, 5
 # Numbers are skewed if the mean is this many times the median.
 _SKEWED = 2.0
-# At least this share of the log's ids must be in the column of a table that is joined by it.
+# Minimum share of the log's ids in the column of a table by which the table is joined.
 _JOINED_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class NamedColumn:
-    """A column with the name that the configuration gives it.
+    """A column with its name in the configuration.
 
     Attributes:
         name: the name.
         type: the type that the configuration declares, which for keys is `string` in text files.
-        sampled: what the sample says about it.
+        sampled: the properties of the column in the sample.
     """
 
     name: str
@@ -63,7 +63,8 @@ class NewTable:
     Attributes:
         sample: its first rows.
         columns: all its columns, in the order of the files.
-        titles: maps `title` and `image` to the columns with titles and pictures of items, as far as found.
+        titles: maps `title` and `image` to the columns with titles and pictures of items; without columns
+            that do not exist.
     """
 
     sample: TableSample
@@ -72,14 +73,14 @@ class NewTable:
 
     @property
     def null_texts(self) -> list[str]:
-        """Returns the texts that stand for null in at least one column."""
+        """Returns the texts that represent null in at least one column."""
         return sorted({text for column in self.columns for text in column.sampled.null_texts})
 
     def column(self, source: str) -> NamedColumn:
         """Returns a column by its name in the files, or in the configuration.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the column does not exist.
         """
         for column in self.columns:
             if source in (column.sampled.source, column.name):
@@ -92,7 +93,7 @@ class NewTable:
     def section(self, used: Iterable[NamedColumn], time_zone: str | None = None) -> dict[str, object]:
         """Returns the keys of the section: path, format and columns.
 
-        Files without names of columns need all of them; of other files only the used ones are listed.
+        Files without names of columns need all columns. For other files, only the used columns are listed.
         """
         sample, names = self.sample, {column.name for column in used}
         listed = [one for one in self.columns if one.name in names or not sample.has_names]
@@ -122,7 +123,7 @@ def open_new_table(location: str, taken: Sequence[str] = ()) -> NewTable:
         taken: names that the columns must not have.
 
     Raises:
-        ConfigError, DataError: there is no file, or it cannot be read.
+        ConfigError, DataError: no file exists, or a file cannot be read.
     """
     sample = read_sample(find_table(location))
     sampled = sampled_columns(sample)
@@ -137,7 +138,7 @@ def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:
     """Returns the column of a table of attributes that has the ids of a key column of the log.
 
     Raises:
-        ConfigError: no column has them.
+        ConfigError: no column has these ids.
     """
     ids = _texts(key.sampled.values).unique()
     best, most = None, 0.0
@@ -181,7 +182,7 @@ class NewFeature:
 
 
 def feature_of(column: NamedColumn, rows: int) -> NewFeature | str:
-    """Returns the feature of a column, or a clause that says why it has none.
+    """Returns the feature of a column, or a clause with the reason why it has none.
 
     Args:
         column: the column.
@@ -200,11 +201,11 @@ def feature_of(column: NamedColumn, rows: int) -> NewFeature | str:
     if sampled.type == "bool" or (sampled.type == "int" and sampled.distinct <= _FEW_VALUES):
         return NewFeature(column, "categorical", (categorify,))
     if sampled.distinct > _UNIQUE_SHARE * max(rows - sampled.nulls, 1) and sampled.type != "float":
-        return "nearly each row has another value"
+        return "nearly every row has a different value"
     if sampled.is_number:
         return NewFeature(column, "dense", _of_numbers(sampled))
     if sampled.distinct > min(_MOST_CATEGORIES, _MOST_DISTINCT_SHARE * max(rows - sampled.nulls, 1)):
-        return "nearly each row has another value"
+        return "nearly every row has a different value"
     return NewFeature(column, "categorical", (categorify,))
 
 
@@ -218,7 +219,7 @@ def _of_numbers(column: SampledColumn) -> tuple[object, ...]:
 
 
 def most_frequent(column: SampledColumn) -> object:
-    """Returns the most frequent value, as `score.context` takes it: a number or a text."""
+    """Returns the most frequent value in the form of `score.context`: a number or a text."""
     counts = column.values.drop_null().combine_chunks().value_counts()
     best = counts.field("values")[
         int(pc.index(counts.field("counts"), pc.max(counts.field("counts"))).as_py())

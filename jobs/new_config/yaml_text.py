@@ -14,25 +14,26 @@ _COMMENTS: Mapping[str, str] = {
     "name": "Name of the model in the registry, and of the tables that belong to this log.",
     "data": "Folder of the raw files; paths below refer to it as {data}.",
     "lake": "Folder of all tables that the jobs write.",
-    "log": "The log: its files, its columns, which rows are clicks (label), and when they happened.",
-    "users": "Attributes of users, with one row for each. Users of the log without a row get nulls.",
+    "log": "The log: its files, its columns, which rows are clicks (label), and the times of the rows.",
+    "users": "Attributes of users, one row per user. Users of the log without a row get nulls.",
     "items": "Attributes of items, with one row for each. Items without a row are not recommended; with "
     "`missing: serve` they are.",
     "keys": "The columns that identify a user and an item.",
     "history": "The items that the user of a row chose before (column `history`), the most recent one first.",
-    "negatives": "The log has only what users chose. For each such row, rows of items that the user did not "
-    "choose are added, with label 0; they measure the model. train.negatives draws others for training.",
-    "features": "Each group of columns goes through its operators (docs/operators), in order.",
+    "negatives": "The log has only rows that users chose. For each of them, rows of items that the user "
+    "did not choose are added with label 0, to measure the model. train.negatives draws other items for "
+    "training.",
+    "features": "Groups of columns: the kind of their features, and the operators (docs/operators) in order.",
     "scopes": "Which features depend only on the user, only on the item, or only on the context of a row.",
     "split": "Which rows are for training, for validation and for the test.",
     "model": "docs/models.md has all models and their settings.",
-    "candidates": "Which items are scored for a user. By default: all that the user has not chosen yet.",
+    "candidates": "Which items are scored for a user. The default is all items that the user has not chosen.",
     "score": "k: number of items of a list. context: the values of context columns for which lists are made.",
 }
 _OF_REFITS = "refit: a promoted model is trained again before it scores, also on validation and test rows."
 _OF_MEASURES = (
     "Lists are measured with the clicks of the day after the run date. Each training also measures lists "
-    "with the rows of the test split; the report shows these."
+    "with the rows of the test split. The report shows both."
 )
 
 
@@ -70,7 +71,7 @@ def _comment(text: str, indent: str = "") -> str:
 
 
 def _section(key: str, value: object) -> str:
-    """Returns a section: its keys on lines of their own, and what is below them in braces."""
+    """Returns a section: its keys on separate lines, and their values in braces."""
     if isinstance(value, Mapping) and (
         key in ("log", "users", "items", "train") or len(_flow(value)) > _WIDTH - 20
     ):
@@ -87,6 +88,6 @@ def _section(key: str, value: object) -> str:
 
 
 def _flow(value: object) -> str:
-    """Returns a value in one line of YAML. Texts that could be read as something else stand in quotes."""
+    """Returns a value in one line of YAML. Texts that YAML could read as another type are quoted."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...").rstrip("\n")

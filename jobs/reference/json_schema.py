@@ -1,4 +1,4 @@
-"""JSON schemas of a configuration file and of a model file, for editors that complete and check YAML.
+"""Makes JSON schemas of configuration and model files, for editors that complete and check YAML.
 
 A file that `extends` another file may leave out the keys that the other file contains. So the schemas require
 keys only in files without `extends`.
@@ -31,8 +31,8 @@ _NEEDS_ARCHITECTURE: Schema = {"anyOf": [{"type": "string"}, {"required": ["arch
 def config_schema() -> Schema:
     """Returns the schema of a configuration file.
 
-    The schema allows the key `extends`. `model` may be a section or the path of a file. An operator that
-    needs no parameters may be written as its name alone.
+    The schema allows the key `extends`. `model` may be a section or the path of a file. An operator without
+    required parameters may be written as only its name.
     """
     schema = _without_titles(documented_config().model_json_schema())
     definitions = schema.pop("$defs") | _model_definitions() | _operator_definitions()
@@ -83,7 +83,7 @@ def model_schema() -> Schema:
 
 
 def _model_definitions() -> dict[str, Schema]:
-    """Returns the definition `Model` and the definitions of all architectures, to which it refers.
+    """Returns the definition `Model` and the definitions of all architectures that it refers to.
 
     The definitions do not require the key `architecture`, because a configuration may inherit this key from
     the file that it `extends`.
@@ -164,7 +164,7 @@ def _required(schema: Schema, definitions: dict[str, Schema], sections: set[str]
 
 
 def _section_name(value: Schema) -> str | None:
-    """Returns the name of the definition that a field refers to; None if it refers to none."""
+    """Returns the name of the definition that a field refers to; None without a reference."""
     references = [member["$ref"] for member in alternatives(value) if "$ref" in member]
     return references[0].removeprefix(_PREFIX) if references else None
 
@@ -182,10 +182,10 @@ def _without_titles(schema: Any) -> Any:
     }
 
 
-# The type of a configuration for documents, with the plug-ins of the checkout.
+# Makes the type of a configuration for documents, with the plug-ins of the checkout.
 #
-# Config finds rules and sinks by name, so its type does not list them. Plug-ins of other packages are not in
-# the documents.
+# Config finds rules and sinks by name, so its type does not list them. The documents do not include plug-ins
+# of other packages.
 
 
 def documented_config() -> type[Config]:
@@ -216,7 +216,7 @@ def _candidates() -> type[Candidates]:
 
 
 def _source(name: str, settings: type[SourceSettings]) -> type[SourceSettings]:
-    """Returns the type of the section of a source: `source` has only this value."""
+    """Returns the type of the section of a source. The key `source` allows only the name of this source."""
     only: Any = Literal[name]
     text = summary(settings).partition(": ")[2] or summary(settings)
     named = Field(description=text[:1].upper() + text[1:])
@@ -224,12 +224,12 @@ def _source(name: str, settings: type[SourceSettings]) -> type[SourceSettings]:
 
 
 def _field(section: type[BaseModel], name: str, default: Any) -> Any:
-    """Returns a field of a section whose default is a value, not a function that creates the value."""
+    """Returns a field of a section. Its default is a value instead of a function that creates the value."""
     return Field(default=default, description=section.model_fields[name].description)
 
 
 def _sink(plugin: Plugin) -> type[SinkSettings]:
-    """Returns the type of the section of a sink: `kind` has only this value."""
+    """Returns the type of the section of a sink. The key `kind` allows only the kind of this sink."""
     settings: type[SinkSettings] = plugin.settings(SinkSettings)
     path = plugin.module.replace(".", "/")
     only: Any = Literal[plugin.name]
@@ -239,7 +239,7 @@ def _sink(plugin: Plugin) -> type[SinkSettings]:
 
 
 def _rules() -> Any:
-    """Returns the field `score.rules`, whose type has a key for each rule of the checkout."""
+    """Returns the field `score.rules`. Its type has a key for each rule of the checkout."""
     rules: dict[str, Any] = {}
     for name, kind in built_in_rules().items():
         section = create_model(_class_name(name), __base__=kind, __doc__=kind.__doc__)

@@ -19,27 +19,30 @@ _PAGE = """<!-- Made from conf/datasets and etl/passes.py by `make docs`; change
 
 # How logs are read
 
-This page is for people who write a configuration and want to know what `build_features` does with the rows of
-their log, and whether this job or another one of a run starts Spark.
-[Decision 0102](decisions/one-road.md#0102) has the reasons.
+This page is for people who write a configuration. It describes what `build_features` does with the rows of a
+log, and which jobs of a run start Spark. [Decision 0102](decisions/one-road.md#0102) has the reasons.
 
-A log enters by the reader of its format, as typed blocks of rows. Then it takes one of two ways:
+The reader of the log's format returns typed blocks of rows. `build_features` processes them in one of two
+ways:
 
 * **Without a preparation**, tasks read the raw log twice: the scan pass publishes the quarantine and counts
   values, and the encode pass writes the features.
-* **With a preparation**, the scan pass stores the good rows. On one machine it divides them by user into
-  buckets, and a task prepares the rows of one bucket of a day; on a cluster, Spark prepares the rows of a
-  day. The table `prepared` gets the result. Values are counted and features are computed from its files.
+* **With a preparation**, the scan pass stores the good rows. On one machine, it divides them by user into
+  buckets, and each task prepares the rows of one bucket of a day. On a cluster, Spark prepares the rows of a
+  day. The prepared rows are written to the table `prepared`. Further tasks count values and compute features
+  from the files of this table.
 
-Rows need a preparation if they get histories, negatives, positions or attributes from the tables of users
-and items, if an operator of `prepare` adds columns or combines rows, and if the split needs their times or
-all rows of a user. Filters of `prepare` need none, and neither does a split by position or by day.
+Rows need a preparation in three cases:
+
+* They get histories, negatives, positions, or attributes from the tables of users and items.
+* An operator of `prepare` adds columns or combines rows. Filters of `prepare` need no preparation.
+* The split needs the times of the rows, or all rows of a user. Splits by position or by day do not.
 
 ## The shipped configurations
 
-The program that writes this table asks the functions that also decide in a job: `road_of` in `etl/passes.py`
-for the log, and `frames_needed` in `scoring/candidates/candidate_tables.py` for the candidates. *All jobs of
-a run* are those that `nightly --retrain` starts on one machine.
+The program that writes this table calls the functions that decide in a job: `road_of` in `etl/passes.py` for
+the log, and `frames_needed` in `scoring/candidates/candidate_tables.py` for the candidates. *All jobs of a
+run* are the jobs that `nightly --retrain` starts on one machine.
 
 | configuration | format | split | prepared | on one machine | on a cluster | candidates | all jobs of a run |
 |---|---|---|---|---|---|---|---|
@@ -51,37 +54,40 @@ _AFTER = """
 
 ## When a JVM starts
 
-On one machine, a JVM starts in two cases. The first is a `workflow.engine` that is not `auto`: with `arrow`,
-Spark's Python workers run the tasks, and with `sql`, frames also compute the features. The second is a raw
-table with `format: spark_table`: Spark copies the rows that have changed, and then tasks of this machine read
-the copy ([lakes.md](lakes.md#read-a-table-of-sparks-catalogue)). Spark's workers run the tasks on a cluster,
-in a notebook, and if spark-submit has started the job.
+On one machine, `build_features` starts a JVM in two cases:
 
-On a cluster, tasks parse logs too: text never enters Spark as text. Rows that need a preparation are stored
-as Parquet files of the lake. Spark reads them and computes joins, histories and negatives with its own
-operators. The RAPIDS Accelerator supports these. Spark then writes the table `prepared`. Both ways give
-equal features.
+* `workflow.engine` is not `auto`. With `arrow`, Spark's Python workers run the tasks. With `sql`, frames also
+  compute the features.
+* A raw table has `format: spark_table`. Spark copies its changed rows, and then tasks of this machine read
+  the copy ([lakes.md](lakes.md#read-a-table-of-sparks-catalogue)).
 
-An operator of a package that changes rows needs a form for each of the two ways
-([a row operator](extending.md#a-row-operator)): `apply_table` on one machine, `apply` in Spark. Text files
-are read by the compiled scanner, which `make setup` builds, or with `workflow.device: cuda` on GPUs
+On a cluster, in a notebook, and in jobs that spark-submit has started, Spark's workers run the tasks.
+
+On a cluster, tasks also parse logs, so Spark never reads texts of a log. Tasks store rows that need a
+preparation as Parquet files of the lake. Spark reads these files, and computes joins, histories and negatives
+with its SQL operators, which the RAPIDS Accelerator supports. Spark then writes the table `prepared`. The
+features are equal on one machine and on a cluster.
+
+If an operator of a package changes rows, it needs two functions
+([a row operator](extending.md#a-row-operator)): `apply_table` for one machine, and `apply` for Spark. The
+compiled scanner, which `make setup` builds, reads text files. With `workflow.device: cuda`, GPUs read them
 ([gpu.md](gpu.md#logs-on-a-gpu)).
 
 ## When another job starts a JVM
 
-On one machine, the other jobs need no Spark either, whatever the model and the sources of candidates are.
-They compute in their own process, in its threads, and in worker processes. A JVM starts in these cases:
+On one machine, the other jobs also need no Spark, with any model and any source of candidates of this
+project. They compute in threads of their process and in worker processes. A JVM starts in these cases:
 
 | job | case | to avoid it |
 |---|---|---|
 """
 
 _END = """
-`check_lists`, `report`, `export_model`, `prune`, `champion` and `show` start none. Spark and this process
-publish the same candidates, up to rounding of the scores.
+`check_lists`, `report`, `export_model`, `prune`, `champion` and `show` do not start a JVM. With and without
+Spark, the published candidates are the same, up to rounding of the scores.
 """
 
-_ROWS = "100 bytes for each row or list entry are more than half of the memory that is left"
+_ROWS = "100 bytes for each row or list entry are more than half of the free memory"
 _ON_CLUSTER = "Spark's workers run the tasks, as above"
 _JOBS = (
     ("all jobs that read rows", "`workflow.engine` is not `auto`", "leave it at `auto`"),

@@ -1,4 +1,4 @@
-"""The process of an application: runs the stages that its parent asks for, one after the other.
+"""The process of an application: runs the stages that its parent requests, one after the other.
 
     python -m jobs.stage_server PROFILE ANSWERS [MODULE …]
 
@@ -48,7 +48,7 @@ def main() -> NoReturn:
     """Runs the stages, and ends the process."""
     profile, answers = sys.argv[1], int(sys.argv[2])
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
-    start_server_early()  # its workers read the log in the first stage
+    start_server_early()  # workers of this server read the log in the first stage
     requests = _Requests()
     if cores_without_jvm() is None:  # otherwise a stage starts a JVM only if it needs one
         threading.Thread(target=_start_jvm, daemon=True).start()
@@ -72,7 +72,7 @@ def _run(
     if importing.ident is None:
         if len(sys.argv) > 3:
             mlflow_process.start()
-        importing.start()  # not before this stage's imports, which it would delay
+        importing.start()  # started after the imports of this stage, because it would delay them
     try:
         parser = job_parser(job, description)
         add_wait(parser)
@@ -115,12 +115,12 @@ class _Requests:
         self._idle.set()
         stream = os.fdopen(os.dup(0), "rb")
         nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)  # what stages start must not read requests
+        os.dup2(nothing, 0)  # processes that stages start must not read requests
         os.close(nothing)
         threading.Thread(target=self._read, args=(stream,), daemon=True).start()
 
     def next(self) -> Request | None:
-        """Waits for the next request and returns it; None if there will be none."""
+        """Waits for the next request and returns it; None at the end of the input."""
         return self._queue.get()
 
     def done(self) -> None:

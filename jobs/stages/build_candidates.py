@@ -1,4 +1,4 @@
-"""Publishes the items to recommend from (`candidate_items`), and lists of them by user (`candidates`)."""
+"""Publishes the items that may be recommended (`candidate_items`), and users' candidates (`candidates`)."""
 
 from __future__ import annotations
 

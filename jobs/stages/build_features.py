@@ -25,7 +25,7 @@ from training.registry.warm_or_fresh import fresh_start
 
 def run(context: RunContext) -> JobSummary:
     """Reads the raw log up to the run date, and publishes the tables that training and scoring read."""
-    if context.config.workflow.mode == "retrain":  # the features are for a training
+    if context.config.workflow.mode == "retrain":  # checks for a training on these features
         check_training(context.config)
     plan = plan_of(context.config)
     copy_tables_of_run(context, plan)
@@ -56,7 +56,7 @@ def run(context: RunContext) -> JobSummary:
     )
 
 
-# Finds the workflows that a run of build_features applies or extends. check_quality needs the same ones.
+# Finds the workflows that a run of build_features applies or extends. check_quality uses the same workflows.
 
 log = logging.getLogger("nightrank.build_features")
 
@@ -64,15 +64,17 @@ log = logging.getLogger("nightrank.build_features")
 def workflows_of_run(context: RunContext) -> tuple[str | None, str | None]:
     """Returns two workflow versions: of the champion before the run date, and of a served experiment.
 
-    The first is None if there is no champion, or if a retraining must fit a new workflow. The second is None
-    if no experiment is served.
+    The first version is None if there is no champion, or if a retraining must fit a new workflow. The second
+    version is None if no experiment is served.
     """
     config, lake, run_date = context.config, context.lake, context.run_date
     champion = champion_as_of(lake, config.name, run_date, before=True)
     parent = None
     reason = fresh_start(config, lake, run_date) if config.workflow.mode == "retrain" else None
     if champion and reason:
-        log.info("fitting a new workflow instead of extending that of champion %s: %s", champion, reason)
+        log.info(
+            "fitting a new workflow instead of extending the workflow of champion %s: %s", champion, reason
+        )
     elif champion:
         parent = read_description(model_path(lake, config.name, champion))["workflow_version"]
     experiment = served_experiment(config, lake, run_date)

@@ -18,7 +18,7 @@ def run(context: RunContext, action: Action | None, request: OverrideRequest) ->
         The history as text for a terminal, and the summary.
 
     Raises:
-        ConfigError, DataError: the override is refused.
+        ConfigError, DataError: the override is not allowed.
     """
     lake, name = context.lake, context.config.name
     override = _apply(context, action, request)
@@ -39,7 +39,7 @@ def run(context: RunContext, action: Action | None, request: OverrideRequest) ->
 
 
 def _apply(context: RunContext, action: Action | None, request: OverrideRequest) -> Override | None:
-    """Records the override and returns it; None if `action` is None, or if the override changes nothing."""
+    """Records the override and returns it; None if `action` is None, or if the override has no effect."""
     if action is None:
         return None
     record = {"rollback": roll_back, "pin": pin, "release": release}[action]

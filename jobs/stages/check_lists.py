@@ -69,7 +69,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def check_files(partition: Partition, manifest: Manifest) -> None:
-    """Raises DataError unless each file of the manifest exists and has the right rows, bytes and digest."""
+    """Raises DataError if a file of the manifest is missing or has other rows, bytes or another digest."""
     require_intact_partition(partition, manifest)
     for entry in manifest.files:
         path = partition.file(entry.path)
@@ -84,7 +84,7 @@ def check_files(partition: Partition, manifest: Manifest) -> None:
 
 
 def check_experiment(context: RunContext, lists: Manifest) -> None:
-    """Raises DataError unless the lists were made with the experiment of the configuration."""
+    """Raises DataError if the lists were made without the experiment of the configuration."""
     experiment = served_experiment(context.config, context.lake, context.run_date)
     if lists.inputs.get("experiment") != (experiment and experiment.digest):
         name = experiment.settings.name if experiment else None

@@ -1,4 +1,4 @@
-"""Reads the first rows of all files that a run needs, and says what of them a run would refuse."""
+"""Reads the first rows of all files that a run needs, and reports the rows that a run would reject."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from storage.feature_spec import EVENT_TIME, LABEL
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 
-# Of each day, the first rows of at most this number of files are read.
+# Maximum number of files of each day from which the first rows are read.
 _FILES_A_DAY = 4
 _BYTES = 1 << 20
 
 
 @dataclass
 class _Head:
-    """What the first rows of the files of a day have.
+    """The counts of the first rows of the files of a day.
 
     Attributes:
         raw: the files.
@@ -41,7 +41,7 @@ class _Head:
         misdated: the valid rows whose time is on another day, of a log that is stored by day.
         left_out: number of rows that the configuration leaves out, such as rows of other events.
         examples: the first rejected row of each reason.
-        events: the events of the valid rows, if the label is one of events.
+        events: the events of the valid rows, if the label is an event.
     """
 
     raw: RawFiles
@@ -65,9 +65,9 @@ def run(context: RunContext) -> tuple[str, JobSummary]:
 
     Raises:
         ConfigError: a key breaks its rule.
-        DataError: a file is missing, a table cannot be parsed, or of the first rows of a day, a larger share
-            than `quality.max_bad_share` would be quarantined, or a larger share than
-            `quality.max_misdated_share` has times on other days.
+        DataError: a file is missing; a table cannot be parsed; or the first rows of a day exceed
+            `quality.max_bad_share` (share of rows that would be quarantined) or `quality.max_misdated_share`
+            (share of rows with times on other days).
     """
     config = context.config
     with context.phase("configuration"):
@@ -139,8 +139,8 @@ def _require_valid(plan: FeaturePlan, head: _Head) -> None:
         f"{head.rejected:,} of the first {head.rows:,} rows of {head.raw.dt} would be quarantined "
         f"({head.rejected / head.rows:.1%}; quality.max_bad_share={limit:.1%}), by reason: "
         f"{dict(head.reasons)}; {example.file}: {description(log, example)}",
-        f"for the reason {reason}: {remedy(log, 'log', example)}. If so many such rows are usual, raise "
-        "quality.max_bad_share",
+        f"for the reason {reason}: {remedy(log, 'log', example)}. If this share of rejected rows is usual, "
+        f"raise quality.max_bad_share",
     )
 
 

@@ -1,6 +1,6 @@
 """Trains the experiments of a file on the dataset of a run date, one after another, and compares them.
 
-The trials of a search are experiments too. Optuna proposes the settings of a trial when the trials before it
+The trials of a search are experiments too. Optuna proposes the settings of a trial after the earlier trials
 have results.
 """
 
@@ -57,7 +57,7 @@ log = logging.getLogger("nightrank.compare_models")
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """What the command line asks for.
+    """The arguments of the command line.
 
     Attributes:
         experiments: path of the experiments file.
@@ -74,7 +74,7 @@ class ComparisonRequest:
 
 @dataclass
 class _Trained:
-    """What was trained so far.
+    """The trainings so far.
 
     Attributes:
         dataset: the dataset.
@@ -82,7 +82,7 @@ class _Trained:
         outcomes: the outcome of each experiment.
         plans: maps the name of an experiment and a seed to the plan of the training. A trial whose settings
             the configuration refuses has no plan.
-        search: how the search went; None if the file has no search.
+        search: the progress of the search; None if the file has no search.
     """
 
     dataset: Dataset
@@ -95,12 +95,12 @@ class _Trained:
 def run(context: RunContext, request: ComparisonRequest) -> JobSummary:
     """Compares the experiments, and publishes the result as facts, as a page, and to MLflow.
 
-    An experiment with a complete model is not trained again. A training that was killed resumes from its
-    last checkpoint. If a training fails with a DataError, such as a loss that is not finite, the other
-    experiments are still trained.
+    An experiment with a complete model is not trained again. A training that was killed resumes from its last
+    checkpoint. If a training fails with a DataError, such as a loss that is not finite, the other experiments
+    are still trained.
 
     Raises:
-        ConfigError: the file has an error; then nothing is trained.
+        ConfigError: the file has an error. No model is trained.
         DataError: there is no dataset, or no experiment has a result.
     """
     lake, config = context.lake, context.config
@@ -176,7 +176,7 @@ def _plans(
 
 
 def _outcome(context: RunContext, where: str, seed: int, plan: TrainPlan) -> TrainingOutcome:
-    """Trains one model unless it is complete, and returns its outcome. Log lines begin with `where`."""
+    """Trains one model if it is not complete yet, and returns its outcome. Log lines begin with `where`."""
     version, steps_per_epoch = plan.description["version"], plan.steps_per_epoch
     outcome = finished_training(plan.model_path, seed, steps_per_epoch, plan.pruning)
     if outcome is not None:
@@ -251,7 +251,10 @@ def _search(
 
 
 def _is_over(search: Search, since: float) -> bool:
-    """Returns whether no further trial may begin, because the time of the search is over; then logs this."""
+    """Returns whether the search has reached its time limit, so that no further trial may begin.
+
+    Logs a message in this case.
+    """
     over = search.timeout is not None and monotonic() - since >= search.timeout
     if over:
         log.info("no further trial begins, because search.timeout=%g s have passed", search.timeout)
@@ -290,7 +293,7 @@ def _require_writable(request: ComparisonRequest) -> None:
 def _write_best(
     request: ComparisonRequest, experiments: Sequence[Experiment], comparison: Comparison
 ) -> None:
-    """Writes the configuration file of the best experiment, if the command line asks for it."""
+    """Writes the configuration file of the best experiment, if --write-best is set."""
     if request.write_best is None:
         return
     best = next(experiment for experiment in experiments if experiment.name == comparison.best.name)

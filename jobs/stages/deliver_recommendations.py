@@ -74,7 +74,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def _features(context: RunContext, lists: Manifest) -> dict[str, Callable[[], LakeTable]]:
-    """Returns functions that open the tables of features from which the lists were computed, by name."""
+    """Maps the name of each table of features behind the lists to a function that opens the table."""
     version = str(lists.facts["workflow_version"])
     tables = (
         ("users", context.lake.users(version), USER_KEY),

@@ -40,40 +40,41 @@ _RAW = (
     "they read it again. Delete the rows at their source, or delete the raw files when no run needs them."
 )
 _MODELS = (
-    "The listed models keep one row of weights for each user, under a number that no user has any more. A "
-    "retraining that continues from one of them keeps this row. Only a training with workflow.mode=fit and a "
-    "newly initialised model does not have it; then delete the old model versions."
+    "The listed models keep one row of weights for each user, under a number that no longer belongs to a "
+    "user. A retraining that continues from one of these models keeps this row. To remove it, train a "
+    "newly initialised model with workflow.mode=fit, then delete the old model versions."
 )
 _STATISTICS = (
-    "Counts, means and other statistics over all users stay as they are, also those of models and of items."
+    "Counts, means and other statistics over all users do not change. This includes the statistics of items, "
+    "and those in models."
 )
 _TEXTS = (
     f"Run records, reports and logs were searched for ids of at least {SHORTEST_ID} characters. Delete the "
     "listed files. Spark's event logs and copies outside of the lake were not searched."
 )
-_UNKNOWN_SINKS = "A sink that has no function to erase users still has their rows."
+_UNKNOWN_SINKS = "Sinks without a function to erase users still have their rows."
 
 
 def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str, JobSummary]:
-    """Erases users, or says what would be removed.
+    """Erases users, or reports what would be removed.
 
     Args:
         context: the context of the run. From now on, jobs leave out the users' rows of the run date, of
             earlier days, and of all days that the lake has read.
         ids: the ids of the users, as in the log.
-        dry_run: whether nothing is changed.
+        dry_run: whether the function only reports, without changing files.
 
     Returns:
         A text for a terminal, and the summary.
 
     Raises:
-        ConfigError: an id cannot be one of a user, or the configuration has no section `keys`.
-        DataError: nothing was published in the lake, or a file of it is damaged.
+        ConfigError: a text is not a possible user id, or the configuration has no section `keys`.
+        DataError: the lake has no published tables, or a file in the lake is damaged.
         InfrastructureError: another job uses the lake at the same time.
     """
     require(context.config, "keys")
     _check(ids)
-    read_settings(context.config.deliver)  # before anything changes
+    read_settings(context.config.deliver)  # checked before files are changed
     lake = context.lake
     _require_tables(lake)
     known = list_or_new(lake)
@@ -133,7 +134,7 @@ def _check(ids: Sequence[str]) -> None:
         if is_wrong or not user:
             raise ConfigError(
                 f"{user!r} is not the id of a user: {RULE}, and it must not be empty",
-                "pass the ids as they are in the log, with --user or one a line in --users-file",
+                "pass the ids as they are in the log, with --user, or one per line in --users-file",
             )
 
 
@@ -141,7 +142,7 @@ def _require_tables(lake: LakePaths) -> None:
     """Raises DataError if no job has published a table: the path of the lake is probably wrong."""
     if not any(file_io.list_files(path) for path in (lake.datasets.path, f"{lake.root.rstrip('/')}/{DATA}")):
         raise DataError(
-            f"{lake.root} has no tables, so nobody was erased: it is no lake, or no job has run",
+            f"{lake.root} has no tables, so nobody was erased: it is not a lake, or no job has run",
             "correct `lake` in the configuration or in --set; erase users after the first run",
         )
 
@@ -157,7 +158,7 @@ def _require_none(left: ErasurePlan) -> None:
 def _remains(
     context: RunContext, plan: ErasurePlan, before: Mapping[str, Sequence[Any]]
 ) -> dict[str, Sequence[Any]]:
-    """Returns the data that still contains the users, also the data that a killed attempt had listed."""
+    """Returns the data that still contain the users, including the data that a killed attempt listed."""
     now: dict[str, Sequence[Any]] = {
         "raw_files": raw_files(context.config, plan),
         "models": models_with_users(saved_models(context.lake), plan),
@@ -191,7 +192,7 @@ def _notes(remains: Mapping[str, Sequence[Any]], sinks: Sequence[Mapping[str, An
 
 
 def _text(record: Record, what: str) -> str:
-    """Returns what is removed, as a table for a terminal."""
+    """Returns a table of the removed data for a terminal."""
     number = len(record.users)
     lines = [f"{counted(number, 'user')}, days up to {record.through}: this {what}."]
     if not record.tables:

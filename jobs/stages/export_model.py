@@ -30,8 +30,8 @@ def run(
     """Writes the model's programs to a new folder, and its ONNX programs also in other number formats.
 
     If `compiled` is true, each program is also compiled for the processor of this machine. If `triton` is
-    set, the function writes no such folder. It adds the model, and the model of a running experiment's
-    treatment, to a model repository of Triton Inference Server.
+    set, the function instead adds the model to a model repository of Triton Inference Server. While an
+    experiment runs, it also adds the model of the treatment.
 
     Returns:
         A text for a terminal, and the summary.

@@ -1,4 +1,4 @@
-"""Checks the models and workflows of a lake for the job fsck, and makes its job summary."""
+"""Checks the models and workflows of a lake for the job fsck, and creates its job summary."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _DATED: dict[str, tuple[Format, Callable[[dict[str, Any]], object]]] = {
     REFITS: (format_versions.TRAINED_VERSION, parse_refit),
 }
 _REMEDY_OF_MODEL = (
-    "run train_model again for the date on which this model was trained; if it serves, the previous champion "
-    "can serve meanwhile (`nightrank champion --rollback`)"
+    "run train_model again for the date on which this model was trained; until then, the previous champion "
+    "can serve in its place (`nightrank champion --rollback`)"
 )
 
 
@@ -61,7 +61,7 @@ def _damages(lake: LakePaths) -> Iterator[Damage]:
 
 
 def _parsed(path: str, parse: Callable[[], object]) -> Iterator[Damage]:
-    """Yields a damage if a file cannot be parsed."""
+    """Yields a finding if a file cannot be parsed."""
     try:
         parse()
     except DataError as error:

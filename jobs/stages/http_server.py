@@ -1,4 +1,4 @@
-"""An HTTP server for functions that compute for a while, with limits for everything that a client sends.
+"""An HTTP server for functions that take time, with limits for all input from clients.
 
 uvicorn parses HTTP. `HttpApplication` checks tokens, reads bodies, runs the functions in threads and counts
 requests for Prometheus. Connections that send or receive too slowly are closed.
@@ -26,13 +26,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 log = logging.getLogger("nightrank.serve")
 
 _HEADER_BYTES = 16 * 1024
-_IDLE_S = 5  # how long a connection may wait between two requests
-_STOP_S = 30  # how long requests in work may take after a signal
+_IDLE_S = 5  # maximum time of a connection between two requests
+_STOP_S = 30  # maximum time of requests in work after a signal
 _SLOW_HEAD, _SLOW_READER, _TOO_MANY = "slow_head", "slow_reader", "too_many"
-_NO_ROUTE = "other"  # label of requests without a route, so that clients cannot add values of a label
+_NO_ROUTE = "other"  # value of the label for requests without a route, so that clients cannot add values
 _JSON = "application/json"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# A page of this server needs no other server, runs no script, and is not shown in a frame of another page.
+# Pages of this server must not load from other servers, run scripts, or be shown in frames of other pages.
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -49,17 +49,20 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What clients may use.
+    """Limits for clients.
 
     Attributes:
-        body_bytes: bytes of the body of a request.
-        read_s: seconds in which the head of a request, its body, a TLS handshake, or the next part of an
-            answer must pass. Then the connection is closed.
-        requests: number of requests whose body was read, and that wait or are in work. More are refused.
+        body_bytes: maximum bytes of the body of a request.
+        read_s: time limit for the head of a request, for its body, for a TLS handshake, and for the next part
+            of an answer. Afterwards the connection is closed.
+        requests: maximum number of requests that wait or are in work, after their body was read. Further
+            requests are refused.
         threads: number of requests in work at the same time.
-        connections: number of open connections. A further connection replaces the one that has waited
-            longest without a request. The usual limit of open files, 1,024, leaves room for TLS handshakes.
-        buffered_bytes: bytes of all bodies that are read at the same time, if one body is not larger.
+        connections: maximum number of open connections. A further connection replaces the connection that has
+            waited longest without a request. The default is below the usual limit of open files, 1,024,
+            because TLS handshakes also need files.
+        buffered_bytes: maximum bytes of all bodies that are read at the same time; a single body may be
+            larger.
     """
 
     body_bytes: int = 8 * 1024**2
@@ -71,10 +74,10 @@ class HttpLimits:
 
 
 class RefusedError(Exception):
-    """A request that is not answered.
+    """An error: the server refuses a request.
 
     Args:
-        status: the status of HTTP.
+        status: the HTTP status.
         message: what is wrong with the request, for its sender.
         headers: further headers of the answer.
     """
@@ -88,7 +91,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request whose route was found.
+    """A request that matches a route.
 
     Attributes:
         rest: the path after the path of the route.
@@ -121,9 +124,9 @@ class Route:
         path: the path; if it ends with `/` and is longer, all paths that begin with it.
         answer: returns the answer, and raises RefusedError.
         method: GET (then HEAD is allowed too) or POST.
-        is_public: whether the request needs no token.
-        is_work: whether `answer` runs in a thread, and counts as work. Otherwise it must be fast: it runs
-            between the events of all connections.
+        is_public: whether requests need no token.
+        is_work: whether `answer` runs in a thread, and counts as work. Otherwise `answer` must be fast,
+            because it runs in the event loop of all connections.
     """
 
     path: str
@@ -186,7 +189,7 @@ class ServerMetrics:
 
 
 class _DisconnectedError(Exception):
-    """The client closed the connection before the whole body was read."""
+    """An error: the client closed the connection before the complete body was read."""
 
 
 class HttpApplication:
@@ -194,8 +197,9 @@ class HttpApplication:
 
     Args:
         routes: the routes; the first that matches answers.
-        limits: what clients may use.
-        token: the token that requests must send as `Authorization: Bearer TOKEN`; None: none is needed.
+        limits: the limits for clients.
+        token: the token that requests must send as `Authorization: Bearer TOKEN`; None if requests need no
+            token.
     """
 
     def __init__(self, routes: Sequence[Route], limits: HttpLimits, token: str | None) -> None:
@@ -228,7 +232,7 @@ class HttpApplication:
         self.metrics.answered(name, answer.status, time.perf_counter() - start)
 
     def close(self) -> None:
-        """Ends the threads. Requests that wait are not computed."""
+        """Ends the threads. Waiting requests are not computed."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _answer(self, route: Route | None, scope: Mapping[str, Any], receive: _Receive) -> HttpAnswer:
@@ -236,7 +240,7 @@ class HttpApplication:
         # h11 limits only heads that arrive in several parts.
         if sum(len(name) + len(value) for name, value in scope["headers"]) > _HEADER_BYTES:
             raise RefusedError(431, f"headers may have {_HEADER_BYTES:,} bytes", {"connection": "close"})
-        # A connection whose body was not read cannot be used for another request.
+        # A connection with an unread body cannot be used for another request.
         close = {"connection": "close"}
         if route is None or not route.is_public:
             self._require_token(headers.get(b"authorization", b""))
@@ -253,7 +257,10 @@ class HttpApplication:
         return await self._worked(route, request) if route.is_work else route.answer(request)
 
     def _require_token(self, authorization: bytes) -> None:
-        """Raises RefusedError unless the header has the token. Comparing takes equally long for all texts."""
+        """Raises RefusedError if the header does not contain the token.
+
+        The comparison takes the same time for all texts.
+        """
         if self._authorization is None or hmac.compare_digest(authorization, self._authorization):
             return
         raise RefusedError(
@@ -267,7 +274,7 @@ class HttpApplication:
 
         Args:
             length: the header Content-Length; 0 if it is missing. h11 has checked that it is a number.
-            limit: bytes that the body may have.
+            limit: maximum bytes of the body.
             receive: returns parts of the body.
 
         Raises:
@@ -303,7 +310,7 @@ class HttpApplication:
         """Returns the answer that a thread computes.
 
         Raises:
-            RefusedError: too many requests wait, or the route refuses this one.
+            RefusedError: too many requests wait, or the route refuses this request.
         """
         if self._admitted >= self.limits.requests:
             raise _busy(f"{self.limits.requests} requests wait or are in work")
@@ -337,7 +344,7 @@ class _Connections:
     """The open connections of a server.
 
     Args:
-        limits: what clients may use.
+        limits: the limits for clients.
         metrics: counts connections.
     """
 
@@ -345,22 +352,22 @@ class _Connections:
         self.limits = limits
         self._metrics = metrics
         self._open: set[_Connection] = set()
-        # Connections that have sent no whole head of a request since the time at which they are here.
+        # Maps each connection that waits for the complete head of a request to the time since which it waits.
         self._waiting: dict[_Connection, None] = {}
 
     def opened(self, connection: _Connection) -> None:
-        """Adds a connection. If there are too many, closes the one that has waited longest."""
+        """Adds a connection. If there are too many, closes the connection that has waited longest."""
         self._open.add(connection)
         if len(self._open) > self.limits.connections:
             self.close(next(iter(self._waiting), connection), _TOO_MANY)
         self._metrics.connections.set(len(self._open))
 
     def waits(self, connection: _Connection) -> None:
-        """Notes that the connection waits for a request. Has no effect if it waits already."""
+        """Records that the connection waits for a request. Has no effect if it is already waiting."""
         self._waiting.setdefault(connection)
 
     def works(self, connection: _Connection) -> None:
-        """Notes that the connection has sent the head of a request."""
+        """Records that the connection has sent the head of a request."""
         self._waiting.pop(connection, None)
 
     def close(self, connection: _Connection, reason: str) -> None:
@@ -379,7 +386,7 @@ class _Connections:
 class _Connection(H11Protocol):
     """A connection that is closed if the client sends the head of a request, or reads an answer, too slowly.
 
-    uvicorn itself waits for both without a limit.
+    uvicorn waits for both without a time limit.
 
     Args:
         connections: the open connections of the server.
@@ -419,7 +426,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
-        """Starts the time for the head of the next request, or ends it if a request is being answered."""
+        """Starts the timer for the head of the next request. Stops it while a request is being answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop(_SLOW_HEAD)
             self._connections.works(self)
@@ -429,7 +436,7 @@ class _Connection(H11Protocol):
         self._connections.waits(self)
 
     def _start(self, reason: str) -> None:
-        """Closes the connection after a while, unless `_stop` is called before."""
+        """Closes the connection after the time limit, if `_stop` is not called earlier."""
         if reason not in self._timers:
             seconds = self._connections.limits.read_s
             self._timers[reason] = self.loop.call_later(seconds, self._connections.close, self, reason)
@@ -450,7 +457,7 @@ class _Server(uvicorn.Server):
         self._tls = tls
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Accepts connections. uvicorn would give TLS handshakes a minute."""
+        """Accepts connections with the time limit for TLS handshakes. uvicorn's limit is a minute."""
         await super().startup(sockets=[])
         loop = asyncio.get_running_loop()
         handshake = None if self._tls is None else self._connections.limits.read_s
@@ -490,7 +497,7 @@ def serve(application: HttpApplication, listener: socket, tls: ssl.SSLContext | 
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="critical",  # what clients send wrongly is counted, not logged
+        log_level="critical",  # invalid requests are counted instead of logged
         access_log=False,
         proxy_headers=False,
         server_header=False,

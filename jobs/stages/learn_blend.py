@@ -1,4 +1,4 @@
-"""Learns how to combine the scores of the champion and of the candidate sources, and records the result."""
+"""Fits a blend of the scores of the champion and of the candidate sources, and records the result."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ log = logging.getLogger("nightrank.learn_blend")
 def run(context: RunContext) -> JobSummary:
     """Measures the contenders on validation clicks, and finally records the best one for the run date.
 
-    If nothing has changed since the blend of the run date was recorded, nothing is computed. If there are no
-    validation clicks to learn from, the record says that the model ranks.
+    If the inputs have not changed since the blend of the run date was recorded, the function does nothing.
+    Without validation clicks, the record says that the model alone ranks.
     """
     lake, config = context.lake, context.config
     require(config, "keys")
@@ -35,7 +35,7 @@ def run(context: RunContext) -> JobSummary:
             "score.blend=none, so lists are ranked by the model alone and there is no blend to learn",
             "set score.blend=auto",
         )
-    # A refit was trained on the validation clicks, so the weights are learned from the champion's logits.
+    # A refit was trained on the validation clicks, so the weights are fitted to the champion's logits.
     model, dataset = champion_and_dataset(context)
     require_listable(model.spec)
     if not frames_needed(config):

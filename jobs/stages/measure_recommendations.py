@@ -1,7 +1,7 @@
 """Compares the lists of a date with later clicks: hit rate, NDCG, coverage, and recall of the candidates.
 
 Lists of the most popular items are measured in the same way. For a generated log, lists by the true
-probabilities, which are the best possible lists, are measured too. Users without a row in the train split are
+probabilities are also measured. They are the best possible lists. Users without a row in the train split are
 measured separately, because the model has not been trained on their clicks. Users and items that are new to
 the model that made the lists are also measured separately.
 """
@@ -121,7 +121,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def require_no_refit(published: Manifest) -> None:
-    """Raises DataError if a refit made the lists: it was trained on the test split too (train.refit)."""
+    """Raises DataError if a refit, which was also trained on the test split, made the lists (train.refit)."""
     if published.facts.get("refit_of"):
         raise DataError(
             f"the lists of {published.partition} were made by refit {published.facts['model_version']}, "
@@ -159,7 +159,7 @@ def all_kinds(context: RunContext, dataset: Dataset, published: Manifest, train:
 def measured_days(context: RunContext, dataset: Dataset) -> list[str]:
     """Returns the days of the clicks that the lists are compared with.
 
-    Returns no day if the test split is not made of whole days.
+    Returns no day if the test split does not consist of complete days.
     """
     if context.config.measure.against == "next_day":
         return [_day_after(context.run_date)]
@@ -210,8 +210,8 @@ def candidates_of(context: RunContext, dataset: Dataset, published: Manifest) ->
 def most_popular(excluding: Exclusions, items: Rows, train: Rows, k: int) -> Rows:
     """Returns lists of the k items with the most clicks in the train split.
 
-    The columns are user_key, position and item_key. The lists are for the same users as the published
-    lists, are made from the same items, and leave out the same excluded (user, item) pairs.
+    The columns are user_key, position and item_key. The lists have the same users, items and excluded (user,
+    item) pairs as the published lists.
     """
     lists = popular_items(excluding, popularity(train, items), k)
     return query(
@@ -240,8 +240,8 @@ def candidate_recall(
 ) -> dict[str, Any] | None:
     """Returns the recall of the candidates, in total and by source, for users with rows in the train split.
 
-    The key `cold_users` has the recall for all other users. Returns None if the candidates were built by a
-    release that did not record the sources.
+    The key `cold_users` has the recall for users without train rows. Returns None if the candidates were
+    built by a release that did not record the sources.
 
     Raises:
         DataError: candidate_items was replaced after the candidates were built, so item indices do not match.

@@ -1,4 +1,4 @@
-"""Makes the output of the job migrate: a table of kinds and versions of files, and the job summary."""
+"""Creates the output of the job migrate: a table of kinds and versions of files, and the job summary."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reports to a scheduler whether the raw log exists, which steps a run has, and whether lists are published.
 
-Writes nothing, and needs no Spark session. But if raw tables are in Spark's catalogue, their rows of the run
-date are copied.
+Writes nothing, and needs no Spark session. The only exceptions are raw tables in Spark's catalogue: the job
+copies their rows of the run date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Reports, in the job summary, the raw log, whether lists are published, and the steps of a run.
+    """Reports whether the raw log exists, whether lists are published, and the steps of a run.
 
     A step is one job for one day. The key `night` of the job summary lists all steps of a run without
     retraining. The key `retraining` lists the steps of a run with retraining up to the gate, and refit_model.
@@ -30,7 +30,7 @@ def run(context: RunContext) -> JobSummary:
     copy_tables_of_run(context, plan_of(config), [run_date])
     with context.phase("raw log"):
         raw_log = find_raw(config, config.log, run_date, context.recorder)
-    if raw_log is not None:  # the scheduler waits until then, and tables may arrive with the log
+    if raw_log is not None:  # the scheduler waits for the log, and tables may arrive together with it
         check_tables(config, run_date, context.recorder)
     ordinary, retraining = (RunPlan(config, run_date, retrain) for retrain in (False, True))
     lists = context.lake.recommendations if config.keys else context.lake.scores

@@ -25,12 +25,12 @@ _TRIES, _WAIT_S = 3, 0.5
 
 
 def run(context: RunContext, keep_days: int, *, dry_run: bool) -> tuple[str, JobSummary]:
-    """Deletes what no run of the run date or a later one needs, or says what would be deleted.
+    """Deletes data that no run of the run date or of a later date needs, or reports what would be deleted.
 
     Args:
         context: the context of the run.
         keep_days: number of days up to the run date whose dates are kept.
-        dry_run: whether nothing is changed.
+        dry_run: whether the function only reports, without deleting files.
 
     Returns:
         A text for a terminal, and the summary.
@@ -110,9 +110,9 @@ def _files(items: Sequence[Item]) -> int:
 
 
 def _text(limits: Limits, items: Sequence[Item], dry_run: bool) -> str:
-    """Returns what is deleted, as a table for a terminal."""
+    """Returns a table of the deleted data for a terminal."""
     verb = "would be deleted" if dry_run else "was deleted"
-    head = f"Dates from {limits.first_date} on are kept, and everything that runs need. "
+    head = f"Dates from {limits.first_date} on are kept, and all other data that runs need. "
     if not items:
         return f"{head}Nothing else {verb}."
     groups = [(kind, list(group)) for kind, group in groupby(items, key=lambda item: item.kind)]

@@ -1,4 +1,4 @@
-"""Plans which dates and versions of a lake are deleted. Nothing is changed here."""
+"""Plans which dates and versions of a lake are deleted. This module changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from training.registry.model_json import MODEL_JSON, is_complete
 _DATASETS, _LISTS = "datasets", "recommendations"
 _INTERNAL = frozenset({"typed", "prepared", COPIES})  # tables that only jobs read
 
-# Tables without workflow versions. The tables datasets, experiments and comparisons are small and stay.
+# Tables without workflow versions. The small tables datasets, experiments and comparisons are not deleted.
 _OTHER_TABLES = frozenset(
     {"quarantine", "value_counts", "profiles", "quality", *_INTERNAL, "last_clicks", _LISTS}
     | {"list_changes", "scores", "measures", "deliveries", "evaluations", "item_titles"}
@@ -52,11 +52,11 @@ def check_days(config: Config, run_date: str, keep_days: int) -> None:
 
 
 def plan_prune(config: Config, run_date: str, keep_days: int) -> tuple[Limits, list[Item]]:
-    """Returns the limits, and what is deleted, in this order.
+    """Returns the limits, and the items to delete, in their order.
 
     Args:
         config: the configuration.
-        run_date: runs of this date and of later ones find everything that they need.
+        run_date: the data that runs of this date and of later dates need are kept.
         keep_days: number of days up to the run date whose dates are kept.
 
     Raises:
@@ -64,11 +64,11 @@ def plan_prune(config: Config, run_date: str, keep_days: int) -> tuple[Limits, l
         DataError: a data manifest, a model.json or a file of the registry is damaged.
     """
     check_days(config, run_date, keep_days)
-    lake = LakePaths(config.lake)  # without a recorder: the files that are read here are no inputs of the run
+    lake = LakePaths(config.lake)  # without a recorder, because these files are not inputs of the run
     files = list_lake(lake)
     if not any(file.path.endswith(f"/{MANIFEST_NAME}") for file in files):
         raise ConfigError(
-            f"{config.lake} is no lake: no table is published there",
+            f"{config.lake} is not a lake: no table is published there",
             "check the key `lake` of the configuration",
         )
     limits = Limits.of(run_date, keep_days, config.output.grace_hours)
@@ -101,7 +101,7 @@ def plan_prune(config: Config, run_date: str, keep_days: int) -> tuple[Limits, l
 
 
 def _newest(dates: Mapping[tuple[str, str], DateFiles], run_date: str) -> set[tuple[str, str]]:
-    """Returns the newest published date of each table, and the newest one before the run date."""
+    """Returns two dates of each table: the newest published date, and the newest date before the run date."""
     published: dict[str, list[str]] = defaultdict(list)
     for (table, dt), of_date in dates.items():
         if of_date.manifest is not None:
@@ -156,20 +156,20 @@ def _partition(
     return Item(table.split("/")[0], dt, (*manifest, *old), (), partition)
 
 
-# What prune deletes together, and the limits of dates and ages.
+# Defines items, which prune deletes as a unit, and the limits of dates and ages.
 
 _DAY_S = 24 * 3600
 
 
 @dataclass(frozen=True)
 class Item:
-    """Files that are deleted together: of a date of a table, of a version, or of attempts.
+    """An item: files of a date of a table, of a version, or of attempts, which are deleted together.
 
     Attributes:
         kind: the name of a row in the table for a terminal, such as `features`.
         name: the date, version or folder.
         files: the files, in the order of their deletion. If prune is killed, the next prune deletes the rest.
-        folders: folders below the root of the lake that are deleted if they are empty then.
+        folders: folders below the root of the lake that are deleted if they are then empty.
         partition: the date of a table; None for all other items.
     """
 
@@ -210,7 +210,7 @@ class Limits:
 
     @classmethod
     def of(cls, run_date: str, keep_days: int, grace_hours: float) -> Limits:
-        """Returns the limits for a number of days, counted from the run date backwards."""
+        """Returns the limits for a number of days up to the run date."""
         now, last = time.time(), date.fromisoformat(run_date)
         end = datetime(last.year, last.month, last.day, tzinfo=UTC).timestamp() + _DAY_S
         old = now - grace_hours * 3600
@@ -226,7 +226,7 @@ class Limits:
 
 FEATURES = "features"
 
-# Tables with one table for each workflow version.
+# Tables that exist for each workflow version.
 OF_VERSIONS = frozenset(
     {FEATURES, "users", "items", "candidates", "candidate_items", "item_vectors"}
     | {"gate_items", "blend_items", "experiment_items"}
@@ -276,8 +276,8 @@ def unused_workflows(
 ) -> list[Item]:
     """Returns the items of workflow versions that no dataset or model uses, with all of their tables.
 
-    A version with a date that is kept, or with a file that a job may be writing, is not among them.
-    workflow.json comes first, so no job uses an incomplete version, and then the manifests.
+    Versions with a date that is kept, or with a file that a job may be writing, are left out. workflow.json
+    is deleted first, so no job uses an incomplete version, and the manifests follow.
     """
     dated = {table.split("/")[1] for table, dt in dates if dt >= limits.first_date and "/" in table}
     of_version: dict[str, list[LakeFile]] = defaultdict(list)
@@ -303,7 +303,7 @@ def old_checkpoints(
 
     Args:
         lake: the lake.
-        saved: the models that stay, as `saved_models` returns them.
+        saved: the models that are kept, from `saved_models`.
         files: the files of the lake.
         limits: the limits.
     """

@@ -1,4 +1,4 @@
-"""Publishes the serving model's top-k items for every user as `recommendations`, scored by Spark workers."""
+"""Publishes the serving model's top-k items for every user as `recommendations`."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class VariantLists:
     request: ListRequest
 
 
-# Largest number of users per scoring task. It limits the work to repeat if a task is lost.
+# Maximum number of users per scoring task. It limits the work that is repeated if a task is lost.
 USERS_PER_TASK = 50_000
-# Lists of at most this number of entries are collected from Spark to the driver: some 100 MB.
+# Maximum number of list entries that are collected from Spark to the driver: about 100 MB.
 ENTRIES_IN_DRIVER = 2_000_000
 _REPORTED = ("users", "users_with_fewer", "users_without", "coverage", "k")
 
@@ -86,7 +86,8 @@ def run(context: RunContext) -> JobSummary:
     with context.phase("score"):
         lists = _score(context, dataset, candidates, variants, experiment)
         if isinstance(lists, DataFrame):
-            # Small lists are one query and then Arrow, because planning queries takes longer than the work.
+            # Small lists are collected with one query and then processed with Arrow, because planning further
+            # queries takes longer than the work.
             lists = table_of(lists) if users.rows * score.k <= ENTRIES_IN_DRIVER else lists.persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
@@ -144,7 +145,7 @@ def run(context: RunContext) -> JobSummary:
 def _score_kind(
     context: RunContext, variants: Sequence[VariantLists], blend: BlendRecord | None
 ) -> ScoreKind:
-    """Returns the kind of the scores of all lists. Those of a blend only order the items of a user."""
+    """Returns the kind of the scores of all lists. The scores of a blend only order the items of a user."""
     kinds = {variant.model.score_kind(context.config) for variant in variants}
     ranked_by_model = blend is None or blend.chosen == "model"
     return kinds.pop() if ranked_by_model and len(kinds) == 1 else "ranking"
@@ -206,7 +207,7 @@ def _score(
 
 
 def _inputs_of(experiment: ServedExperiment | None, treatment: Treatment | None) -> dict[str, str]:
-    """Returns the inputs that an experiment adds to those of the lists, as the manifest names them."""
+    """Returns the additional inputs of the lists during an experiment, with their names in the manifest."""
     inputs = {"experiment": experiment.digest} if experiment else {}
     if treatment is not None:
         inputs |= {"treatment_users": treatment.users.digest, "treatment_items": treatment.items.digest}
@@ -266,13 +267,14 @@ def candidate_users(
 ) -> Rows:
     """Returns the rows of users with their candidates. A frame has enough Spark partitions for all cores.
 
-    The rows are read from the files that the two manifests name, even if the tables are replaced meanwhile.
+    The rows are read from the files that the two manifests name, even if the tables are replaced at the same
+    time.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date, whose workflow version `candidates` has.
         users, candidates: the manifests of the two tables.
-        variant: the variant whose users are returned, by the features of its workflow.
+        variant: the variant whose users are returned, with the features of its workflow.
         experiment: assigns users to variants. If it is None, all users are returned.
     """
     lake, version = context.lake, dataset.workflow_version

@@ -1,6 +1,6 @@
-"""Answers requests over HTTP with the model that serves on a run date.
+"""Answers HTTP requests with the model that serves on a run date.
 
-The requests and answers for probabilities are those of MLflow's scoring server, in its JSON formats.
+Requests and answers for probabilities have the JSON formats of MLflow's scoring server.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class ServeOptions:
 
     Attributes:
         host, port: the address; port 0 chooses a free one.
-        token_file: a file with the token that requests must send; None: requests need no token.
-        tls_cert, tls_key: PEM files of the certificate chain and its key; None: connections are not
+        token_file: a file with the token that requests must send; None if requests need no token.
+        tls_cert, tls_key: PEM files of the certificate chain and its key; None if connections are not
             encrypted.
-        limits: what clients may use.
-        max_k: the longest list that a request may ask for.
+        limits: the limits for clients.
+        max_k: maximum length of a requested list.
     """
 
     host: str
@@ -95,8 +95,8 @@ class ServedModel:
     def recommend(self, user: str, k: int | None) -> list[dict[str, Any]]:
         """Returns the list of a user: position, item_id, score and reason of each entry.
 
-        The list of an unknown user, or of one without candidates, is empty. Requests wait for each other,
-        because all cores work on one list.
+        The list of an unknown user, or of a user without candidates, is empty. Requests wait for each other,
+        because one list uses all cores.
 
         Raises:
             NightrankError: see `Model.recommend`.
@@ -113,7 +113,8 @@ def run(context: RunContext, options: ServeOptions, started: Callable[[str], Non
     Args:
         context: the run.
         options: the command line.
-        started: gets a text with the address as soon as requests are accepted.
+        started: a function that is called with a text that contains the address, as soon as requests are
+            accepted.
 
     Returns:
         A text for a terminal, and the summary.
@@ -243,7 +244,7 @@ def _of_records(content: Any, columns: Sequence[str]) -> Mapping[str, list[Any]]
 
 
 def _checked_rows(rows: Any) -> list[Any]:
-    """Returns the rows. Raises DataError if they are no list, or too many."""
+    """Returns the rows. Raises DataError if they are not a list, or if there are too many."""
     if not isinstance(rows, list) or not rows:
         raise DataError("the body has no list of rows", _FORMATS)
     if len(rows) > _MAX_ROWS:
@@ -298,7 +299,7 @@ td {{ padding: .2rem 1rem .2rem 0 }}
 
 
 def _page(context: RunContext, version: str) -> str:
-    """Returns the page of the address itself. It loads no other file."""
+    """Returns the page at the path `/`. It loads no other file."""
     title = f"Nightrank: {context.config.name}, {context.run_date}"
     return _PAGE.format(title=html.escape(title), version=html.escape(version))
 
@@ -310,7 +311,7 @@ def read_token(path: str) -> str:
     """Returns the token in a file, without white space at its ends.
 
     Raises:
-        ConfigError: the file cannot be read, or its content is no token of at least 16 printable ASCII
+        ConfigError: the file cannot be read, or its content is not a token of at least 16 printable ASCII
             characters without spaces.
     """
     try:
@@ -327,19 +328,19 @@ def read_token(path: str) -> str:
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Returns the settings of TLS 1.2 or newer; None if neither file is given.
+    """Returns the settings of TLS 1.2 or newer; None without these files.
 
     Raises:
-        ConfigError: only one file is given, or the files are no certificate with its key.
+        ConfigError: only one file is given, or the files are not a certificate with its key.
     """
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise ConfigError("--tls-cert and --tls-key belong together", "pass both options, or none")
+        raise ConfigError("--tls-cert and --tls-key must be used together", "pass both options, or none")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # An empty password: OpenSSL would ask for one on the terminal.
+        # An empty password, because OpenSSL would otherwise ask for a password on the terminal.
         context.load_cert_chain(os.path.expanduser(certificate), os.path.expanduser(key), password="")
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
@@ -368,10 +369,10 @@ def _require_protection(listener: socket.socket, token: str | None, tls: ssl.SSL
 
 @contextmanager
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Yields a socket with this address. It accepts no connections yet.
+    """Yields a socket with this address. It does not accept connections yet.
 
     Raises:
-        ConfigError: the address is not one of this machine, or the port is not one from 0 to 65535.
+        ConfigError: the address does not belong to this machine, or the port is not from 0 to 65535.
         InfrastructureError: another program uses the port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -404,4 +405,4 @@ def _ends_by_signal() -> Iterator[None]:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Handles a signal that uvicorn has handled already."""
+    """Does nothing, because uvicorn has already handled the signal."""

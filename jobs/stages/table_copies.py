@@ -1,6 +1,6 @@
 """Updates the copies of tables of Spark's catalogue at the start of a stage that reads their new rows.
 
-All other stages read the copies, so they see the same rows, and need no Spark session for them.
+All other stages read the copies. So they read the same rows, and need no Spark session for them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from storage.run_context import RunContext
 
 
 def copy_tables_of_run(context: RunContext, plan: FeaturePlan, days: Sequence[str] | None = None) -> None:
-    """Copies the changed rows of the configuration's tables of Spark's catalogue, if there are such tables.
+    """Copies the changed rows of the configuration's tables of Spark's catalogue, if it has any.
 
     Args:
-        context: the context of the run. Its Spark session is built if there is such a table.
+        context: the context of the run. Its Spark session is built if the configuration has a table of
+            Spark's catalogue.
         plan: the plan of the configuration.
-        days: the days of the tables that are read by day; None for all that a run of `build_features` reads.
+        days: the days of the tables that are read by day; None for all days that a run of `build_features`
+            reads.
 
     Raises:
-        ConfigError: the session cannot open a table, or a column has a type that its declared type cannot
-            hold.
+        ConfigError: the session cannot open a table, or the declared type of a column cannot represent its
+            type in the table.
         DataError: a table lacks a column, or has a column of a type that cannot be read.
     """
     if not copied_tables(plan):
         return
-    from etl.spark.copy_tables import copy_tables  # imports pyspark, which other configurations do without
+    from etl.spark.copy_tables import copy_tables  # imports pyspark, which other configurations do not need
 
     with context.phase("copies"):
         copy_tables(context.spark, plan, context.run_date, context.recorder, days)

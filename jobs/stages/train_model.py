@@ -1,4 +1,7 @@
-"""Trains the challenger of a run date on its dataset, if possible from the weights of the champion."""
+"""Trains the challenger of a run date on its dataset.
+
+If possible, the training starts from the champion's weights.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def train(context: RunContext, config: Config) -> JobSummary:
-    """Trains a model, unless its version exists already. Records the version for the run date.
+    """Trains a model if its version does not exist yet. Records the version for the run date.
 
     Args:
         context: the context of the job.
@@ -72,7 +75,7 @@ def train(context: RunContext, config: Config) -> JobSummary:
 
 
 def execute(context: RunContext, plan: TrainPlan) -> dict[str, Any]:
-    """Trains the model of a plan, unless it exists already. Returns the content of model.json."""
+    """Trains the model of a plan if it does not exist yet. Returns the content of model.json."""
     if is_complete(plan.model_path, checksums=True):
         log.info(
             "model version %s was trained before: configuration, data, code and start model are the same",

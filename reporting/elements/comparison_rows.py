@@ -10,7 +10,7 @@ from typing import Any
 from reporting.elements import numbers
 from training.registry.comparison import Comparison, ExperimentOutcome, HeldOut
 
-# Words for the measures, as in a sentence.
+# Names of the measures in sentences.
 MEASURE_WORDS = {"auc": "AUC", "log_loss": "log loss", "normalized_entropy": "normalised entropy"}
 HEADERS = (
     "Place",
@@ -47,7 +47,7 @@ def measure_headers(measures: Sequence[str]) -> list[str]:
 
 
 def measure_rows(comparison: Comparison, measures: Sequence[str]) -> list[list[str]]:
-    """Returns the place, the name and the measures of each experiment, in the order of `comparison_rows`.
+    """Returns the rank, the name and the measures of each experiment, in the order of `comparison_rows`.
 
     The measures on the validation split come first, then those on the test split.
     """
@@ -69,9 +69,9 @@ def detail_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _placed(comparison: Comparison) -> list[tuple[str, ExperimentOutcome]]:
-    """Returns pairs of place and experiment, the best first. Experiments without a value have no place.
+    """Returns pairs of rank and experiment, the best first.
 
-    Of these, pruned trials come before failed experiments.
+    Experiments without a value have no rank. Among them, pruned trials come before failed experiments.
     """
     ranked = comparison.ranked
     names = {experiment.name for experiment in ranked}
@@ -84,7 +84,10 @@ def _placed(comparison: Comparison) -> list[tuple[str, ExperimentOutcome]]:
 
 
 def shown_name(experiment: ExperimentOutcome) -> str:
-    """Returns the name of an experiment; of a pruned trial, also the epochs after which it was pruned."""
+    """Returns the name of an experiment.
+
+    For a pruned trial, also names the epochs after which it was pruned.
+    """
     if experiment.pruned is None:
         return experiment.name
     epochs = "1 epoch" if experiment.pruned == 1 else f"{experiment.pruned:.4g} epochs"
@@ -99,14 +102,14 @@ def measured(experiment: ExperimentOutcome, split: HeldOut, measure: str) -> str
 
 
 def settings_text(changes: Mapping[str, Any]) -> str:
-    """Returns the changed settings of an experiment as text. Of a model file, only the name is shown."""
+    """Returns the changed settings of an experiment as text. A model file is shown by its name only."""
     if not changes:
         return "none"
     return ", ".join(f"{key}={setting_text(key, value)}" for key, value in changes.items())
 
 
 def setting_text(key: str, value: Any) -> str:
-    """Returns the value of a setting as text. Of a model file, only the name is shown."""
+    """Returns the value of a setting as text. A model file is shown by its name only."""
     if isinstance(value, str):
         return Path(value).name if key == "model" else value
     return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Builds HTML in which text is always escaped: a plain string is text, and only `Html` is markup."""
+"""Builds HTML with escaped text: a plain string is text, and only `Html` is markup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conf.messages import printable_lines
 
 
 class Html(str):
-    """HTML markup, which is not escaped again. Text from data must be escaped before it becomes Html."""
+    """HTML markup, which is not escaped again. Escape text from data before you convert it to Html."""
 
     __slots__ = ()
 

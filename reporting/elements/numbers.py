@@ -21,7 +21,7 @@ def count(value: Any) -> str:
 
 
 def counted(value: Any, noun: str, plural: str | None = None) -> str:
-    """Formats a whole number with its noun, in singular or plural."""
+    """Formats a whole number with its noun in the singular or plural."""
     return f"{NONE} {plural or noun + 's'}" if _absent(value) else words_counted(round(value), noun, plural)
 
 

@@ -49,7 +49,7 @@ _RUN_JOBS = (
 class Failure:
     """A failed attempt of a job.
 
-    If a killed job has no run record, its exit code comes from the run record of `nightly`.
+    A killed job has no run record; its exit code comes from the run record of `nightly`.
     """
 
     dt: str
@@ -71,7 +71,7 @@ class DayFacts:
         auc: the AUC of the challenger on the test day.
         champion_auc: the AUC of the champion on the test day.
         best_auc: the best possible AUC on the test day; known only for generated logs.
-        psi, psi_column: the PSI and the name of the column that drifted most from the train days.
+        psi, psi_column: the PSI and the name of the raw column with the largest drift from the train days.
         score_psi: the PSI of the scores of the new lists, compared with the last published lists.
         churn: the share of items in a user's new list that are not in the user's last published list,
             averaged over users.
@@ -126,7 +126,7 @@ class RunHistory:
 
 def read_history(config: Config, run_date: str, days: int = DAYS) -> RunHistory:
     """Reads the run records and manifests of the last `days` dates up to `run_date`."""
-    # Create this Lake without a recorder, because earlier run dates are not inputs of the run that draws the
+    # Create this lake without a recorder, because earlier run dates are not inputs of the run that draws the
     # page.
     lake, dates = LakePaths(config.lake), dates_up_to(run_date, days)
     of_date: dict[str, list[RunRecord]] = {dt: [] for dt in dates}
@@ -144,7 +144,7 @@ def _day(
 ) -> DayFacts:
     """Reads the facts of one run date from its run records and manifests.
 
-    `all_records` has the records of all dates.
+    `all_records` contains the records of all dates.
     """
     log = _manifest_of(lake.quarantine.partition(dt))
     evaluation = _facts(lake.evaluations.partition(dt))
@@ -186,8 +186,8 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
 
     Args:
         records: the records whose failures are returned.
-        others: records of other dates. If a stage has a record there, its exit code in the record of
-            `nightly` adds no second failure.
+        others: records of other dates. If a stage has a record in `others`, its exit code in the record of
+            `nightly` does not count as a second failure.
     """
     failed = [record for record in records if record.failed and record.job != "nightly"]
     failures = [_failure(record) for record in failed]
@@ -220,13 +220,12 @@ def _failure(record: RunRecord) -> Failure:
 
 
 def open_failure(config: Config, run_date: str) -> Failure | None:
-    """Returns the last failure of a stage of a run; None if there is none, or if a later attempt succeeded.
+    """Returns the last failure of a stage of a run; None if no stage failed or a later attempt succeeded.
 
     A failure no longer counts after a later success of the same stage. A failure of `nightly` itself no
     longer counts after a later success of any stage, because `nightly` writes its record only after the
-    report of its run. If lists are compared with the clicks of
-    the next day, the run measures the lists of the day before. Therefore attempts to measure those lists
-    belong to this run.
+    report of its run. If lists are compared with the clicks of the next day, the run measures the lists of
+    the previous day. Therefore attempts to measure the previous day's lists belong to this run.
     """
     lake, before = LakePaths(config.lake), dates_up_to(run_date, 2)[0]
     of_dates = read_records(lake, [before, run_date], config.name)
@@ -253,7 +252,7 @@ def open_failure(config: Config, run_date: str) -> Failure | None:
 def served_lists(config: Config, run_date: str) -> str | None:
     """Returns, as text, which lists are served after a failure; None if the log has no users and items.
 
-    These are the lists that were delivered last or, without sinks, those that were published last.
+    The served lists are the last delivered lists or, without sinks, the last published lists.
     """
     if config.keys is None:
         return None
@@ -273,7 +272,7 @@ def served_lists(config: Config, run_date: str) -> str | None:
 
 
 def _seconds(records: Iterable[RunRecord]) -> dict[str, float]:
-    """Returns, for each group of jobs, the sum of the seconds of its jobs."""
+    """Maps each group of jobs to the sum of the seconds of its jobs."""
     seconds: dict[str, float] = defaultdict(float)
     for record in records:
         group = next((name for name, jobs in GROUPS.items() if record.job in jobs), "other")

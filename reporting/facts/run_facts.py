@@ -37,7 +37,7 @@ class Day:
     Attributes:
         split: the split.
         dt: the day.
-        rows_in: number of rows that were read, of the complete day.
+        rows_in: number of rows that were read of the complete day.
         rows: number of rows of the day in this split.
         dropped: maps each reason to the number of rows of the complete day that were left out for this
             reason.
@@ -76,12 +76,12 @@ class MeasuredRelevance:
 
 @dataclass(frozen=True)
 class DataQuality:
-    """The data report that build_features published.
+    """The data report of a day, which build_features published.
 
     Attributes:
         compared: the comparison of the day with its train days.
         findings: the figures that are above a limit.
-        unchecked: the figures that have no limit for this log, as texts.
+        unchecked: texts that name the figures without a limit for this log.
     """
 
     compared: DayComparison
@@ -97,18 +97,19 @@ class RunFacts:
         mode: whether the workflow was fitted, extended or applied; None without a dataset.
         days: the days of the dataset, one entry for each split that contains rows of the day.
         missing: the numbers of users and of items of the log without a row in their table of attributes.
-            Without a table of users, there is no entry for users; the same holds for items.
+            Without a table of users (or items), it has no entry for users (or items).
         quality: the data report. It exists even if a limit of the section `quality` stopped the run.
         evaluation: the facts that evaluate_model published on this date; None for a run without training.
-        model: the content of a model.json. It describes the challenger trained on this date or, without
-            training, the model that made the lists. It never describes a refit, which has no measures.
+        model: the content of a model.json. It describes the challenger that was trained on this date or,
+            without training, the model that made the lists. It never describes a refit, because refits have
+            no measures.
         changes: the comparison of the new lists with the last published lists. It exists even if the new
-            lists were held back.
+            lists were not published.
         delivery: the facts of deliver_recommendations; None if the lists were not delivered.
         measure: the measured relevance of the lists of this date or, if these lists have not been measured
-            yet, of the lists of the day before.
+            yet, of the lists of the previous day.
         per_positive: the value of negatives.per_positive; None if no rows are drawn.
-        model_scores, list_scores: the kind of the scores of `model`, and that of the scores in the lists.
+        model_scores, list_scores: the kind of the scores of `model`, and the kind of the scores in the lists.
     """
 
     name: str
@@ -129,7 +130,7 @@ class RunFacts:
 
     @property
     def of_choices(self) -> bool:
-        """Returns whether the log has only what users chose. Then the click rate has no meaning."""
+        """Returns whether the log contains only rows that users chose. Then the click rate has no meaning."""
         only_clicks = self.quality is not None and self.quality.compared.only_clicks
         return self.per_positive is not None or only_clicks
 
@@ -190,7 +191,7 @@ def read_run_facts(config: Config, run_date: str, recorder: LineageRecorder = NO
 
 
 def earlier_run_dates(config: Config, run_date: str) -> list[str]:
-    """Returns the last fourteen dates that have published lists or an evaluation, oldest first.
+    """Returns the last fourteen dates with published lists or an evaluation, oldest first.
 
     `run_date` is included; later dates are not.
     """
@@ -260,7 +261,7 @@ def _quality(
 ) -> DataQuality | None:
     """Returns the data report of a run date; None if no data report was published.
 
-    The shares in `missing` that are above a limit are findings, too.
+    The shares in `missing` that are above a limit are also findings.
     """
     facts = published_facts(lake.quality(config.name).partition(run_date))
     if facts is None:
@@ -277,8 +278,8 @@ def _quality(
 def _version(evaluation: Mapping[str, Any] | None, recommendations: Manifest | None) -> str | None:
     """Returns the version of the challenger.
 
-    If there is no challenger, returns the version of the model that made the lists. If that is a refit, which
-    has no measures, returns the version of the model that it refits.
+    If there is no challenger, returns the version of the model that made the lists. If a refit made the
+    lists, returns the version of the model that it refits, because a refit has no measures.
     """
     if evaluation is not None:
         return str(evaluation["challenger"]["version"])
@@ -296,7 +297,7 @@ def _model(lake: LakePaths, name: str, version: str | None) -> Mapping[str, Any]
 def _measure(lake: LakePaths, run_date: str) -> MeasuredRelevance | None:
     """Returns the measured relevance of the lists of the run date.
 
-    If these lists have not been measured yet, returns the measured relevance of the lists of the day before.
+    If these lists have not been measured yet, returns the measured relevance of the previous day's lists.
     """
     before = (date.fromisoformat(run_date) - timedelta(days=1)).isoformat()
     for dt in (run_date, before):
@@ -307,20 +308,20 @@ def _measure(lake: LakePaths, run_date: str) -> MeasuredRelevance | None:
 
 
 def logistic_regression(evaluation: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Returns the test figures of the logistic regression baseline; None if no such baseline was trained."""
+    """Returns the test figures of the logistic regression baseline; None if this baseline was not trained."""
     baseline = ((evaluation or {}).get("baselines") or {}).get("logistic_regression") or {}
     return baseline.get("test")
 
 
-# Reads the lists of a run for the report: how often each item is recommended, and lists of a few users.
+# Reads the lists of a run for the report: counts of recommended items, and the lists of a few users.
 
 
-MOST_CLICKED = 5  # number of clicked items that the report shows of a user
+MOST_CLICKED = 5  # number of a user's clicked items that the report shows
 
 
 @dataclass(frozen=True)
 class ItemCounts:
-    """How often each item is recommended, counted in a sample of the list entries.
+    """The number of recommendations of each item, counted in a sample of the list entries.
 
     Attributes:
         times: maps each item to the number of its list entries in the sample.
@@ -338,7 +339,8 @@ class UserHistory:
     """The clicks and impressions of one user on the days of the dataset.
 
     Attributes:
-        items: maps each item to two numbers: the user's clicks on the item, and the user's impressions of it.
+        items: maps each item to two numbers: the user's clicks on the item, and the user's impressions of the
+            item.
     """
 
     items: dict[str, tuple[int, int]]
@@ -434,8 +436,8 @@ def histories(
     """Returns the clicks and impressions of some users.
 
     About 5 million rows of the newest days of the dataset are read. The result maps each user to a
-    UserHistory. It is empty if the dataset has no user column. Rows that `negatives` added do not count,
-    because no user saw them.
+    UserHistory. It is empty if the dataset has no user column. Rows that the section `negatives` added do not
+    count, because no user saw their items.
     """
     files, left = [], MOST_ROWS
     members = sorted(
@@ -463,9 +465,9 @@ def histories(
     return {user: UserHistory(items) for user, items in by_user.items()}
 
 
-# Reads published Parquet files for the report, on one machine. Of large tables, only some files are read.
+# Reads published Parquet files for the report, on one machine. Only some files of large tables are read.
 
-MOST_ROWS = 5_000_000  # largest number of rows of a column that are read, which takes seconds
+MOST_ROWS = 5_000_000  # maximum number of rows of a column that are read; reading them takes seconds
 
 
 def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:
@@ -486,7 +488,7 @@ def column(path: str, name: str) -> pa.ChunkedArray:
 def rows_where(files: Sequence[str], columns: list[str], condition: pc.Expression) -> list[dict[str, Any]]:
     """Reads the rows that meet a condition.
 
-    A row group is skipped if its statistics show that it contains no such row.
+    A row group is skipped if its statistics show that no row of it meets the condition.
 
     Raises:
         DataError: a file does not exist or is damaged.

@@ -1,1 +1,4 @@
-"""The HTML report of a run. `sections` has its sections. Charts are inline SVG and need no network."""
+"""The HTML report of a run.
+
+`sections` contains its sections. Charts are inline SVG, and the page needs no network.
+"""

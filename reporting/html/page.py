@@ -98,7 +98,7 @@ def document(title: str, head: Html, sections: Iterable[Section | None]) -> Html
         tag("style", Html(CSS)),
     ]
     footer = tag(
-        "footer", f"Written {file_io.utc_now()} by Nightrank. Everything on this page is in the file itself."
+        "footer", f"Written {file_io.utc_now()} by Nightrank. This file contains everything on the page."
     )
     body = tag("body", tag("main", head, contents(present), *present, footer))
     return join([Html("<!doctype html>\n"), tag("html", tag("head", *meta), body, lang="en")])
@@ -152,7 +152,7 @@ def _head(comparison: Comparison, run_date: str) -> Html:
 
 
 def _lead_over_second(comparison: Comparison) -> str:
-    """Returns a sentence about the difference from the second experiment; empty if there is no second."""
+    """Returns a sentence about the difference from the second-best experiment; empty if there is none."""
     if len(comparison.ranked) < 2:
         return ""
     best, second = comparison.ranked[:2]
@@ -262,14 +262,14 @@ def best_so_far(points: Sequence[tuple[float, float]], measure: str) -> list[tup
 
 
 def _value_of(trial: ExperimentOutcome, measure: str) -> float | None:
-    """Returns the measure that a trial has in the charts of a search; None for a failed trial."""
+    """Returns a trial's measure for the charts of a search; None for a failed trial."""
     if trial.pruned is not None:
         return trial.last_evaluation(measure)
     return trial.mean("validation", measure)
 
 
 def _setting_axis(key: str, values: Mapping[str, Any]) -> tuple[Axis, Callable[[ExperimentOutcome], float]]:
-    """Returns the axis of a searched setting, and a function that returns the place of a trial on it."""
+    """Returns the axis of a searched setting, and a function that returns a trial's position on the axis."""
     choices = values.get("choices")
     if choices is not None:
         names = [setting_text(key, choice) for choice in choices]
@@ -285,7 +285,7 @@ def _search_sentence(comparison: Comparison, search: SearchResult) -> str:
     pruned = sum(trial.pruned is not None for trial in comparison.experiments)
     failed = sum(trial.failure is not None for trial in comparison.experiments)
     done = f"{search.done} of {search.planned}" if search.done < search.planned else f"All {search.planned}"
-    over = ", because the time of the search was over" if search.done < search.planned else ""
+    over = ", because the search reached its time limit" if search.done < search.planned else ""
     sentences = [
         f"{done} trials were done{over}: {len(comparison.experiments) - pruned - failed} complete, "
         f"{pruned} pruned, {failed} failed."
@@ -295,7 +295,7 @@ def _search_sentence(comparison: Comparison, search: SearchResult) -> str:
         sentences.append(f"{repeated} had the settings of an earlier trial, which was not trained again.")
     if pruned:
         sentences.append(
-            "The value of a pruned trial is that of its last evaluation; such a trial is not ranked."
+            "The value of a pruned trial is that of its last evaluation; pruned trials are not ranked."
         )
     return " ".join(sentences)
 
@@ -308,7 +308,7 @@ def _curves(comparison: Comparison) -> Section:
         words = MEASURE_WORDS[measure]
         series = [Series(experiment.name, experiment.curve(measure)) for experiment in shown]
         if measure == "log_loss" and not any(line.drawable() for line in series):
-            continue  # the loss of the training gives no probabilities
+            continue  # the training loss does not give probabilities
         chart = line_chart(
             f"Validation {words}",
             series,

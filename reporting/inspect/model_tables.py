@@ -1,6 +1,6 @@
 """Shows decisions about the versions of a model, and a comparison of models and settings, on a terminal.
 
-The log says which version serves, since when, and why.
+The log of decisions shows which version serves, since when, and why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WIDTH = 100
 def history_table(lake: LakePaths, name: str, run_date: str, refit: str | None = None) -> str:
     """Returns a text with the model that serves on a run date and the reason.
 
-    Below it, a table shows the last thirty decisions and refits up to this date.
+    A table below shows the last thirty decisions and refits up to this date.
 
     Args:
         lake: the lake.
@@ -56,14 +56,14 @@ def history_table(lake: LakePaths, name: str, run_date: str, refit: str | None =
 
 
 def describe_override(override: Override | None) -> str:
-    """Returns a text that says what an override (a manual decision) did, and what to run now.
+    """Returns a text with the effect of an override (a manual decision) and the next command to run.
 
     `override` is None if the command changed nothing.
     """
     if override is None:
         return (
-            "\n  Nothing was changed: this is already the current state. "
-            "To go back further, name a version: --rollback --to VERSION"
+            "\n  Nothing was changed: this is already the current state. To roll back further, name a "
+            "version: --rollback --to VERSION"
         )
     withdrawn = f" Withdrawn: {', '.join(override.withdrawn)}." if override.withdrawn else ""
     text = (

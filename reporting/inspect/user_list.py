@@ -27,7 +27,7 @@ from storage.paths import LakePaths, Partition
 # Columns of a list that are shown; lists of earlier releases have no reason.
 ENTRY = ("position", "item_id", "score", "reason")
 
-# Columns that differ between the variants of an experiment.
+# Facts that differ between the variants of an experiment.
 _OF_VARIANT = ("model_version", "workflow_version", VARIANT)
 
 
@@ -67,8 +67,8 @@ def find(lake: LakePaths, run_date: str, user: str, negatives: Negatives | None 
     """Returns the published list of a user. `negatives` is the section of the configuration.
 
     Raises:
-        DataError: there are no lists of this date, or the lists were held back. Or the user is unknown, or
-            had no candidates.
+        DataError: there are no lists of this date, the lists were not published, the user is unknown, or the
+            user had no candidates.
     """
     manifest = _lists_of(lake, run_date)
     columns: list[str] = [name for name in (*ENTRY, *_OF_VARIANT) if name in dict(manifest.schema)]
@@ -116,14 +116,14 @@ def _lists_of(lake: LakePaths, run_date: str) -> Manifest:
         before = changes["before"]
         settings = [excess["setting"] for excess in changes["excesses"]]
         raise DataError(
-            f"the lists of {run_date} were held back: they exceed the limits {settings} of score.stop",
+            f"the lists of {run_date} were not published: they exceed the limits {settings} of score.stop",
             f"ask for the last published lists: --date {before}" if before else "see docs/delivery.md",
         )
     return read_manifest(partition)
 
 
 def _no_list_error(lake: LakePaths, run_date: str, user: str, version: str, known: bool) -> DataError:
-    """Returns the error that says why the user has no list."""
+    """Returns the error with the reason why the user has no list."""
     users = lake.users(version).partition(run_date)
     if not known:
         return DataError(
@@ -281,7 +281,7 @@ def _item_lines(user_list: InspectedList, names: Names) -> str:
     lines = []
     for entry in user_list.entries:
         features = user_list.item_features.get(entry["item_id"])
-        text = "not among the items any more" if features is None else described(features, names) or "none"
+        text = "no longer among the items" if features is None else described(features, names) or "none"
         lines.append(f"  {printable(entry['item_id'])}: {text}")
     return "\n".join(lines)
 
@@ -289,7 +289,7 @@ def _item_lines(user_list: InspectedList, names: Names) -> str:
 def _clicked(user_list: InspectedList) -> str:
     """Returns a table of the items that the user clicked most."""
     if user_list.history is None:
-        return "  the dataset of that date does not exist any more"
+        return "  the dataset of this date no longer exists"
     most = user_list.history.most_clicked(_CLICKED)
     if not most:
         return "  nothing"

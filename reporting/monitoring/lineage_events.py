@@ -19,7 +19,7 @@ class LineageSender:
         transport: the key `watch.openlineage`: the type of the transport and its settings.
 
     Raises:
-        ConfigError: there is no such transport, or it lacks a setting or a package.
+        ConfigError: the transport does not exist, or it lacks a setting or a package.
     """
 
     def __init__(self, transport: Mapping[str, Any]) -> None:
@@ -28,7 +28,7 @@ class LineageSender:
         settings = {"transport": copy.deepcopy(dict(transport))}  # the client changes its argument
         try:
             self._client = OpenLineageClient(config=settings)
-        except Exception as error:  # each transport raises errors of its own
+        except Exception as error:  # each transport raises its own types of errors
             raise ConfigError(
                 f"watch.openlineage: the transport {transport['type']!r} cannot be used: "
                 f"{type(error).__name__}: {error}",
@@ -60,7 +60,7 @@ class LineageSender:
         )
 
     def close(self) -> None:
-        """Waits until transports that send later, such as Kafka's, have sent all events."""
+        """Waits until transports that buffer events, such as Kafka's, have sent all events."""
         self._client.close(timeout=_PATIENCE_S)
 
 

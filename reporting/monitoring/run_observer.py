@@ -37,9 +37,9 @@ class Work:
         task_s: seconds that the tasks ran.
         cpu_s: seconds of CPU time in the JVM.
         gc_s: seconds of garbage collection.
-        input_bytes, input_rows: bytes and rows that Spark itself read from storage. What Python workers read
-            is not included.
-        output_bytes, output_rows: bytes and rows that Spark itself wrote to storage. What Python workers
+        input_bytes, input_rows: bytes and rows that Spark itself read from storage. Data that Python workers
+            read is not included.
+        output_bytes, output_rows: bytes and rows that Spark itself wrote to storage. Data that Python workers
             wrote is not included.
         shuffle_read_bytes, shuffle_write_bytes: bytes that were read from shuffles and written to shuffles.
         spilled_bytes: bytes that were written to disk because memory was short.
@@ -102,7 +102,7 @@ class SparkWork:
 def read_spark_work(spark: SparkSession, since_s: float, now_s: float) -> SparkWork:
     """Reads the work of a running Spark session from `since_s` to `now_s` (seconds since 1970).
 
-    Stages that were submitted before `since_s` are those of earlier jobs, and do not count.
+    Stages that were submitted before `since_s` belong to earlier jobs, and do not count.
 
     Raises:
         Exception: any error of Spark or its gateway; for example, the session may have been stopped.
@@ -115,8 +115,8 @@ def read_spark_work(spark: SparkSession, since_s: float, now_s: float) -> SparkW
     nothing = gateway.new_array(gateway.jvm.double, 0)
     stage_list = store.stageList(None, False, False, nothing, gateway.jvm.java.util.ArrayList())
     executors = store.executorList(False)
-    # The JVM serializes both as JSON, as its REST interface does. So one call is enough for any number of
-    # stages.
+    # The JVM serializes stages and executors as JSON, as its REST interface does. So one call is enough for
+    # any number of stages.
     mapper = gateway.jvm.org.apache.spark.status.api.v1.JacksonMessageWriter().mapper()
     stages = json.loads(mapper.writeValueAsString(stage_list))
     began_s, conf = context._jsc.startTime() / 1000, context.getConf()
@@ -244,12 +244,12 @@ class _Warnings(logging.Handler):
 
 @dataclass
 class Observer:
-    """Observes one run of a job: what it reads and publishes, its warnings, and its use of Spark.
+    """Observes one run of a job: its inputs, its published tables, its warnings, and its use of Spark.
 
     Attributes:
         config: the configuration of the run.
-        run: records what the run reads and publishes. Pass it to the context of the run.
-        waits: whether the run only waits for other jobs. Such a run counts no core seconds, because the other
+        run: records the inputs and the published tables of the run. Pass it to the context of the run.
+        waits: whether the run only waits for other jobs. Then it counts no core seconds, because the other
             jobs have their own run records.
         started_s: start of the run, in seconds since 1970.
     """
@@ -265,9 +265,10 @@ class Observer:
 
     @classmethod
     def begin(cls, job: str, config: Config, run_date: str, waits: bool = False) -> Observer:
-        """Creates an observer of the job that this process runs. It begins to collect warnings at once.
+        """Creates an observer of the job that this process runs.
 
-        With `watch.openlineage`, the event that starts the run is sent.
+        The observer then collects warnings. With `watch.openlineage`, this method sends the event that starts
+        the run.
         """
         observer = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
         logging.getLogger("nightrank").addHandler(observer._warnings)
@@ -286,13 +287,12 @@ class Observer:
     def record_silent(self, job: str, run_date: str, seconds: float, error: NightrankError) -> None:
         """Records the attempt of another job, if that job ended without a record.
 
-        A killed job has no record of its own. Without the record of this method, the report could not show
-        the failure.
+        A killed job cannot write a record. Without this record, the report could not show the failure.
 
         Args:
             job, run_date: the job and its run date.
             seconds: duration of the attempt.
-            error: how the attempt ended.
+            error: a text that describes how the attempt ended.
         """
         with _harmless(f"the end of {job} is not recorded"):
             lake, name = LakePaths(self.config.lake), self.config.name
@@ -334,7 +334,7 @@ class Observer:
         Args:
             exit_code: the exit code of the job.
             phases: maps the name of each phase to its seconds.
-            summary: the job summary; None if the job failed before it had a summary.
+            summary: the job summary; None if the job failed before it created one.
             error: the error that ended a failed job.
         """
         logging.getLogger("nightrank").removeHandler(self._warnings)
@@ -343,7 +343,7 @@ class Observer:
             record = self._record(exit_code, phases, summary, error)
             write_record(LakePaths(self.config.lake), record)
         if record is not None:
-            with _harmless("the metrics of this run are not shown to Prometheus"):
+            with _harmless("the metrics of this run are not exported to Prometheus"):
                 _expose(record, self.config.watch)
             if self._lineage is not None:
                 with _harmless("the lineage event that ends this run is not sent"):
@@ -392,7 +392,7 @@ class Observer:
 
 
 def _expose(record: RunRecord, watch: Watch) -> None:
-    """Shows the metrics of a run to Prometheus. The client is imported only if `watch` needs it (11 ms)."""
+    """Exports the metrics of a run to Prometheus. The import takes 11 ms, so it is in this function."""
     if watch.textfile_folder is not None or watch.push_gateway is not None:
         from reporting.monitoring.prometheus import expose
 
@@ -415,10 +415,10 @@ def _describe(error: BaseException) -> dict[str, str]:
 
 @contextmanager
 def _harmless(consequence: str) -> Any:
-    """Turns any error in the block into a warning, because the work of the job is already done.
+    """Logs any error in the block as a warning, because the work of the job is already done.
 
     Args:
-        consequence: text of the warning that says what is missing because of the error.
+        consequence: text of the warning, which names what is missing because of the error.
     """
     try:
         yield

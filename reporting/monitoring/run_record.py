@@ -1,7 +1,7 @@
 """The run record: one row of the table `runs` for each attempt of a job.
 
 Each row is a file in the folder `runs/dt=…`, with one line of JSON. The file is written atomically, has a
-unique name, and is never replaced. So simultaneous runs need no lock, and a reader never sees half a row. A
+unique name, and is never replaced. So simultaneous runs need no lock, and readers see only complete rows. A
 retry adds a row. A killed job writes no row; if it was a stage of `nightly`, that job writes the row. Any
 reader of JSON lines can read the folder `runs` as a table.
 """
@@ -23,7 +23,7 @@ from storage.paths import LakePaths
 
 log = logging.getLogger("nightrank.watch")
 
-NO_REMEDY = "read the job's log"  # the remedy of an error that has none of its own
+NO_REMEDY = "read the job's log"  # the remedy of an error without a specific remedy
 _READERS = 16  # threads, because on an object store each file costs a round trip
 
 
@@ -42,8 +42,8 @@ class RunRecord:
         facts: facts of the job summary; empty if the job failed.
         warnings: the first warnings.
         warning_count: number of all warnings.
-        core_s: core seconds: number of cores that the job held, times seconds. A job without a Spark session
-            counts as one core. The job `nightly` counts as no core.
+        core_s: core seconds: number of cores that the job reserved, times seconds. A job without a Spark
+            session counts as one core. The job `nightly` counts as no core.
         cost: the cost of core_s in `currency`; None if no price is configured.
         spark: the result of SparkWork.summary(); None if the job had no Spark session.
         stages: the stages in SparkWork.stages; empty if the job had no Spark session.

@@ -1,16 +1,16 @@
 """The source `als`: proposes items by a matrix factorization of the clicks.
 
-Spark MLlib computes a vector for each user and each item by alternating least squares for implicit feedback
-(Y. Hu, Y. Koren, C. Volinsky, Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008). For tables,
-als_vectors.py computes the same vectors in this process, except for rounding errors. The rating of a user and
-an item is the number of clicks or, if rows have weights, the sum of their weights. A user's score of an item
-is the dot product of their vectors.
+Spark MLlib computes a vector for each user and each item with alternating least squares for implicit feedback
+(Y. Hu, Y. Koren, C. Volinsky, Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008). For Arrow
+tables, als_vectors.py computes the vectors in this process. They differ from MLlib's only by rounding errors.
+The rating of a user and an item is the number of clicks or, if rows have weights, the sum of their weights. A
+user's score of an item is the dot product of their vectors.
 
-The initial vectors depend on the seed and on the numbers of users and items, and the order of additions
-depends on the order of the ratings. So users are numbered in the order of their keys, and MLlib gets the
-ratings in one partition, sorted by user and item. MLlib then distributes them over a fixed number of blocks.
-MLlib adds some partial sums in the order in which tasks end, so the vectors of two runs may differ by
-rounding errors of float64. `item_vectors.rounded` removes most of these differences.
+The initial vectors depend on the seed and on the users' and items' numbers. The order of additions depends on
+the order of the ratings. To make both reproducible, this module numbers users in the order of their keys, and
+passes the ratings to MLlib in one partition, sorted by user and item. MLlib then distributes them over a
+fixed number of blocks. MLlib adds some partial sums in the order in which tasks end, so the vectors of two
+runs may differ by rounding errors of float64. `item_vectors.rounded` removes most of these differences.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def als_items(
     The result has the columns user_key, candidates and scores. Only items that somebody clicked are
     proposed. If scores are equal, the smaller item index comes first. Users without clicks have no row.
 
-    Before the function returns, it computes all vectors and publishes the item vectors.
+    The function computes all vectors and publishes the item vectors before it returns.
 
     Args:
         config: the settings of the source, such as n.
@@ -92,7 +92,7 @@ def als_vectors(config: AlsParameters, rows: Rows, items: Rows, checkpoints: str
 
 
 def _vectors_of_table(config: AlsParameters, clicks: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Does the work of `als_vectors` in this process."""
+    """Implements `als_vectors` in this process."""
     import torch
 
     from scoring.candidates.als_vectors import fit_vectors
@@ -121,7 +121,7 @@ def _vectors_of_table(config: AlsParameters, clicks: pa.Table) -> tuple[pa.Table
 def _vectors_of_frame(
     config: AlsParameters, clicks: DataFrame, checkpoints: str
 ) -> tuple[DataFrame, DataFrame] | None:
-    """Does the work of `als_vectors` in Spark. `clicks` has user_key, item_index and clicks (float)."""
+    """Implements `als_vectors` in Spark. `clicks` has user_key, item_index and clicks (float)."""
     from pyspark.ml.recommendation import ALS
 
     in_order = F.row_number().over(Window.orderBy(F.asc(USER_KEY)))
@@ -129,7 +129,8 @@ def _vectors_of_frame(
     if numbered.isEmpty():
         return None
     ratings = clicks.join(numbered, USER_KEY).select(_USER_NUMBER, ITEM_INDEX, _CLICKS)
-    # Without checkpoints, a task describes all iterations before it, and its description overflows the stack.
+    # Without checkpoints, a task's lineage contains all earlier iterations, and serializing it overflows the
+    # stack.
     clicks.sparkSession.sparkContext.setCheckpointDir(checkpoints)
     als = ALS(
         rank=config.rank,

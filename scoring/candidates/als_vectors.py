@@ -1,8 +1,9 @@
 """The vectors of the source `als` without Spark: implicit ALS as Spark MLlib computes it, on the CPU.
 
 MLlib solves the normal equations of one user or item at a time; here torch solves them in batches. The
-initial vectors are those of MLlib (mllib_random.py). As in MLlib, the normal equations are in float64, and
-vectors are stored as float32 between the iterations. So the results differ by rounding errors only.
+initial vectors are those of MLlib (`first_vectors`). As in MLlib, the normal equations are in float64, and
+vectors are stored as float32 between the iterations. So the results differ from MLlib's only by rounding
+errors.
 
 c_ui is alpha times the number of clicks of user u on item i, and 1 + c_ui is the confidence of these clicks.
 Y are the item vectors, and n_u is the number of items that user u clicked. The vector of user u solves (Y.
@@ -10,6 +11,12 @@ Hu, Y. Koren, C. Volinsky, ICDM 2008, equation 4; λ n_u as in Y. Zhou et al., L
 Collaborative Filtering for the Netflix Prize, AAIM 2008)
 
     (YᵀY + Σ_i c_ui y_i y_iᵀ + λ n_u I) x_u = Σ_i (1 + c_ui) y_i
+
+MLlib draws the initial user vectors with Spark's generator XORShiftRandom: a xorshift generator of 64 bits
+(G. Marsaglia, Xorshift RNGs, JSS 8(14), 2003) whose seed is a MurmurHash3. As java.util.Random does,
+`normals` uses the polar method of Marsaglia, which rejects some pairs of numbers. One step of the generator
+is linear over bits. So a table of 8 times 256 numbers can represent any number of steps. NumPy computes all
+states of a stream in arrays that double in length.
 """
 
 from __future__ import annotations
@@ -23,23 +30,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError
-from scoring.candidates.mllib_random import first_vectors
 from scoring.candidates.parameters import AlsParameters
 
-# Elements of the arrays that a batch of normal equations needs: 64 MiB each.
+# Maximum number of elements of each array of a batch of normal equations: 64 MiB.
 _BATCH_ELEMENTS = 1 << 23
+# Constants of Spark's random generator.
+_MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
+_ARRAY_SEED = 0x3C074A61  # seed that scala.util.hashing.MurmurHash3 uses for arrays
+_BYTE_SWAP = 0x9E3775CD9E3775CD  # multiplier of scala.util.hashing.byteswap64
+_STEPS = 4  # steps of the generator that draw one pair of uniform numbers
+_MOST_PAIRS = 1 << 20  # pairs that are drawn together: 32 MiB of states
 
 Vectors = NDArray[np.float32]
+Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class _Side:
-    """The clicks of all users by item, or of all items by user, as R rows that refer to the other side.
+    """A sparse matrix of clicks with R rows: users by items, or items by users.
 
     Attributes:
         starts: (R + 1,) int64, the index of the first click of each row.
-        others: (C,) int64, the row of the other side.
-        clicks: (C,) float64.
+        others: (C,) int64, the item number (or user number) of each click.
+        clicks: (C,) float64, the number of clicks, or the sum of their weights.
     """
 
     starts: Tensor
@@ -48,7 +61,7 @@ class _Side:
 
     @staticmethod
     def of(rows: NDArray[np.int64], others: NDArray[np.int64], clicks: NDArray[np.float32]) -> _Side:
-        """Builds the side from C pairs. `rows` has the row of each pair, numbered from 0 without gaps."""
+        """Builds the matrix from C pairs. `rows` has the row of each pair, numbered from 0 without gaps."""
         order = np.lexsort((others, rows))
         lengths = np.bincount(rows)
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -69,8 +82,8 @@ def fit_vectors(
     """Returns the vectors of all users and of all items.
 
     Args:
-        users: (C,) the number of the user of each pair, from 0 without gaps.
-        items: (C,) the number of the item of each pair, from 0 without gaps. Pairs are distinct.
+        users: (C,) the user number of each pair. Users are numbered from 0 without gaps.
+        items: (C,) the item number of each pair. Items are numbered from 0 without gaps. Pairs are distinct.
         clicks: (C,) the number of clicks, or the sum of their weights.
         config: the settings of the source.
         blocks: number of blocks over which MLlib distributes users.
@@ -89,7 +102,7 @@ def fit_vectors(
 
 @torch.inference_mode()
 def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
-    """Returns the vectors of a side, (R, k) float32, from the vectors of the other side."""
+    """Solves for the vectors of all rows, (R, k) float32, given the vectors of the columns."""
     factors = of_others.double()  # (O, k)
     gram = factors.T @ factors
     solved = torch.empty((len(side.starts) - 1, config.rank))
@@ -126,9 +139,9 @@ def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
 
 
 def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
-    """Yields batches of rows, each with the number of clicks of its longest row.
+    """Yields pairs of a batch of rows and the number of clicks of its longest row.
 
-    Rows of a batch have similar numbers of clicks, because shorter rows are padded.
+    Shorter rows are padded, so each batch consists of rows with similar numbers of clicks.
     """
     lengths = (side.starts[1:] - side.starts[:-1]).numpy()
     order = np.argsort(lengths, kind="stable")
@@ -136,10 +149,147 @@ def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
     first = 0
     while first < len(order):
         shortest = max(int(in_order[first]), 1)
-        # A batch has rows with at most twice as many clicks as its shortest row, as many rows as memory
-        # allows.
+        # In a batch, the longest row has at most twice as many clicks as the shortest row. The memory limits
+        # the number of rows.
         last = int(np.searchsorted(in_order, 2 * shortest, side="right"))
         most = max(1, _BATCH_ELEMENTS // rank // max(2 * shortest, rank))
         last = min(last, first + most)
         yield torch.from_numpy(order[first:last]), int(in_order[last - 1])
         first = last
+
+
+# The initial vectors.
+
+
+def first_vectors(numbers: int, blocks: int, rank: int, seed: int) -> NDArray[np.float32]:
+    """Returns the initial vectors of MLlib's implicit ALS, (numbers, rank); their Euclidean norm is 1.
+
+    Row r belongs to the user with the number r + 1. MLlib distributes users over blocks by the remainder of
+    their number, and draws the vectors of a block in the order of the numbers.
+
+    Args:
+        numbers: number of users.
+        blocks: number of blocks.
+        rank: number of elements of a vector.
+        seed: the seed of ALS.
+    """
+    of_users = _next_long(seed)
+    vectors = np.empty((numbers, rank), np.float32)
+    for block in range(blocks):
+        rows = np.arange(numbers)[(np.arange(numbers) + 1) % blocks == block]
+        drawn = normals(_byte_swap(of_users ^ block), len(rows) * rank).astype(np.float32)
+        block_vectors = drawn.reshape(len(rows), rank)
+        norms = np.sqrt((block_vectors.astype(np.float64) ** 2).sum(axis=1)).astype(np.float32)
+        vectors[rows] = block_vectors * (np.float32(1) / norms)[:, None]
+    return vectors
+
+
+def normals(seed: int, count: int) -> NDArray[np.float64]:
+    """Returns the first numbers that nextGaussian() of XORShiftRandom returns for a seed, (count,)."""
+    state = _hashed(seed)
+    parts: list[NDArray[np.float64]] = []
+    left = count
+    while left > 0:
+        # A pair is accepted with the probability π/4.
+        pairs = min(int(left / 2 / 0.78) + 16, _MOST_PAIRS)
+        states = _states(state, _STEPS * pairs)
+        state = int(states[-1])
+        drawn = _polar(states.reshape(pairs, _STEPS))
+        parts.append(drawn)
+        left -= len(drawn)
+    return np.concatenate([np.zeros(0), *parts])[:count]
+
+
+def _polar(states: Words) -> NDArray[np.float64]:
+    """Returns two normal numbers for each accepted pair of uniform numbers.
+
+    Args:
+        states: (pairs, 4) consecutive states of the generator.
+    """
+    first = states[:, ::2] & np.uint64((1 << 26) - 1)
+    second = states[:, 1::2] & np.uint64((1 << 27) - 1)
+    uniform = ((first << np.uint64(27)) + second).astype(np.float64) * 2.0**-53
+    pair = 2 * uniform - 1
+    square = pair[:, 0] * pair[:, 0] + pair[:, 1] * pair[:, 1]
+    accepted = (square < 1) & (square != 0)
+    pair, square = pair[accepted], square[accepted]
+    return (pair * np.sqrt(-2 * np.log(square) / square)[:, None]).ravel()
+
+
+def _states(state: int, count: int) -> Words:
+    """Returns the `count` states of the generator that follow a state."""
+    states = np.array([_step(state)], np.uint64)
+    # matrix[bit] is the state that follows this bit after len(states) steps.
+    matrix = np.array([_step(1 << bit) for bit in range(64)], np.uint64)
+    while len(states) < count:
+        table = _table(matrix)
+        states = np.concatenate([states, _jump(table, states[: count - len(states)])])
+        matrix = _jump(table, matrix)
+    return states
+
+
+def _table(matrix: Words) -> Words:
+    """Returns the product of a matrix of bits with each value of each byte of a state, (8, 256)."""
+    table = np.zeros((8, 256), np.uint64)
+    values = np.arange(256)
+    for byte in range(8):
+        for bit in range(8):
+            table[byte, (values >> bit) & 1 == 1] ^= matrix[8 * byte + bit]
+    return table
+
+
+def _jump(table: Words, states: Words) -> Words:
+    """Multiplies states by the matrix that a table represents."""
+    jumped = np.zeros(len(states), np.uint64)
+    of_bytes = states.astype("<u8").view(np.uint8).reshape(-1, 8)
+    for byte in range(8):
+        jumped ^= table[byte][of_bytes[:, byte]]
+    return jumped
+
+
+def _step(state: int) -> int:
+    """Returns the next state of the generator."""
+    state ^= (state << 21) & _MASK_64
+    state ^= state >> 35
+    return state ^ (state << 4) & _MASK_64
+
+
+def _next_long(seed: int) -> int:
+    """Returns the first number that nextLong() returns for a seed, as the 64 bits of a signed number."""
+    states = _states(_hashed(seed), 2).tolist()
+    high, low = (_signed(state & _MASK_32) for state in states)
+    return ((high << 32) + low) & _MASK_64
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+def _byte_swap(value: int) -> int:
+    """Returns scala.util.hashing.byteswap64 of 64 bits."""
+    product = (value & _MASK_64) * _BYTE_SWAP & _MASK_64
+    reversed_bytes = int.from_bytes(product.to_bytes(8, "little"), "big")
+    return reversed_bytes * _BYTE_SWAP & _MASK_64
+
+
+def _hashed(seed: int) -> int:
+    """Returns the first state of the generator for a seed: XORShiftRandom.hashSeed."""
+    data = (seed & _MASK_64).to_bytes(8, "big")
+    low = _murmur(data, _ARRAY_SEED)
+    return _murmur(data, low) << 32 | low
+
+
+def _murmur(data: bytes, seed: int) -> int:
+    """Returns the MurmurHash3 (32 bits) of 8 bytes, as scala.util.hashing.MurmurHash3.bytesHash."""
+    value = seed
+    for start in (0, 4):
+        word = int.from_bytes(data[start : start + 4], "little") * 0xCC9E2D51 & _MASK_32
+        word = (word << 15 | word >> 17) & _MASK_32
+        value ^= word * 0x1B873593 & _MASK_32
+        value = (value << 13 | value >> 19) & _MASK_32
+        value = (value * 5 + 0xE6546B64) & _MASK_32
+    value ^= len(data)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        value ^= value >> shift
+        value = value * factor & _MASK_32
+    return value ^ value >> 16

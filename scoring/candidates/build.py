@@ -25,7 +25,7 @@ from storage.run_context import RunContext
 
 
 def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables) -> Manifest:
-    """Publishes `candidate_items`: the items that may be recommended, with indices in the order of keys."""
+    """Publishes `candidate_items`: the items that may be recommended, with an index in the order of keys."""
     config = context.config.candidates
     source = context.lake.items(dataset.workflow_version).partition(context.run_date)
     known = read_manifest(source)
@@ -63,8 +63,8 @@ def publish_candidates(
 ) -> Manifest:
     """Publishes `candidates`, with one row per user.
 
-    The facts in the manifest are the names of the sources, how the source `retrieval` searched, and for each
-    filter, the number of excluded (user, item) pairs.
+    The facts in the manifest are the names of the sources, the kind of search of the source `retrieval`
+    (exact or approximate), and the number of (user, item) pairs that each filter excluded.
     """
     lake, config, version = context.lake, context.config.candidates, dataset.workflow_version
     with_scores = context.config.score.blend == "auto"
@@ -111,7 +111,7 @@ def make_candidates(config: Candidates, tables: SourceTables, *, with_scores: bo
     `all_items` has no scores.
 
     Raises:
-        ConfigError: the module of a package does not obey the contract of scoring/candidates/sources.
+        ConfigError: the module of a plug-in does not fulfil the contract of scoring/candidates/sources.
     """
     lists = []
     for source in config.sources:
@@ -125,7 +125,7 @@ def make_candidates(config: Candidates, tables: SourceTables, *, with_scores: bo
 def _candidates_of(source: SourceSettings, tables: SourceTables) -> Rows:
     """Returns the candidates of one source: rows with the columns user_key, candidates and scores.
 
-    `scores` is an array<float> as long as `candidates`. Within a user's list, it does not increase.
+    `scores` is an array<float> as long as `candidates`, in descending order.
     """
     plugin, settings = read_source(source)
     if hasattr(plugin.load(), "candidates"):

@@ -42,7 +42,7 @@ class CandidateTables:
     Attributes:
         users: the manifest of the table `users` on the run date.
         filters: the filters by a user attribute.
-        out_of_stock: rows with the item_key of each item that is out of stock; None if no such table is
+        out_of_stock: rows with the item_key of each item that is out of stock; None if this table is not
             configured.
         segments: maps the name of each segment that a source uses to rows with the columns user_key and
             segment.
@@ -59,9 +59,9 @@ class CandidateTables:
     retriever: ModelInfo | None
 
     def inputs(self, context: RunContext, dataset: Dataset) -> dict[str, str]:
-        """Returns the names and digests of everything that candidates are computed from.
+        """Returns the names and digests of all inputs of the candidates.
 
-        These include the code of sources that other packages add.
+        The inputs include the code of sources from other packages.
         """
         return {
             "users": self.users.digest,
@@ -76,8 +76,8 @@ class CandidateTables:
 def frames_needed(config: Config) -> bool:
     """Returns whether only Spark frames can compute the candidates of a configuration.
 
-    Sources that propose pairs return frames. Spark and Arrow write different texts for the
-    same float, so a filter that compares a float with another type as texts needs frames.
+    Sources that propose pairs return frames. A filter that compares a float with another type compares texts.
+    It needs frames, because Spark and Arrow format the same float differently.
     """
     candidates = config.candidates
     return frames_needed_by(candidates) or any(
@@ -104,7 +104,7 @@ def _read(context: RunContext, table: RawTable, key: str | list[str], section: s
 
 
 def _with_text(rows: Rows, column: str, name: str) -> Rows:
-    """Adds the column `name` with the texts of another column."""
+    """Adds the column `name`: the values of another column as texts."""
     if not isinstance(rows, pa.Table):
         return rows.withColumn(name, F.col(column).cast("string"))
     return rows.append_column(name, plain_array(rows[column]).cast(pa.string()))
@@ -118,7 +118,7 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
         version: workflow version of the table `users`.
 
     Raises:
-        ConfigError: a segment is neither a feature of scope `user` nor a column of the table
+        ConfigError: a segment is not a feature of scope `user` and not a column of the table
             `user_attributes`.
         DataError: a table is missing, a value breaks a rule of its table, or no retriever was trained. For a
             wrong value, the message names file, column and value.
@@ -175,14 +175,14 @@ def exclusions(
 ) -> Exclusions:
     """Returns the items that are excluded for each user.
 
-    These are the items that the user clicked or saw, and the items that the user's attributes forbid.
+    They are the items that the user clicked or saw, and the items that filters by a user attribute exclude.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         version: workflow version of the table `users`.
         items: rows with the columns item_index and item_key, one row per item.
-        tables: the users and the filters.
+        tables: the checked tables, which contain the users and the filters.
     """
     known, known_as = known_items(context, dataset, items)
     users = users_of(context, version, tables.users)
@@ -190,9 +190,9 @@ def exclusions(
 
 
 def table_digests(context: RunContext) -> dict[str, str]:
-    """Returns the digests (hashes) of the tables that candidates are computed from.
+    """Returns the digests of the tables of the section `candidates`.
 
-    The result maps the configuration key of each table to the digest of the table.
+    The result maps the configuration key of each table to its digest.
     """
     config = context.config.candidates
     tables: dict[str, RawTable] = {_section(number): table for number, table in enumerate(config.filters)}
@@ -248,7 +248,7 @@ def segment_of(rows: Rows, name: str) -> Rows:
 
 
 def column_names(rows: Rows) -> list[str]:
-    """Returns the names of the columns."""
+    """Returns the column names of the rows, which are a table or a frame."""
     return list(rows.column_names if isinstance(rows, pa.Table) else rows.columns)
 
 
@@ -287,7 +287,7 @@ def _attribute_filter(context: RunContext, number: int, table: NotAllowed) -> At
 
 
 def _first_without_value(rows: Rows, table: NotAllowed) -> object:
-    """Returns the smallest item whose value is null; None if there is none."""
+    """Returns the smallest item_key with a null value; None if no value is null."""
     if not isinstance(rows, pa.Table):
         missing = rows.where(F.col(table.value).isNull()).orderBy(table.item).first()
         return None if missing is None else missing[table.item]

@@ -21,7 +21,7 @@ _DAY_US = 86_400_000_000
 
 
 def clicked_items(rows: ReadableRows, items: Rows, users: Rows | None = None) -> Rows:
-    """Returns one row (user_key, item_index) for each user and each item that this user clicked.
+    """Returns the distinct pairs (user_key, item_index) of the clicks.
 
     Items that are not in `items` and users that are not in `users` are left out.
     """
@@ -31,15 +31,15 @@ def clicked_items(rows: ReadableRows, items: Rows, users: Rows | None = None) ->
 def observed_items(
     rows: ReadableRows, items: Rows, users: Rows | None = None, condition: str = "true"
 ) -> Rows:
-    """Returns one row (user_key, item_index) for each user and each item in the rows of this user.
+    """Returns the distinct pairs (user_key, item_index) of the rows.
 
-    It does not matter whether the user clicked the item.
+    Rows without a click count too.
 
     Args:
         rows: rows with user_key, item_key and the columns of `condition`.
         items: rows with item_key and item_index. Other items are left out.
-        users: rows with the distinct user_key. Other users are left out. None leaves out no user.
-        condition: a condition of SQL. Other rows do not count.
+        users: rows with the distinct user_key. Other users are left out. None keeps all users.
+        condition: a condition in SQL; rows that do not fulfil it are left out.
     """
     counted = f"SELECT user_key, item_key FROM {{rows}} WHERE {condition}"
     tables = {"rows": rows, "items": items}
@@ -54,7 +54,7 @@ def observed_items(
 
 
 def has_weights(rows: Rows) -> bool:
-    """Returns whether rows have weights. `rows` has no other columns than those of `candidate_rows`."""
+    """Returns whether rows have weights. `rows` has only columns of `candidate_rows`."""
     return WEIGHT in (rows.column_names if isinstance(rows, pa.Table) else rows.columns)
 
 
@@ -95,7 +95,7 @@ def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
 
 
 def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.Table:
-    """Does the work of `within` for a table. `first` is the first day that counts."""
+    """Implements `within` for a table. `first` is the first day that counts."""
     if EVENT_TIME in rows.column_names:
         since = days_since_epoch(first) * _DAY_US
         time = rows[EVENT_TIME]

@@ -1,7 +1,7 @@
-"""Divides item vectors into clusters by k-means, for approximate search (approximate.py).
+"""Divides item vectors into clusters by k-means, for approximate search (retrieval.py).
 
-The library faiss computes the clusters in one thread and with fixed seeds, so that the same vectors on the
-same kind of processor always give the same clusters.
+The library faiss computes the clusters in one thread with fixed seeds. So the same vectors give the same
+clusters on processors of the same kind.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from storage.parquet_files import concat_parts
 
 CLUSTERED = pa.schema([(ITEM_INDEX, pa.int32()), (CLUSTER, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 
-# There are about this number times √items clusters. With more clusters, a search finds more items in the same
-# time, but k-means takes longer (benchmarks/retrieval.py).
+# The number of clusters is about this factor times √items. With more clusters, a search of the same duration
+# misses fewer of the nearest items, but k-means takes longer (benchmarks/retrieval.py).
 _CLUSTERS_PER_ROOT = 2
 _ITERATIONS = 10
 # k-means uses at most this number of items per cluster, drawn at random.
@@ -52,12 +52,12 @@ def clusters_of(vectors: NDArray[np.float32]) -> NDArray[np.int32]:
             number_of_clusters(len(vectors)),
             niter=_ITERATIONS,
             seed=_SEED,
-            min_points_per_centroid=1,  # fewer items only cause a warning
+            min_points_per_centroid=1,  # with fewer items per cluster, faiss only warns
             max_points_per_centroid=_SAMPLE_PER_CLUSTER,
         )
         means.train(vectors)
         _, nearest = faiss.knn(vectors, means.centroids, 1)
-    _, numbered = np.unique(nearest[:, 0], return_inverse=True)  # a cluster may have no item
+    _, numbered = np.unique(nearest[:, 0], return_inverse=True)  # clusters without items are dropped
     return numbered.astype(np.int32)
 
 
@@ -90,7 +90,7 @@ def cluster_batches(vectors: NDArray[np.float32], scorer: str) -> Iterator[pa.Re
 
 
 def read_clusters(files: tuple[str, ...]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Reads what `cluster_batches` yielded: the vectors (N, E) and the clusters (N,), by item index.
+    """Reads the rows of `cluster_batches`: the vectors (N, E) and the clusters (N,), by item index.
 
     Args:
         files: paths of the Parquet files.
@@ -127,7 +127,10 @@ def not_finite(scorer: str, owner: str) -> DataError:
 
 
 def load_faiss() -> Any:
-    """Returns the module faiss. Only workers that search approximately load it, because it takes a while."""
+    """Returns the module faiss.
+
+    Only workers that search approximately load it, because loading takes time.
+    """
     import faiss
 
     return faiss

@@ -1,12 +1,12 @@
 """The source `ease`: proposes items that an item-to-item linear model predicts from the user's clicked items.
 
-ease_weights.py has the model and its source. Spark counts, for each pair of items, the users who clicked both
-(the Gram matrix); item_pairs.py counts them for a table. One task, or this process, inverts this matrix and
-returns the weights B, which are published as a table. A user's score of item j is the sum of B_ij over all
-items i that the user clicked.
+ease_weights.py describes the model and cites its publication. For each pair of items, Spark counts the users
+who clicked both items (the Gram matrix). For Arrow tables, item_pairs.py counts them. One task, or this
+process, inverts this matrix and returns the weights B, which are published as a table. A user's score of item
+j is the sum of B_ij over all items i that the user clicked.
 
-Counts are integers, and weights are rounded such that scores are exact. Therefore the same log gives the same
-lists, however Spark partitions the rows.
+Counts are integers, and weights are rounded so that scores are exact. Therefore the lists do not depend on
+how Spark partitions the rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def ease_items(
     The result has the columns user_key, candidates and scores. Only items that somebody clicked are
     proposed. If scores are equal, the smaller item index comes first. Users without clicks have no row.
 
-    The weights are computed and published before the function returns.
+    The function computes and publishes the weights before it returns.
 
     Args:
         config: the settings of the source, such as n.
@@ -135,7 +135,7 @@ def _weights_of(
     """Returns a function for mapInArrow that computes the weights from the pairs of items of one task."""
 
     def weights(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.ease_weights import weight_batches  # torch: only in the workers
+        from scoring.candidates.ease_weights import weight_batches  # only workers import torch
 
         yield from weight_batches(batches, items, l2, device, *task_slot())
 

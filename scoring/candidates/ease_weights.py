@@ -54,9 +54,8 @@ def gram_matrix(pairs: Iterable[pa.RecordBatch], items: NDArray[np.int32]) -> Te
 def ease_weights(gram: Tensor, l2: float) -> Tensor:
     """Returns the weights B (M, M), float32, on the device of the Gram matrix.
 
-    The weights are rounded to multiples of a power of two. This power of two is chosen such that a float32
-    can represent every sum of weights that make up a score. So scores are exact, in whatever order they are
-    added up.
+    The weights are rounded to multiples of a power of two. The power is large enough that a float32 can
+    represent every sum of weights exactly. So scores are exact in any order of addition.
 
     Args:
         gram: (M, M) float64. The function overwrites it.

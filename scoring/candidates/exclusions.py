@@ -1,9 +1,9 @@
-"""Excludes items for each user: items that the user clicked or saw, and items that attributes forbid.
+"""Computes each user's excluded items: items that the user clicked or saw, and items that filters exclude.
 
-This module finds the excluded items. Each source leaves them out of its proposals: `top_items.py`,
-`approximate.py`, `neighbour_lists.py`, `popular.py` and, for packages, `proposals.py`. The source `all_items`
-proposes every item. For this source, `recommender.py` and `pairs.py` in `scoring/ranking` leave excluded
-items out of the lists.
+Each source leaves the excluded items out of its proposals: `top_items.py`, `retrieval.py`,
+`neighbour_lists.py`, `popular.py` and, for packages, `proposals.py`. The source `all_items` proposes every
+item. For this source, `recommender.py` and `pairs.py` in `scoring/ranking` leave excluded items out of the
+lists.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def known_items(
     splits: Sequence[Split] | None = None,
     users: Rows | None = None,
 ) -> tuple[Rows | None, str]:
-    """Returns the items that must not be recommended to a user again, and the name of this filter.
+    """Returns the items that must not be recommended to each user again, and the name of this filter.
 
-    The settings `repeats` and `candidates.exclude_clicked` decide which items these are.
+    The settings `repeats` and `candidates.exclude_clicked` determine these items.
 
     Args:
         context: the context of the run.
@@ -93,8 +93,9 @@ def known_items(
         users: rows with the distinct user_key of the users in question; None for all users.
 
     Returns:
-        Two values. The first are rows with the columns user_key and item_index, without repeated rows; None
-        if every item may be recommended again. The second is the name of the filter.
+        A pair. The first element is a table or frame with the columns user_key and item_index, without
+        repeated rows; None if every item may be recommended again. The second element is the name of the
+        filter.
     """
     repeats = context.config.repeats
     splits = context.config.candidates.exclude_clicked if splits is None else splits
@@ -104,7 +105,7 @@ def known_items(
     if repeats == "unclicked":
         return clicked_items(rows, items, users), CLICKED
     if repeats == "none":
-        # The user did not see the items that `negatives` added.
+        # Users did not see the items of rows that the section `negatives` added.
         negatives = context.config.negatives
         condition = "true" if negatives is None else f"NOT ({drawn_rows(negatives)})"
         return observed_items(rows, items, users, condition), OBSERVED
@@ -124,9 +125,10 @@ def exclude(
     Args:
         users: rows with the column user_key, one row per user.
         items: rows with the columns item_index and item_key, one row per item.
-        known: rows with the columns user_key and item_index, without repeated rows: the items that must
-            not be recommended to the user again. None excludes nothing.
-        filters: the filters by a user attribute. If there are any, all rows are frames, or all are tables.
+        known: rows with the columns user_key and item_index, without repeated rows: the items that must not
+            be recommended to the user again. None excludes no items.
+        filters: the filters by a user attribute. With filters, either all arguments are frames, or all are
+            tables.
         attributes: rows with user_key and the attributes that the filters use, one row per user. If a user
             has no row, the user's attributes are null.
         known_as: the name of the filter `known` in the counts of excluded pairs.
@@ -169,7 +171,7 @@ def exclude(
 
 
 def _exclude_known(users: Rows, known: Rows | None, known_as: str) -> Exclusions:
-    """Does the work of `exclude` without filters."""
+    """Implements `exclude` without filters."""
     if known is None:
         return Exclusions(with_nulls(select(users, [USER_KEY]), EXCLUDED, pa.list_(pa.int32())))
     of_user = """
@@ -196,11 +198,10 @@ def _exclude_of_tables(
     attributes: pa.Table | None,
     known_as: str,
 ) -> Exclusions:
-    """Does the work of `exclude` for tables with filters.
+    """Implements `exclude` for tables with filters.
 
-    The items that a filter excludes are computed once for each value of the attribute. The lists of all
-    filters are united for a limited number of users at a time. So the memory does not depend on the number of
-    users.
+    It computes the items that a filter excludes once for each value of the attribute. It unites the lists of
+    all filters for a limited number of users at a time, to limit the memory.
     """
     if attributes is None:
         raise ValueError("internal error, please report: filters need the table of user attributes")
@@ -290,7 +291,7 @@ def barred_items(rule: AttributeFilter, values: DataFrame, items: DataFrame) -> 
 
     Args:
         rule: the filter.
-        values: a frame with the column _value: the distinct attribute values of the users. Null stands for
+        values: a frame with the column _value: the distinct attribute values of the users. Null represents
             users without a value.
         items: a frame with the columns item_index and item_key, one row per item.
     """

@@ -1,9 +1,9 @@
-"""Counts, in this process, the users that two items have in common: products of sparse matrices.
+"""Counts the users who clicked both items of a pair, by products of sparse matrices in this process.
 
 X is the matrix of clicks with one row per user and one column per item: 1 if the user clicked the item, else
 0. With weights w_u of users, each element of Xᵀ diag(w) X is the sum of the weights of the users who clicked
-both items. Rows of this product are computed in blocks, so that memory holds the pairs of some items only.
-All numbers are integers, so sums are exact.
+both items. The product is computed in blocks of rows, so memory contains the pairs of only one block of
+items. All numbers are integers, so sums are exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scipy.sparse import coo_array, csr_array
 from scoring.requests import ITEM_INDEX, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
 from storage.feature_spec import USER_KEY
 
-# About the largest number of additions for a block of items. Each result takes 16 bytes.
+# Approximate maximum number of additions for a block of items. Each result takes 16 bytes.
 _BLOCK_ADDITIONS = 1 << 24
 _NEIGHBOURS = pa.schema(
     [(ITEM_INDEX, pa.int32()), (NEIGHBOURS, pa.list_(pa.int32())), (SIMILARITIES, pa.list_(pa.int32()))]
@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ClickMatrix:
-    """The items of users as a matrix X, in which the M items are numbered in the order of their indices.
+    """The clicks of U users on M items as a matrix X. The items are numbered in the order of their indices.
 
     Attributes:
         items: (M,) int32, the item indices, ascending.
@@ -45,7 +45,7 @@ class ClickMatrix:
 
     @staticmethod
     def of(history: pa.Table) -> ClickMatrix:
-        """Returns the matrix of a table with one row for each user and each of the user's items.
+        """Returns the matrix of a table with one row for each distinct pair of user and item.
 
         Args:
             history: user_key, item_index, and weight (int64), the weight of the user. Without the column
@@ -62,10 +62,11 @@ class ClickMatrix:
         return ClickMatrix(items.astype(np.int32), clicks, weights)
 
     def shared(self) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Yields the pairs of items with a user in common, one block of items after the other.
+        """Yields the pairs of items that a common user clicked, one block of items at a time.
 
-        Each block is a triple of arrays of equal length: the number of the item, ascending; the number of the
-        other item, which may be the same; and the sum of the weights of the users who clicked both.
+        Each block is a triple of arrays of equal length: the first item's number (ascending), the second
+        item's number, and the sum of the weights of the users who clicked both. Each item also forms a pair
+        with itself.
         """
         of_items = self.clicks.T.tocsr()  # (M, U)
         weighted = self.clicks.copy()
@@ -89,9 +90,9 @@ class ClickMatrix:
 def neighbour_table(history: pa.Table, most: int, shrink: float = 0.0) -> pa.Table:
     """Returns the items that are most similar to each item: item_index, neighbours, and similarities.
 
-    The last two columns are lists of int32, ordered by neighbour. Similarities are in units of 2⁻³⁰. An item
-    that shares no user with another item has no row. If similarities are equal, the smaller index is
-    preferred.
+    The last two columns are lists of int32, ordered by the neighbour's index. Similarities are in units of
+    2⁻³⁰. An item has no row if no user clicked both this item and another item. If similarities are equal,
+    the smaller index is preferred.
 
     Args:
         history: as in `ClickMatrix.of`.
@@ -125,9 +126,9 @@ def neighbour_table(history: pa.Table, most: int, shrink: float = 0.0) -> pa.Tab
 
 
 def pair_batches(clicked: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yields the pairs of items with a user in common, each once: item_index, other, and users.
+    """Yields each unordered pair of items that a common user clicked: item_index, other, and users.
 
-    `users` is the number of users who clicked both, and item_index is at most `other`. An item also forms a
+    `users` is the number of users who clicked both, and item_index is at most `other`. Each item also forms a
     pair with itself.
 
     Args:

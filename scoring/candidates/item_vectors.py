@@ -1,7 +1,7 @@
-"""The item vectors of the sources `ease` and `als` in a worker, and the lists that workers make from them.
+"""Loads the item vectors of the sources `ease` and `als` in a worker, and makes candidate lists from them.
 
-Scores are exact: the numbers are rounded such that no sum of products is rounded. Therefore the lists depend
-neither on the number of users in a batch, nor on the device, nor on the order in which it adds up.
+The factors are rounded to so few bits that every sum of products is exact. Therefore the batch size, the
+device and its order of additions do not change the lists.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from training.device import choose_device
 
 # A job has at most two sources with item vectors, whose tasks may alternate in a worker.
 _TABLES_KEPT = 2
-_LOADING = Lock()  # for the threads that make lists in the process of a job
-# Bits of a rounded factor. The sum of 1024 products of two such numbers has at most 50 bits, and a float64
+_LOADING = Lock()  # threads in the process of a job make lists
+# Bits of a rounded factor. The sum of 1024 products of two rounded factors has at most 50 bits, and a float64
 # has 53.
 _FACTOR_BITS = 20
 
@@ -46,7 +46,7 @@ class ItemVectors:
         items: (M,) int32: the item indices, ascending. The number of an item is its position in this array.
         vectors: (M, E) float32 on the device, in the order of `items`.
         n: maximum number of items in a list.
-        max_scores: maximum number of scores that are on the device at the same time.
+        max_scores: maximum number of scores in the device's memory at the same time.
     """
 
     items: NDArray[np.int32]
@@ -58,7 +58,7 @@ class ItemVectors:
     def ease_lists(self, users: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the lists of the source `ease`, with the schema LISTED.
 
-        A user's score of an item is the sum of the item's elements in the vectors of the user's items.
+        A user's score of item j is the sum of B_ij over the user's items i (ease.py).
 
         Args:
             users: a batch with one row per user: user_key; history, the indices of the clicked items; and
@@ -108,7 +108,7 @@ class ItemVectors:
 
     @cached_property
     def _rounded_vectors(self) -> Tensor:
-        """Returns `rounded(vectors)`, which all batches of users use."""
+        """Returns `rounded(vectors)`, computed once for all batches of users."""
         return rounded(self.vectors)
 
     def _best(self, scorer: str, users: pa.RecordBatch, scores_of: partial[Tensor]) -> Tensor:
@@ -191,7 +191,7 @@ def _load(request: ItemVectorsRequest, gpu: int | None) -> ItemVectors:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     chunks = (chunk for table in tables for chunk in table.column(VECTOR).chunks)
-    width = next(len(chunk[0]) for chunk in chunks if len(chunk))  # a file may be empty, but not all
+    width = next(len(chunk[0]) for chunk in chunks if len(chunk))  # at least one file has rows
     vectors = np.empty((len(order), width), np.float32)
     row = 0
     while tables:  # each table is freed as soon as it is copied

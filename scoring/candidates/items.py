@@ -20,10 +20,10 @@ _REASON = "_reason"
 
 
 def number_items(items: Rows) -> Rows:
-    """Adds item_index as the first column: the position of the item in the order of item_key, from 0 (int32).
+    """Adds item_index (int32) as the first column: the position of the item in the order of item_key.
 
-    A single task sorts all items of a frame. The memory of this task suffices, because scoring needs all
-    items on one device anyway.
+    Positions are counted from 0. A single task sorts all items of a frame. The items fit into the memory of
+    this task, because scoring needs all items on one device anyway.
     """
     if isinstance(items, pa.Table):
         ordered = items.take(pc.sort_indices(items, sort_keys=[(ITEM_KEY, "ascending")]))
@@ -38,8 +38,8 @@ def available_items(items: Rows, seen: Rows | None, out_of_stock: Rows | None) -
     An item that is both out of stock and inactive counts as out of stock.
 
     Args:
-        items: rows with item_key and any other columns. The other rows have the same form: table or frame.
-        seen: rows with item_key. An item without a row in them is inactive. None skips this filter.
+        items: rows with item_key and any other columns. All arguments are tables, or all are frames.
+        seen: rows with item_key. An item without a row in `seen` is inactive. None skips this filter.
         out_of_stock: rows with distinct item_key. None skips this filter.
 
     Raises:
@@ -69,7 +69,7 @@ def available_items(items: Rows, seen: Rows | None, out_of_stock: Rows | None) -
 def _available_of_table(
     items: pa.Table, seen: pa.Table | None, out_of_stock: pa.Table | None
 ) -> tuple[pa.Table, dict[str, int]]:
-    """Does the work of `available_items` for tables."""
+    """Implements `available_items` for tables."""
     kept = np.ones(len(items), bool)
     dropped = {}
     for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)):
@@ -91,5 +91,5 @@ def _no_item(counts: Mapping[str, int]) -> DataError:
 
 
 def filter_names(seen: Rows | None, out_of_stock: Rows | None) -> list[str]:
-    """Returns the names of the filters that apply. If the argument of a filter is None, it does not apply."""
+    """Returns the names of the filters that apply. A filter with the argument None does not apply."""
     return [name for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)) if keys is not None]

@@ -29,7 +29,7 @@ _KINDS = {CANDIDATES: "int", SCORES: "float"}
 
 @dataclass(frozen=True)
 class VectorStore:
-    """Where sources publish what they have computed for each item, so that workers can read it.
+    """Publishes the table that a source computes for its items, so that workers can read it.
 
     Attributes:
         publish: publishes a table with one row per item, and returns the paths of its Parquet files.
@@ -37,7 +37,7 @@ class VectorStore:
             vector and cluster (int), or neighbours and similarities (array<int>); the number of rows; the
             largest number of array elements of a row.
         device: the device on which workers compute.
-        checkpoints: folder that all nodes can write to, in which `als` stores vectors of single iterations.
+        checkpoints: folder in which `als` stores the vectors of single iterations. All nodes can write to it.
     """
 
     publish: Callable[[str, Rows, int, int], tuple[str, ...]]
@@ -56,11 +56,11 @@ def lists_from_vectors(
 
     Args:
         users: rows with the columns user_key, excluded and `column`, one row per user.
-        column: with `history`, the lists are those of the source `ease`, made from the indices of the clicked
-            items. With `vector`, they are those of the source `als`, made from the user vectors.
+        column: `history` (indices of the clicked items) for lists of the source `ease`, or `vector` (the user
+            vector) for lists of the source `als`.
         files: paths of the Parquet files of the item vectors.
         n: maximum number of items in a list.
-        store: has the device that computes the scores.
+        store: names the device that computes the scores.
 
     Raises (in the workers, when a frame is evaluated):
         ConfigError: the requested device does not exist.
@@ -116,7 +116,7 @@ def _lister(
     """Returns a function for mapInArrow that makes the lists of the users of one task."""
 
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.item_vectors import load_item_vectors  # torch: only in the workers
+        from scoring.candidates.item_vectors import load_item_vectors  # only workers import torch
 
         table = load_item_vectors(request, *task_slot())
         for batch in batches:

@@ -1,4 +1,4 @@
-"""The lists of the sources `covisitation` and `item_knn` in a worker: sums of similarities.
+"""Makes the lists of the sources `covisitation` and `item_knn` in a worker: scores are sums of similarities.
 
 The neighbours of all items form a sparse matrix S: S_ij is the similarity of item j to item i, or 0 if j is
 not a neighbour of i. With a sparse matrix H of the users' items (1 or 0), the scores of all users are H S.
@@ -23,9 +23,9 @@ from storage.feature_spec import USER_KEY
 from storage.file_digests import open_file
 from storage.parquet_files import concat_parts
 
-# A job has at most two sources with neighbours, whose tasks may alternate in a worker.
+# A job has at most two sources with neighbours. Tasks of both sources may alternate in a worker.
 _TABLES_KEPT = 2
-_LOADING = Lock()  # for the threads that make lists in the process of a job
+_LOADING = Lock()  # threads in the process of a job make lists
 # Number of users whose scores are in memory at the same time. A user has at most clicks_per_user · neighbours
 # scores of 16 bytes.
 _USERS = 1024
@@ -104,8 +104,8 @@ def best_items(
 def load_neighbours(files: tuple[str, ...]) -> Neighbours:
     """Reads the neighbours of all items.
 
-    The two latest tables stay in the memory of the process, until `free_neighbours` is called. A neighbour of
-    an item takes 12 bytes.
+    The two latest tables stay in the memory of the process, until `free_neighbours` is called. Each neighbour
+    of each item takes 12 bytes.
 
     Args:
         files: paths of Parquet files with the columns item_index, neighbours and similarities, one row per
@@ -139,6 +139,6 @@ def _load(files: tuple[str, ...]) -> Neighbours:
 
 
 def _row(matrix: csr_array, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Returns the columns and the values of the elements of a row that are stored."""
+    """Returns the columns and the values of the stored elements of a row."""
     of_row = slice(matrix.indptr[row], matrix.indptr[row + 1])
     return matrix.indices[of_row], matrix.data[of_row]

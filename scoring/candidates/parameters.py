@@ -1,4 +1,4 @@
-"""The settings of a source (scoring/candidates/sources) that the computation of its candidates reads."""
+"""The settings of the sources (scoring/candidates/sources) that this package reads, as protocols."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class SourceParameters(Protocol):
 
     @property
     def name(self) -> str:
-        """Returns the name."""
+        """Returns the name of the source."""
         ...
 
     n: int
 
 
 class SimilarItems(SourceParameters, Protocol):
-    """The settings of `covisitation` and `item_knn`."""
+    """The settings of `covisitation` and `item_knn` that similar_items.py reads."""
 
     clicks_per_user: int
     neighbours: int

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SEGMENT = "segment"
 
-# Elements of the matrix of users and ranked items that is in memory at a time.
+# Maximum number of elements of the matrix of users and ranked items, for a batch of users.
 _MATRIX_ELEMENTS = 1 << 24
 
 
@@ -68,7 +68,7 @@ def popular_items(exclusions: Exclusions, popular: Rows, n: int) -> Rows:
 
 
 def _popular_of_table(exclusions: Exclusions, popular: pa.Table, n: int) -> pa.Table:
-    """Does the work of `popular_items` for tables."""
+    """Implements `popular_items` for tables."""
     keys = [("clicks", "descending"), (ITEM_INDEX, "ascending")]
     ranking = popular.sort_by(keys).slice(0, n + exclusions.most)
     item = ranking.column(ITEM_INDEX).to_numpy()
@@ -97,10 +97,10 @@ def _popular_of_table(exclusions: Exclusions, popular: pa.Table, n: int) -> pa.T
 
 
 def popular_in_segment(exclusions: Exclusions, rows: Rows, items: Rows, segments: Rows, n: int) -> Rows:
-    """Does the same as popular_items, but counts only the clicks of users in the same segment.
+    """Like popular_items, but counts only the clicks of users in the same segment.
 
-    Items that no user of the segment clicked are left out. A user's list is empty if the user's segment is
-    null or has no clicks.
+    Items without clicks in the segment are left out. A user's list is empty if the user's segment is null or
+    has no clicks.
 
     Args:
         exclusions: the excluded items of each user.
@@ -132,7 +132,7 @@ def popular_in_segment(exclusions: Exclusions, rows: Rows, items: Rows, segments
 def _popular_in_segment_of_table(
     exclusions: Exclusions, counted: pa.Table, known: pa.Table, n: int
 ) -> pa.Table:
-    """Does the work of `popular_in_segment` for tables.
+    """Implements `popular_in_segment` for tables.
 
     Args:
         exclusions: the excluded items of each user.

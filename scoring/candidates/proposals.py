@@ -1,4 +1,4 @@
-"""Candidates from proposals: pairs of user and item with scores, which a source returns as a frame of Spark.
+"""Makes candidates from proposals: scored (user, item) pairs that a source returns as a Spark frame.
 
 The function `propose` of a source returns one row for each proposed pair: user_key (string), item_key
 (string) and score (a number). For each user, the n items with the highest scores become candidates. Pairs of
@@ -29,7 +29,7 @@ _COLUMNS = (USER_KEY, ITEM_KEY, _SCORE)
 
 @dataclass(frozen=True)
 class SourceInputs:
-    """What a source computes its proposals from.
+    """The inputs of the function `propose` of a source.
 
     Attributes:
         rows: the feature rows of the configured splits and of the last `window_days` days. The columns are
@@ -53,7 +53,7 @@ def proposed_items(plugin: Plugin, settings: Strict, inputs: SourceInputs, users
     Args:
         plugin: the source.
         settings: its settings.
-        inputs: what it computes its proposals from.
+        inputs: the inputs of its function `propose`.
         users: a frame with the columns user_key and excluded, one row per user.
 
     Raises:

@@ -52,7 +52,7 @@ def read_source(source: SourceSettings, index: int | None = None) -> tuple[Plugi
 
 
 def frames_needed_by(config: Candidates) -> bool:
-    """Returns whether a source proposes pairs. Only Spark can make lists of such pairs."""
+    """Returns whether a source proposes pairs. Only Spark can make lists of proposed pairs."""
     return any(not hasattr(plugin.load(), "candidates") for plugin, _ in read_sources(config))
 
 

@@ -24,18 +24,18 @@ _UNITS = 2**32
 
 @dataclass(frozen=True)
 class Recall:
-    """Recall@n of one group of users, where n is the length of each user's list of candidates.
+    """Recall@n of one group of users. n is the length of each user's list of candidates.
 
     A positive of a user is an item that the user clicked later.
 
     Attributes:
         users: number of users with a row in the candidates table and at least one positive. The other
-            attributes are about these users.
+            attributes refer to these users.
         positives: number of positives of all these users together.
         recall: the share of a user's positives that are candidates, averaged over the users; None if there
             are no users.
-        by_source: maps the name of each source to the recall that its candidates reach alone. The values of
-            all sources add up to `recall`. Empty if all items are candidates.
+        by_source: maps the name of each source to the recall of its candidates alone. The values of all
+            sources add up to `recall`. Empty if all items are candidates.
         mean_candidates: mean number of candidates per user.
     """
 
@@ -51,7 +51,7 @@ def measure_recall(
 ) -> dict[bool, Recall]:
     """Returns the recall of the candidates for warm users (key True) and for cold users (key False).
 
-    If the item of a positive is not in `items`, the positive counts as missed.
+    A positive with an item that is not in `items` counts as missed.
 
     Args:
         candidates: rows with the columns user_key, candidates, excluded and sources, one row per user.
@@ -101,7 +101,7 @@ def measure_recall(
 
 
 def _hits_of_table(pairs: pa.Table, num_items: int) -> pa.Table:
-    """Does the same as `_hits` for a table."""
+    """Implements `_hits` for a table."""
     lists = {name: pairs.column(name).combine_chunks() for name in (CANDIDATES, EXCLUDED, SOURCES)}
     known = pairs.column(ITEM_INDEX).is_valid().to_numpy()
     item = pairs.column(ITEM_INDEX).fill_null(-1).to_numpy()

@@ -1,24 +1,43 @@
-"""Makes the candidates of the source `retrieval`: chooses the search, publishes the clusters of the items."""
+"""Makes the candidates of the source `retrieval`: chooses the search, publishes the clusters of the items.
+
+Workers, which run retrieval.py, receive items and batches of users. They are the workers of Spark, or threads
+of this process. The driver imports this module. With Spark, only the workers import torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, assert_never, cast
+
+import pyarrow as pa
 
 from scoring.candidates.candidate_tables import CandidateTables, users_of
 from scoring.candidates.exclusions import Exclusions
-from scoring.candidates.lists_in_spark import VectorStore
+from scoring.candidates.lists_in_spark import USERS_PER_BATCH, VectorStore
 from scoring.candidates.parameters import SearchParameters
-from scoring.candidates.retrieval_in_spark import clustered_items, is_approximate, retrieved_items
 from scoring.model.context_features import encoded_context
-from scoring.requests import RetrievalRequest
-from spark.rows import Rows, query
+from scoring.requests import CLUSTER, EXCLUDED, ITEM_INDEX, LISTED, VECTOR, DeviceKind, RetrievalRequest
+from scoring.spark.score_frames import one_torch_thread, score_in_batches
+from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
+from spark.rows import Rows, query, select, spark_types
+from spark.tasks import collect_results, run_tasks
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, data_files
 from storage.paths import Partition
 from storage.run_context import RunContext
 
-# The driver does not read the length of the vectors. Up to this length, the files have the usual size.
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Batches = Iterable[pa.RecordBatch]
+
+_CLUSTERED = pa.schema([(ITEM_INDEX, pa.int32()), (CLUSTER, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
+
+# With search=auto, more items than this number are searched approximately on a CPU
+# (docs/decisions/candidates.md#0057).
+EXACT_ITEMS = 100_000
+# The driver does not read the length of the vectors. Files of vectors up to this length have the usual size.
 _VECTOR_ELEMENTS = 256
 
 
@@ -28,7 +47,7 @@ class Retrieved:
 
     Attributes:
         lists: rows with the columns user_key, candidates and scores, one row per user.
-        search: how the items were searched.
+        search: the kind of search: exact or approximate.
     """
 
     lists: Rows
@@ -48,7 +67,7 @@ def retrieve(
 ) -> Retrieved | None:
     """Returns the candidates of the source `retrieval`; None if this source is not configured.
 
-    For approximate search, the clusters of the items are computed and published before the function returns.
+    For approximate search, the function computes and publishes the clusters of the items before it returns.
 
     Args:
         context: the context of the run.
@@ -91,3 +110,113 @@ def retrieve(
     files = store.publish(source.name, clustered, numbered.rows, _VECTOR_ELEMENTS)
     searching = replace(request, cluster_files=files, probes=source.probes)
     return Retrieved(retrieved_items(allowed, names, searching), "approximate")
+
+
+def is_approximate(
+    spark: SparkSession | None,
+    source: SearchParameters,
+    items: int,
+    device: DeviceKind,
+    exact_items: int = EXACT_ITEMS,
+) -> bool:
+    """Returns whether the source searches approximately.
+
+    With search=auto and device=auto, a task determines whether the workers have GPUs.
+
+    Args:
+        spark: the session; None if this process searches.
+        source: the settings of the source.
+        items: number of candidate items.
+        device: the device that `score.device` requests.
+        exact_items: with search=auto, up to this number of items are searched exactly.
+    """
+    if not items or source.search == "exact":
+        return False
+    if source.search == "approximate":
+        return True
+    if source.search == "auto":
+        return items > exact_items and _computes_on_cpu(spark, device)
+    assert_never(source.search)
+
+
+def _computes_on_cpu(spark: SparkSession | None, device: DeviceKind) -> bool:
+    """Returns whether the workers search on a CPU. With device=auto, a task determines the device."""
+    if device == "cpu":
+        return True
+    if device == "cuda":
+        return False
+    if device == "auto":
+        if spark is None:
+            return _device_type(0) == "cpu"
+        return collect_results(spark, 1, _device_type, SCORING_IMPORTS) == ["cpu"]
+    assert_never(device)
+
+
+def _device_type(_: int) -> str:
+    """Returns the type of the device that device=auto selects in a task: cpu or cuda."""
+    from training.device import choose_device  # only workers import torch
+
+    return choose_device("auto", task_slot()[0], "score.device").type
+
+
+def clustered_items(spark: SparkSession | None, request: RetrievalRequest) -> Rows:
+    """Returns the vector and the cluster of each item, which one task computes.
+
+    The result has the columns item_index, cluster (int) and vector (array<float>).
+
+    Args:
+        spark: the session; None if this process computes.
+        request: names the model and the files of the items.
+
+    Raises (in the worker, when a frame is evaluated):
+        ConfigError: as `retrieved_items`.
+        DataError: the vector of an item is not finite.
+    """
+
+    def cluster(_: int) -> Iterator[pa.RecordBatch]:
+        from scoring.candidates.retrieval import cluster_items  # only workers import torch
+        from scoring.model.worker_models import models_of_process
+
+        yield from cluster_items(request, models_of_process().predictor(request.model, *task_slot()))
+
+    if spark is not None:
+        return run_tasks(spark, 1, cluster, spark_types(_CLUSTERED), SCORING_IMPORTS)
+    with one_torch_thread():
+        return pa.Table.from_batches(cluster(0), _CLUSTERED)
+
+
+def retrieved_items(users: Rows, features: Sequence[str], request: RetrievalRequest) -> Rows:
+    """Returns, for each user, the n items with the largest dot products that are not excluded.
+
+    The result has the columns user_key, candidates and scores (the dot products). If dot products are equal,
+    the smaller item index comes first. If the request names the files of clustered items, the search is
+    approximate: some of the n items may have smaller dot products.
+
+    Args:
+        users: rows with user_key, the columns `features`, and excluded. `excluded` is an array<int>; null
+            excludes no items.
+        features: names of the features of the model that have scope `user`.
+        request: names the model and the files of the items, and contains the number n.
+
+    Raises (in the workers, when a frame is evaluated):
+        DataError: a dot product is NaN, a vector is not finite (approximate search), or an index in
+            `excluded` is out of range. The message names the user.
+        ConfigError: the requested device does not exist, a context value is missing, or the model is not a
+            model with vectors (training/models/factorization.py).
+    """
+    rows = select(users, [USER_KEY, *features, EXCLUDED])
+    return score_in_batches(rows, _retriever(request), LISTED, USERS_PER_BATCH)
+
+
+def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """Returns a function for mapInArrow that retrieves candidates for the users of one task."""
+
+    def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from scoring.candidates.retrieval import load_retriever  # only workers import torch
+        from scoring.model.worker_models import models_of_process
+
+        retriever = models_of_process().latest(load_retriever, request, *task_slot())
+        for batch in batches:
+            yield retriever.retrieve(batch)
+
+    return retrieve

@@ -1,4 +1,4 @@
-"""What the sources `covisitation` and `item_knn` have in common: items that are similar to the user's items.
+"""Proposes items that are similar to the user's items, for the sources `covisitation` and `item_knn`.
 
 The items of a user are the last `clicks_per_user` distinct items that the user clicked. Each user has a
 weight w_u. The similarity of two items is the cosine of their columns in the weighted matrix of users and
@@ -12,12 +12,11 @@ are used. A user's score of item j is the sum of sim(i, j) over the user's items
 most similar items.
 
 Weights are integers, and similarities are integers in units of 2⁻³⁰. Therefore all sums are exact, and the
-same log gives the same lists, however Spark partitions the rows. A user adds at most clicks_per_user² / 2
-pairs of items. Before the shuffle, each task adds up the weights of equal pairs.
+lists do not depend on how Spark partitions the rows. Each user contributes at most clicks_per_user² / 2 pairs
+of items. Before the shuffle, each task adds up the weights of equal pairs.
 
-For frames, Spark joins the rows and adds up the weights. For tables, sparse matrices are multiplied
-(item_pairs.py). The neighbours are published as a table. Workers read it and make the lists
-(neighbour_lists.py).
+For frames, Spark joins the rows and adds up the weights. For tables, item_pairs.py multiplies sparse
+matrices. The neighbours are published as a table. Workers read it and make the lists (neighbour_lists.py).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def lists_of_similar_items(
     The result has the columns user_key, candidates and scores. If scores are equal, the smaller item index
     comes first. A user without clicks gets an empty list.
 
-    The neighbours are computed and published before the function returns.
+    The function computes and publishes the neighbours before it returns.
 
     Args:
         source: the settings of the source; `n` and `neighbours` are used.
@@ -82,7 +81,7 @@ def lists_of_similar_items(
 def _neighbours(history: Rows, most: int, shrink: float) -> Rows:
     """Returns the published table: the `most` items that are most similar to each item."""
     if isinstance(history, pa.Table):
-        from scoring.candidates.item_pairs import neighbour_table  # scipy
+        from scoring.candidates.item_pairs import neighbour_table  # imports scipy
 
         return neighbour_table(history, most, shrink)
     near = nearest(similarities(history, shrink), most)
@@ -101,7 +100,7 @@ def _lister(files: tuple[str, ...], n: int) -> Callable[[Batches], Iterator[pa.R
     """Returns a function for mapInArrow that makes the lists of the users of one task."""
 
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.candidates.neighbour_lists import load_neighbours  # scipy: only in the workers
+        from scoring.candidates.neighbour_lists import load_neighbours  # only workers import scipy
 
         neighbours = load_neighbours(files)
         for batch in batches:
@@ -111,7 +110,7 @@ def _lister(files: tuple[str, ...], n: int) -> Callable[[Batches], Iterator[pa.R
 
 
 def latest_items(rows: Rows, items: Rows, most: int) -> Rows:
-    """Returns the last `most` items that each user clicked: one row (user_key, item_index) for each of them.
+    """Returns the last `most` items that each user clicked, one row (user_key, item_index) per item.
 
     If the times are equal, the smaller item index is preferred.
 
@@ -138,13 +137,13 @@ def latest_items(rows: Rows, items: Rows, most: int) -> Rows:
 
 
 def similarities(history: DataFrame, shrink: float = 0.0) -> DataFrame:
-    """Returns the similarity of each ordered pair of different items that at least one user clicked both.
+    """Returns the similarity of each ordered pair of different items, if at least one user clicked both.
 
     The result has the columns item_index, other and similarity. `similarity` is an int64 in units of 2⁻³⁰.
 
     Args:
-        history: a frame with one row for each user and each of the user's items: user_key, item_index and
-            weight (int64), the weight of the user.
+        history: a frame with one row for each pair of a user and one of the user's items: user_key,
+            item_index and weight (int64), the weight of the user.
         shrink: h, in the unit of the weights.
     """
     others = history.select(USER_KEY, F.col(ITEM_INDEX).alias("other"))

@@ -13,7 +13,7 @@ from spark.rows import ReadableRows, Rows, StoredRows, query
 
 @dataclass(frozen=True)
 class SourceTables:
-    """The tables that the sources of candidates read.
+    """The inputs of the sources of candidates.
 
     Attributes:
         exclusions: the items that no source may propose for a user.
@@ -25,8 +25,8 @@ class SourceTables:
             segment.
         retrieved: rows with the columns user_key, candidates and scores from the source `retrieval`; None
             if this source is not configured.
-        store: publishes what the sources `covisitation`, `item_knn`, `ease` and `als` computed for each item.
-            It may be None if none of them is configured.
+        store: publishes the tables of the sources `covisitation`, `item_knn`, `ease` and `als`. It may be
+            None if none of these sources is configured.
     """
 
     exclusions: Exclusions
@@ -39,7 +39,7 @@ class SourceTables:
 
     @property
     def vector_store(self) -> VectorStore:
-        """Returns the store. A source needs it to publish what it computes for each item."""
+        """Returns the store, through which sources publish tables with one row per item."""
         if self.store is None:
             raise ValueError("internal error, please report: there is no store for vectors of items")
         return self.store

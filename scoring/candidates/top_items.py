@@ -1,7 +1,7 @@
 """Finds the n items with the highest scores of each user, among the items that are not excluded.
 
-The scores of one block of consecutive items are computed at a time. Then the best items of the block are
-merged with the best items of the earlier blocks. The result is exact and does not depend on the blocks.
+TopItems computes the scores of one block of consecutive items at a time. Then it merges the best items of the
+block with the best items of the earlier blocks. The result is exact and does not depend on the blocks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ BlockScores = Callable[[int, int], Tensor]
 # is large enough to keep the device busy.
 _CPU_SCORES = 1 << 20
 _GPU_SCORES = 1 << 25
-# Width of the first block of items, in multiples of n. Each further block is twice as wide, so that about the
-# same number of items enters a list from each block.
+# Width of the first block of items, in multiples of n. Each further block is twice as wide as the previous
+# one. So about the same number of items enters a list from each block.
 _FIRST_BLOCKS = 4
 # Number of users whose lists are computed together.
 MICRO_BATCH_USERS = 256
@@ -44,10 +44,11 @@ class TopItems:
     """Selects the best items of users.
 
     Attributes:
-        scorer: what computes the scores, for error messages, such as `retriever 1a2b`.
+        scorer: name of the model or source that computes the scores, for error messages, such as `retriever
+            1a2b`.
         num_items: number of items N. The item numbers below are 0 … N - 1.
         n: maximum number of items in a list.
-        max_scores: maximum number of scores that are on the device at the same time.
+        max_scores: maximum number of scores in the device's memory at the same time.
     """
 
     scorer: str
@@ -128,9 +129,9 @@ def batch_of_lists(
 def _keys_of(scores: Tensor, chosen: Tensor, first: int) -> Tensor:
     """Returns the ranking keys of some cells of a matrix of scores.
 
-    Only the cells that `chosen` marks get a key, because few cells are marked when the lists of the users are
-    already full. Row u of the result has the keys of the marked cells in row u. The result is as wide as the
-    largest number of marked cells in a row, and NO_CANDIDATE fills shorter rows.
+    Only the cells that `chosen` marks get a key. When the lists of the users are full, few cells are marked,
+    so this saves work. Row u of the result has the keys of the marked cells in row u. The result is as wide
+    as the largest number of marked cells in a row, and NO_CANDIDATE fills shorter rows.
 
     Args:
         scores: (U, width) scores of users and items.

@@ -23,7 +23,7 @@ def publish_treatment_items(
     Args:
         context: the context of the run.
         control_version: the workflow version of the control.
-        numbered: the manifest of the table `candidate_items` of this workflow version.
+        numbered: the manifest of the table `candidate_items` of the control.
         treatment: the model of the treatment, and its tables.
 
     Raises:

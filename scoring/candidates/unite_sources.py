@@ -1,8 +1,8 @@
 """Unites the candidates of several sources, in the order of the configuration, up to `candidates.max`.
 
-Each source has cut its lists to its own number `n`: in popular.py, top_items.py, neighbour_lists.py and
-proposals.py. A list that is shorter than `candidates.max` is not filled up. A user for whom no source has an
-item gets an empty list. scoring/ranking/list_summary.py counts such users.
+Each source has already limited its lists to its `n` items: in popular.py, top_items.py, neighbour_lists.py
+and proposals.py. A list that is shorter than `candidates.max` is not filled up. A user without proposed items
+gets an empty list; scoring/ranking/list_summary.py counts these users.
 
 For a blend, each candidate also gets the scores of all sources that proposed it.
 """
@@ -47,7 +47,7 @@ def unite(users: Rows, lists: Sequence[Rows], most: int | None, *, with_scores: 
     Args:
         users: rows with the column user_key. The result has one row for each of these users.
         lists: the rows of each source, with the columns user_key and candidates (array<int> without repeats),
-            and scores (array<float>) if `with_scores`. Each list is already cut to the quota of its source.
+            and scores (array<float>) if `with_scores`. Each list has at most `n` items of its source.
         most: maximum length of a user's list; None for no limit.
         with_scores: whether the result has the column source_scores (`add_source_scores`).
 
@@ -85,7 +85,7 @@ def unite(users: Rows, lists: Sequence[Rows], most: int | None, *, with_scores: 
 def _unite_tables(
     users: pa.Table, lists: Sequence[pa.Table], most: int | None, with_scores: bool
 ) -> pa.Table:
-    """Does the work of `unite` for tables."""
+    """Implements `unite` for tables."""
     keys = users.column(USER_KEY).combine_chunks()
     proposed: dict[str, pa.Array] = {}
     rows, items, sources = [], [], []
@@ -98,10 +98,10 @@ def _unite_tables(
         items.append(item)
         sources.append(np.full(len(row), number, np.int8))
     row, item, source_of = np.concatenate(rows), np.concatenate(items), np.concatenate(sources)
-    # Of equal pairs, the first one comes from the first source.
+    # The first of several equal pairs comes from the first source.
     first = np.sort(np.unique(row << 32 | item, return_index=True)[1])
     row, item, source_of = row[first], item[first], source_of[first]
-    order = np.argsort(row, kind="stable")  # by user, then by source; keeps the order of the source
+    order = np.argsort(row, kind="stable")  # by user, then by source; a stable sort keeps each source's order
     row, item, source_of = row[order], item[order], source_of[order]
     if most is not None:
         kept = np.arange(len(row)) - np.searchsorted(row, row) < most
@@ -121,7 +121,7 @@ def _unite_tables(
 
 
 def proposed_columns(source: int) -> tuple[str, str]:
-    """Returns the names of the two columns with the items that a source proposed, and with their scores."""
+    """Returns the names of two columns of a source: that of its proposed items, and that of their scores."""
     return f"_{CANDIDATES}_{source}", f"_{SCORES}_{source}"
 
 
@@ -170,8 +170,8 @@ def aligned_scores(
 
     Args:
         candidates: the item indices of each user, without repeats.
-        proposed: for each source, the items that it proposed to each user, and their scores. Null stands for
-            no items. Items that are not candidates are left out.
+        proposed: for each source, the items that it proposed to each user, and their scores. Null means no
+            items. Items that are not candidates are left out.
     """
     keys = _keys(candidates)
     order = np.argsort(keys)
@@ -187,13 +187,16 @@ def aligned_scores(
 
 
 def _keys(lists: pa.ListArray) -> NDArray[np.int64]:
-    """Returns one number for each element of lists of item indices, from the list's row and the element."""
+    """Returns a key for each element of lists of item indices.
+
+    The key combines the list's row and the element.
+    """
     row, item = pairs_of(lists)
     return row.astype(np.int64) << _ITEM_BITS | item
 
 
 def places_by_source(candidates: Rows, sources: Sequence[str]) -> dict[str, int]:
-    """Returns the number of (user, item) pairs of each source, by its name. Warns if a source has none.
+    """Returns the number of (user, item) pairs of each source, by its name. Warns if a source has no pair.
 
     An item that several sources propose for a user counts for the first of them.
 

@@ -1,4 +1,4 @@
-"""Publishes in the lake what sources of candidates computed for each item. Workers read it there."""
+"""Publishes the tables that sources of candidates compute for their items, so that workers can read them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def vector_store(
         dataset: the dataset of the run date.
         numbered: the manifest of the table candidate_items.
         retriever: the model of the source `retrieval`; None if this source is not configured.
-        purpose: if set, it is part of the tables' names, so that these tables do not replace the tables of
-            the published lists.
+        purpose: part of the tables' names, so that these tables do not replace the tables of the published
+            lists; None for the published lists.
     """
     table_inputs = {
         "candidate_items": numbered.digest,
@@ -71,7 +71,10 @@ def vector_store(
 
 
 def release(store: VectorStore) -> None:
-    """Frees what sources keep until the lists are published: tables in this process, and checkpoints."""
+    """Frees resources that sources keep until the lists are published.
+
+    These are tables in this process, and checkpoints.
+    """
     for module, free in (("neighbour_lists", "free_neighbours"), ("item_vectors", "free_item_vectors")):
         loaded = sys.modules.get(f"scoring.candidates.{module}")
         if loaded is not None:
@@ -85,6 +88,6 @@ def _delete_checkpoints(store: VectorStore) -> None:
     try:
         files.delete_dir(inner)
     except FileNotFoundError:
-        return  # no source `als`, or no Spark
+        return  # only the source `als` in Spark creates it
     except OSError as error:
         log.warning("the folder %s could not be deleted: %s", store.checkpoints, error)

@@ -1,4 +1,5 @@
-"""Delivers lists to sinks outside the lake: JSON lines, or a PostgreSQL table.
+"""Delivers lists to sinks outside the lake, such as JSON lines or a PostgreSQL table.
 
-The package also checks the limits of changes; lists that exceed a limit are not published.
+The package also compares new lists with the last published lists. Lists that exceed a limit are not
+published.
 """

@@ -63,10 +63,10 @@ class Files:
     """The files of one date, which a sink can write.
 
     Attributes:
-        write: writes the files into the folder that is its argument. The folder does not exist yet. Nobody
-            reads it before the manifest names its files.
-        count: reads the files of this folder, and returns the number of records of each file by file name.
-        ending: the ending of the names of these files. Files with other endings are not published.
+        write: writes the files into the folder that is its argument. The folder does not exist before.
+            Readers ignore its files until the manifest names them.
+        count: reads the files of this folder, and returns a mapping of file names to numbers of records.
+        ending: the end of the names of these files. Files with another ending are not published.
         records: the number of records that all files together must have.
         layout: a text that describes the format. If it differs from the layout of the published files, the
             files are written again.
@@ -94,7 +94,7 @@ def publish_files(sink: str, path: str, lists: PublishedLists, files: Files) -> 
         sink: the name of the sink.
         path: the folder of the sink: a local path or a URI.
         lists: the published lists of the date.
-        files: how to write the files.
+        files: the functions and values that define the files.
 
     Returns:
         The partition that has the files.
@@ -173,7 +173,7 @@ _GZIP = ".gz"
 
 @dataclass(frozen=True)
 class ListRecord:
-    """A record of a file: what belongs to one user, or one entry of the user's list.
+    """A record of a file: the data of one user, or one entry of the user's list.
 
     Attributes:
         user: the id of the user.

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 LISTS = "lists"
 POINTER = Format("pointer of a key-value store")
 
-# A bucket has about this number of keys. So a table has few buckets, and each bucket is small.
+# Approximate number of keys in a bucket. With this number, a table has few buckets, and each bucket is small.
 KEYS_PER_BUCKET = 1000
 
-# Each bucket has this field, which is not a key of the table. So a bucket exists before its first key.
+# Field of each bucket that is not a key of the table. With this field, a bucket exists before its first key.
 MARKER = "\0"
 LIST_COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 _VERSIONS = ("model_version", "workflow_version")
 _POINTER_TEXTS = ("date", *_VERSIONS, "delivered_at")
-_RANKED = "ranked"  # the reason of most entries, which is left out
+_RANKED = "ranked"  # the reason of most entries; values leave it out
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class OnlineTable:
 
 @dataclass(frozen=True)
 class Pointer:
-    """The value of the pointer: what readers use now.
+    """The value of the pointer: the tables that readers use.
 
     Attributes:
         date: the ISO run date of the lists.
@@ -77,7 +77,8 @@ class Pointer:
         delivered_at: time of the delivery in UTC.
         tables: the tables by name.
         variants: during an experiment, maps each variant to its `model_version` and `workflow_version`. The
-            value of a list then names its variant, and the two attributes above are those of the control.
+            value of a list then names its variant, and `model_version` and `workflow_version` are those of
+            the control.
     """
 
     date: str
@@ -101,7 +102,7 @@ class Pointer:
             where: the address of the store, for error messages.
 
         Raises:
-            DataError: a newer release wrote it, or it is not a pointer.
+            DataError: a newer release wrote the text, or the text is not a pointer.
         """
         remedy = "delete this key, and run deliver_recommendations again"
         try:
@@ -172,9 +173,9 @@ def feature_values(batch: pa.RecordBatch, names: Sequence[str]) -> list[str]:
 
 
 def texts(values: pa.Array) -> list[str]:
-    """Returns the JSON text of each value. A float is the shortest decimal that is read as the same float.
+    """Returns the JSON text of each value. Floats are the shortest decimals that are read as the same float.
 
-    JSON has no text for infinities and NaN; they are the strings "inf", "-inf" and "nan".
+    JSON cannot represent infinities and NaN, so they become the strings "inf", "-inf" and "nan".
     """
     kind = values.type
     if pa.types.is_list(kind):
@@ -195,7 +196,7 @@ def texts(values: pa.Array) -> list[str]:
 def _float_text(text: str | None) -> str:
     if text is None:
         return "null"
-    if text == "-0":  # JSON would read it as the integer 0, which has no sign
+    if text == "-0":  # a reader would parse -0 as the integer 0, which has no sign
         return "-0.0"
     return text if math.isfinite(float(text)) else f'"{text}"'
 
@@ -239,7 +240,7 @@ def features_of(values: Mapping[str, bytes], schema: pa.Schema) -> pa.Table:
 
 
 def _parsed(values: Iterable[Any], kind: pa.DataType) -> list[Any]:
-    """Returns values of JSON as values of an Arrow type: strings of floats become floats."""
+    """Converts JSON values to an Arrow type: the strings "inf", "-inf" and "nan" become floats."""
     if pa.types.is_list(kind):
         return [None if value is None else _parsed(value, kind.value_type) for value in values]
     if pa.types.is_floating(kind):
@@ -251,7 +252,7 @@ def _text(value: str | None) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# The address of a server that speaks the Redis protocol, its client, and its errors.
+# The address of a server with the Redis protocol, its client, and its errors.
 
 _CONNECT_TIMEOUT_S = 10
 _ANSWER_TIMEOUT_S = 60
@@ -260,11 +261,11 @@ _RULE = "write redis://host:port/database, or rediss://host:port/database for TL
 
 @dataclass(frozen=True)
 class RedisAddress:
-    """A server and how to log in to it. `repr` shows no credentials.
+    """The address of a server and the credentials for it. `repr` shows no credentials.
 
     Attributes:
         url: redis://host:port/database, or rediss:// for TLS.
-        user, password: the credentials; None if the server asks for none.
+        user, password: the credentials; None for a login without them.
         ca_file: file with the certificates of authorities to trust; None for the certificates of the system.
     """
 
@@ -292,7 +293,7 @@ class RedisAddress:
 
 
 def redis_url(url: str) -> str:
-    """Checks the URL of a server. Raises ValueError if it is not one, or has parts that are not supported."""
+    """Checks the URL of a server. Raises ValueError if the text is not a URL or has unsupported parts."""
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(_RULE)
@@ -310,7 +311,7 @@ def redis_url(url: str) -> str:
 
 @contextmanager
 def redis_errors(address: RedisAddress) -> Iterator[None]:
-    """Raises a NightrankError for each error of the server or the network in the block.
+    """Converts errors of the server or the network in the block to NightrankErrors.
 
     Raises:
         ConfigError: the server rejects the user, the password or a command of this user.
@@ -336,8 +337,8 @@ def redis_error(address: RedisAddress, error: Exception) -> NightrankError:
     if isinstance(error, e.OutOfMemoryError):
         return InfrastructureError(
             problem,
-            "give the server more memory (maxmemory), or set a smaller ttl_hours: while a delivery runs, the "
-            "server holds the old and the new lists. The served lists are unchanged",
+            "give the server more memory (maxmemory), or set a smaller ttl_hours: while a delivery runs, "
+            "the server stores the old and the new lists. The served lists are unchanged",
         )
     return InfrastructureError(
         problem, "check that the server can be reached; a retry may help. The served lists are unchanged"

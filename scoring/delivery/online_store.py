@@ -1,8 +1,8 @@
-"""Writes tables to a key-value store that speaks the Redis protocol, and switches readers to them.
+"""Writes tables to a key-value store with the Redis protocol, and switches readers to them.
 
-A delivery writes new buckets with a time to live, so those of a killed delivery vanish by themselves. One
-transaction then replaces the pointer, removes the time to live of the new buckets, and gives one to the
-buckets that readers used before.
+A delivery writes new buckets with a time to live, so the server deletes the buckets of a killed delivery. One
+transaction then replaces the pointer, removes the time to live of the new buckets, and sets one on the old
+buckets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Batches = Iterable[pa.RecordBatch]
 
-# A task sends its values when they have this number of characters. So the memory of a task is bounded.
+# A task sends its values when they have this number of characters in total. This limits the memory of a task.
 _PIPELINE_CHARACTERS = 2**20
 _NAMES_PER_PIPELINE = 5_000
 _WRITTEN = pa.schema([("keys", pa.int64())])
@@ -73,7 +73,7 @@ class OnlineStore:
     Attributes:
         address: the server.
         prefix: the beginning of the names of all keys.
-        ttl_s: seconds after which buckets expire that no reader should use.
+        ttl_s: seconds until new buckets and replaced buckets expire.
         connections: number of tasks that write at the same time.
     """
 
@@ -117,9 +117,11 @@ class OnlineStore:
         return table
 
     def switch(self, client: Redis, new: Pointer) -> bool:
-        """Lets readers use the tables of a new pointer, unless the store has lists of a later date.
+        """Switches readers to the tables of a new pointer.
 
-        Other deliveries may run at the same time. Readers see all tables of one delivery.
+        Does nothing if the store has lists of a later date.
+
+        Other deliveries may run at the same time. Readers always see tables of the same delivery.
 
         Returns:
             Whether readers now use the new pointer.
@@ -150,7 +152,7 @@ class OnlineStore:
                     continue
                 return True
         raise InfrastructureError(
-            f"{self.address.url}: other deliveries replace {name} all the time", "run the job again"
+            f"{self.address.url}: other deliveries keep replacing {name} all the time", "run the job again"
         )
 
     def _buckets(self, pointer: Pointer) -> dict[str, None]:
@@ -163,8 +165,8 @@ class OnlineStore:
     def _create(self, client: Redis, buckets: Sequence[str]) -> None:
         """Creates buckets with a time to live.
 
-        Tasks only add keys to them. So a task that Spark has given up, but that still runs, never gives a
-        time to live to a bucket that readers use.
+        Tasks only add keys to these buckets. So if Spark gives up a task that still runs, the task never sets
+        a time to live on a bucket that readers use.
         """
         for start in range(0, len(buckets), _NAMES_PER_PIPELINE):
             pipe = client.pipeline(transaction=False)
@@ -174,7 +176,7 @@ class OnlineStore:
             pipe.execute()
 
     def count(self, client: Redis, buckets: Sequence[str]) -> int:
-        """Returns the number of keys in buckets, without their markers. A missing bucket counts -1."""
+        """Returns the numbers of keys in buckets, without marker fields. A missing bucket counts as -1."""
         keys = -len(buckets)
         for start in range(0, len(buckets), _NAMES_PER_PIPELINE):
             pipe = client.pipeline(transaction=False)
@@ -271,10 +273,10 @@ _ATTEMPTS = 100
 
 
 def erase_users(store: OnlineStore, client: Redis, request: EraseRequest) -> int:
-    """Deletes the keys of users from all buckets of lists and users, also from those of replaced deliveries.
+    """Deletes the keys of users from all buckets of lists and users, even of replaced deliveries.
 
-    Then the pointer gets the new numbers of keys and the new digests of the tables in the lake. So the next
-    delivery does not write unchanged tables again.
+    Then it writes the new numbers of keys and the new digests of the lake's tables into the pointer. So the
+    next delivery does not write unchanged tables again.
 
     Returns:
         The number of deleted keys.

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 DRIVER = "org.postgresql.Driver"
 # Settings of connections (org.postgresql.PGProperty). A parameter of the URL replaces a setting.
 _CONNECTION = {
-    "sslmode": "verify-full",  # the driver's own default accepts connections without encryption
+    "sslmode": "verify-full",  # the driver's default accepts connections without encryption
     "connectTimeout": "20",
     "loginTimeout": "60",
-    # The longest wait for an answer: longer than the transaction of a large delivery, but not forever.
+    # Timeout of an answer: longer than the transaction of a large delivery.
     "socketTimeout": "3600",
     "tcpKeepAlive": "true",
 }
-# The parameters that a URL may have. Others name Java classes (socketFactory, sslfactory, …), files to write
-# (loggerFile) or passwords, so a configuration could run code or change files.
+# The parameters that a URL may have. Other parameters name Java classes (socketFactory, sslfactory, …), files
+# to write (loggerFile) or passwords. With them, a configuration could run code or change files.
 URL_PARAMETERS = (
     *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslNegotiation", "channelBinding", "gssEncMode"),
     *("connectTimeout", "loginTimeout", "socketTimeout", "cancelSignalTimeout", "tcpKeepAlive"),
@@ -79,7 +79,7 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commits all statements of the block together. If the block raises an error, all are rolled back."""
+        """Commits all statements of the block together, or rolls them back if the block raises an error."""
         self._connection.setAutoCommit(False)
         try:
             yield
@@ -99,7 +99,7 @@ class Connection:
 
 
 def refused_parameters(url: str) -> list[str]:
-    """Returns the names of the parameters of a JDBC URL that are not in URL_PARAMETERS, as written."""
+    """Returns the parameters of a JDBC URL that are not in URL_PARAMETERS, in their original spelling."""
     names = [parameter.partition("=")[0] for parameter in url.partition("?")[2].split("&")]
     return sorted({name for name in names if name and name not in URL_PARAMETERS})
 
@@ -114,7 +114,7 @@ def connect(spark: SparkSession, sink: Database, credentials: Credentials) -> It
     """Opens a connection, and closes it at the end of the block. Errors of PostgreSQL become NightrankErrors.
 
     Raises:
-        ConfigError: the JDBC driver is not on the class path. Or PostgreSQL rejects the user, the password,
+        ConfigError: the JDBC driver is not on the class path, or PostgreSQL rejects the user, the password,
             the database or the table.
         DataError: the table cannot store a value.
         InfrastructureError: any other error of PostgreSQL or the network.
@@ -124,7 +124,7 @@ def connect(spark: SparkSession, sink: Database, credentials: Credentials) -> It
     properties = jvm.java.util.Properties()
     for name, value in connection_properties(credentials).items():
         properties.setProperty(name, value)
-    properties.setProperty("stringtype", "unspecified")  # text parameters take the type of their column
+    properties.setProperty("stringtype", "unspecified")  # the server infers the types of text parameters
     connection = None
     try:
         registry = jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry

@@ -50,7 +50,7 @@ class Excess:
 
     @property
     def message(self) -> str:
-        """Returns a phrase for error messages, with the figure, its value and its limit."""
+        """Returns the figure, its value and its limit as a phrase for error messages."""
         side = "below" if self.setting.startswith("min_") else "above"
         return f"{self.figure}={self.value:.4g} is {side} score.stop.{self.setting}={self.limit:g}"
 
@@ -81,11 +81,11 @@ def publish_changes(
         lists: the new lists, with user_id, item_id and score: a table, or a frame for large lists.
         facts: the facts of the new lists, as summarize_lists returns them. Their `coverage` is copied.
         rows: number of entries of the new lists.
-        made_of: maps the name of each input of the lists to the digest (hash) of the input.
+        made_of: maps the name of each input of the lists to its digest.
 
     Raises:
-        DataError: a figure exceeds its limit in `score.stop`. The table list_changes is published even then,
-            and names this figure.
+        DataError: a figure exceeds its limit in `score.stop`. The table list_changes is published
+            nevertheless, and names this figure.
     """
     before = last_published(context.lake, context.run_date)
     earlier = read_manifest(before) if before else None
@@ -111,7 +111,7 @@ def publish_changes(
             else "there are no earlier lists"
         )
         raise DataError(
-            f"the lists of {context.run_date} are held back: {reasons}; {served}",
+            f"the lists of {context.run_date} are not published: {reasons}; {served}",
             f"read {partition.path}/_MANIFEST.json (report.py shows it), see docs/delivery.md; "
             f"to publish these lists anyway, run score_daily again with {without_limits}",
         )
@@ -131,10 +131,10 @@ def find_excesses(stop: Stop, changes: Mapping[str, Any]) -> list[Excess]:
 
 
 def _clicked(context: RunContext, dataset: Dataset, lists: pa.Table | DataFrame) -> pa.Array | DataFrame:
-    """Returns the items that were clicked in the train split, in the form that `cold_entries` needs."""
+    """Returns the items that were clicked in the train split, as an argument of `cold_entries`."""
     parts = split_partitions(context.lake, dataset, "train")
     in_process = _reads_files(context, sum(manifest.rows for _, manifest, _ in parts))
-    if isinstance(lists, pa.Table) and parts and in_process:  # without files, read_split fails
+    if isinstance(lists, pa.Table) and parts and in_process:  # read_split fails if a split has no files
         columns = (ITEM_KEY, LABEL)
         of_files = [
             StoredRows.of(partition, manifest, label, columns) for partition, manifest, label in parts
@@ -171,7 +171,7 @@ def _against(
         **asdict(compared),
         "users_lost_share": compared.users_lost_share,
         "coverage_before": manifest.facts.get("coverage"),
-        # A PSI counts only if it is larger than chance explains for lists of this size.
+        # A PSI counts only if it is larger than random variation of lists of this size explains.
         "score_psi": drift and drift.psi_above_noise,
         "score_psi_noise": drift and drift.noise,
         "score_moved": drift
@@ -179,9 +179,9 @@ def _against(
     }
 
 
-# Compares the new lists of a run with the lists that were published before.
+# Compares the new lists of a run with the lists that were published earlier.
 #
-# Small lists are Arrow tables in the driver, and others are Spark frames. Both give equal figures.
+# Small lists are Arrow tables in the driver, and other lists are Spark frames. The figures of both are equal.
 
 # Decimals add up to the same sum in any order.
 _EXACT = "decimal(18,15)"
@@ -196,9 +196,9 @@ class ListChanges:
         users_lost: number of users with an earlier list, but without a new list.
         users_gained: number of users with a new list, but without an earlier list.
         churn: the share of items in a user's new list that are not in the user's earlier list, averaged over
-            the users with both lists; None if there are no such users.
+            the users with both lists; None without such users.
         jaccard: |intersection| / |union| of a user's two lists, averaged over the users with both lists; None
-            if there are no such users.
+            without such users.
     """
 
     users_in_both: int

@@ -19,12 +19,13 @@ COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 
 @dataclass(frozen=True)
 class LakeTable:
-    """What the lake has of all users or items after a run, one row per user or item: features, or titles.
+    """A table of all users or items after a run, one row per user or item: features, or titles.
 
     Attributes:
         key: the column that names the user or item: `user_key` or `item_key`.
         manifest: the manifest of the partition.
-        read: reads the rows: an Arrow table if the rows of the lists are one, else a frame of Spark.
+        read: reads the rows: as an Arrow table if the rows of the lists are an Arrow table, else as a Spark
+            frame.
     """
 
     key: str
@@ -43,10 +44,11 @@ class PublishedLists:
         manifest: the manifest of the partition that contains the lists.
         recorder: records, for lineage, the tables that are published from these lists.
         grace_hours: number of hours after which a sink may delete files that it has replaced.
-        open_features: opens the table `users` or `items` of the same run. It raises DataError if the run has
-            no such table.
+        open_features: opens the table `users` or `items` of the same run. It raises DataError if the run does
+            not have this table.
         open_titles: opens the titles and pictures of items (etl/latest/item_titles.py), and raises DataError
-            if the run has none. None if the configuration has neither `items.title` nor `items.image`.
+            if the run has none. None if the configuration sets no title and no image of items (`items.title`,
+            `items.image`).
     """
 
     rows: pa.Table | DataFrame
@@ -93,7 +95,7 @@ class Delivered:
     deleted: int | None = None
 
 
-# What sinks get to erase users (the optional function `erase` of a sink).
+# The argument and the result of the optional function `erase` of a sink.
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,11 @@ class EraseRequest:
 
     Attributes:
         users: their ids.
-        digests: maps old digests of partitions of the lake to those without the users. A sink that stores the
-            digest of a partition stores the new one, so that the next delivery finds its rows unchanged.
+        digests: maps old digests of partitions of the lake to the digests without the users. A sink that
+            stores the digest of a partition stores the new digest, so that the next delivery treats the rows
+            as unchanged.
         open_session: starts the Spark session, for sinks that need it.
-        recorder: records, for lineage, what is published.
+        recorder: records the published tables, for lineage.
     """
 
     users: frozenset[str]
@@ -116,12 +119,12 @@ class EraseRequest:
 
 @dataclass(frozen=True)
 class Erased:
-    """What a sink has removed.
+    """The result of an erasure by a sink.
 
     Attributes:
         target: the address of the sink, without a password.
         rows: number of removed rows, lines or keys.
-        remark: where bytes of what was removed still exist, for the record; empty if nowhere.
+        remark: says, for the record, where bytes of removed rows still exist; empty if nowhere.
     """
 
     target: str

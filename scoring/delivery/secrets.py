@@ -11,7 +11,7 @@ from conf.types import Secret
 
 @dataclass(frozen=True)
 class Credentials:
-    """A user name and a password. `repr` shows neither."""
+    """A user name and a password. `repr` does not show them."""
 
     user: str = field(repr=False)
     password: str = field(repr=False)
@@ -39,7 +39,7 @@ def read_secret(sink: str, which: str, secret: Secret) -> str:
         value = os.environ.get(secret.env)
         if not value:
             raise ConfigError(
-                f"{where} should be in the environment variable {secret.env}, which is not set",
+                f"{where} must be in the environment variable {secret.env}, which is not set",
                 f"export {secret.env} in the environment of Spark's driver",
             )
         return value
@@ -52,5 +52,5 @@ def read_secret(sink: str, which: str, secret: Secret) -> str:
             f"{where} cannot be read from {path}: {error.strerror}", f"correct `{which}.file` of this sink"
         ) from error
     if not value:
-        raise ConfigError(f"{where} should be in {path}, which is empty", f"write the {which} into this file")
+        raise ConfigError(f"{where} must be in {path}, which is empty", f"write the {which} into this file")
     return value

@@ -1,16 +1,16 @@
-"""Learns how to rank candidates by the model's logit and the scores of the sources, from measured pairs.
+"""Fits a ranking of candidates by the model's logit and the scores of the sources, to measured pairs.
 
 The blend is a linear function of a pair's features (`features`). Its weights w minimize
 
     Σ_u ( log Σ_i exp(w·x_ui) − mean of w·x_ui over the clicked items i of user u ) + λ/2 ‖w‖²
 
-where i runs over the candidates of user u that the model or a source ranks high: the cross-entropy of a
-softmax over these candidates (the listwise loss of Z. Cao et al., Learning to Rank: From Pairwise Approach to
-Listwise Approach, ICML 2007). Other candidates enter no list, so the order among them does not matter. The
-function is convex, and Newton's method finds its minimum without random numbers.
+where i runs over the candidates of user u that the model or a source ranks high. This is the cross-entropy of
+a softmax over these candidates (the listwise loss of Z. Cao et al., Learning to Rank: From Pairwise Approach
+to Listwise Approach, ICML 2007). Other candidates enter no list, so their order does not matter. The function
+is convex, and Newton's method finds its minimum without random numbers.
 
-The model alone, each source alone and the blend are contenders. Users are divided into folds. The weights
-with which a user's lists are measured are learned from the users of the other folds.
+The model alone, each source alone and the blend are contenders. Users are divided into folds. The lists of
+the users of a fold are measured with weights that are fitted to the other folds.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ FOLDS = 5
 L2 = 1.0
 Vector = NDArray[np.float64]
 
-# The contender of one source adds this share of the logit to the score. The logit then orders items with
-# equal scores, and items that the source did not propose. The latter get the source's smallest score minus
-# this distance.
+# A contender that ranks by one source adds this share of the logit to the score. The logit then orders items
+# with equal scores, and items that the source did not propose. Items that the source did not propose get the
+# source's smallest score minus this distance.
 _LOGIT_SHARE = 1e-3
 _DISTANCE = 10.0
 
@@ -82,7 +82,7 @@ _MOST_HALVINGS, _BISECTIONS = 30, 60
 
 @dataclass(frozen=True)
 class MeasuredPairs:
-    """The candidates of U users, with everything that may rank them. S is the number of sources.
+    """The candidates of U users, with the logits and scores that may rank them. S is the number of sources.
 
     Attributes:
         starts: (U + 1,) int64, the index of the first candidate of each user; the last number is P.
@@ -118,12 +118,13 @@ class ContenderFigures:
 
 @dataclass(frozen=True)
 class LearnedBlend:
-    """The result.
+    """The result of `fit`: the chosen contender and the figures of all contenders.
 
     Attributes:
-        chosen: the contender with the highest NDCG@k; of equal ones, the first in the order of `figures`.
+        chosen: the contender with the highest NDCG@k; with equal values, the first one in the order of
+            `figures`.
         figures: maps each contender to its figures: `model`, the sources in order, `blend`.
-        request: the weights that rank like the chosen contender, learned from all users; None for `model`.
+        request: the weights that rank like the chosen contender, fitted to all users; None for `model`.
     """
 
     chosen: str
@@ -182,7 +183,8 @@ def fit(x: Vector, pairs: MeasuredPairs, counted: NDArray[np.bool_]) -> Vector:
     Args:
         x: (P, D) features.
         pairs: the pairs.
-        counted: (P,) which candidates count. Users without a clicked candidate among these do not count.
+        counted: (P,) bool, which candidates count. Users without a clicked candidate among these candidates
+            do not count.
     """
     user = pairs.user
     clicks = np.bincount(user[pairs.clicked & counted], minlength=len(pairs.positives))
@@ -253,7 +255,7 @@ def _positions(pairs: MeasuredPairs, scores: Vector) -> NDArray[np.int64]:
 
 
 def _figures(pairs: MeasuredPairs, positions: NDArray[np.int64], k: int) -> ContenderFigures:
-    """Returns the figures of the lists that consist of the candidates at positions below k."""
+    """Returns the figures of the lists that consist of each user's candidates at positions below k."""
     user = pairs.user
     hit = pairs.clicked & (positions < k)
     gains = np.bincount(user[hit], 1 / np.log2(positions[hit] + 2), len(pairs.positives))
@@ -265,7 +267,7 @@ def _figures(pairs: MeasuredPairs, positions: NDArray[np.int64], k: int) -> Cont
 def _intercept(scores: Vector, clicked: NDArray[np.bool_]) -> float:
     """Returns the number b for which the sigmoids of scores + b add up to the number of clicked items.
 
-    So the sigmoids are small, and float32 can tell them apart.
+    So the sigmoids are small, and float32 can distinguish them.
     """
     wanted = max(float(clicked.sum()), 0.5)
     low, high = -float(scores.max()) - 50.0, -float(scores.min()) + 50.0
@@ -283,11 +285,11 @@ def _request(weights: Vector, scales: Vector, intercept: float) -> BlendRequest:
     return BlendRequest(intercept, float(plain[0]), tuple(plain[1:].tolist()), tuple(absent.tolist()))
 
 
-# Measures the candidates of users with validation clicks, as they would have been before these clicks.
+# Measures the candidates of users with validation clicks, computed from earlier data only.
 #
 # The sources count the rows of the train split only, and only these rows exclude items. The features of users
 # and items are from before the validation rows. Otherwise a source or the features could contain the clicks
-# from which the blend is learned. The blend would then give this source or the model too much weight.
+# that the blend is fitted to. The blend would then give this source or the model too much weight.
 
 BEFORE: tuple[Split, ...] = ("train",)
 
@@ -303,7 +305,7 @@ def measured_pairs(
 
     The users have a click in the validation split and a row in the train split. If they have more than about
     MOST_PAIRS candidates together, those with the smallest hashes of their keys are measured. Returns None if
-    there is no such user.
+    no user has both.
 
     Args:
         context: the context of the run.
@@ -352,7 +354,7 @@ def measured_pairs(
 def _features_before(
     context: RunContext, dataset: Dataset, model: ModelInfo, side: Literal["user", "item"]
 ) -> Rows:
-    """Returns the features of users or items from before the validation rows, as a table or a frame."""
+    """Returns the features of users or items, from rows before the validation rows, as a table or a frame."""
     rows = rows_before_test(context, dataset, model.spec, side, before="validation")
     if not context.in_process:
         return frame_of(context.spark, rows)
@@ -441,7 +443,7 @@ def _candidates(
 ) -> Rows:
     """Returns the candidates of the users with the scores of the sources, from train rows only.
 
-    There are eight parameters, because all of them are rows or tables that `measured_pairs` also needs.
+    It has eight parameters, because the caller needs each of these rows and tables too.
     """
     config, version = context.config.candidates, dataset.workflow_version
     splits = [split for split in config.exclude_clicked if split in BEFORE]

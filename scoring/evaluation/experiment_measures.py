@@ -1,8 +1,8 @@
-"""Compares the variants of an experiment by the clicks after its lists, and stops it at a guard rail.
+"""Compares the variants of an experiment by the clicks after its lists, and stops it if a limit is exceeded.
 
-The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment add the sums of its
-dates up to the measured one. These figures leave out dates with other models, for example before a promotion,
-or with another share.
+The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment are computed from
+the sums of its dates up to the measured date. They leave out dates with other models (for example, before a
+promotion) or with another share.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from storage.run_context import RunContext
 from training.registry.served_experiments import ExperimentStop, read_stops, record_stop
 
 log = logging.getLogger("nightrank.measure")
-_DAYS_TO_STOP = 2  # the next day's lists are made before the clicks of that day are compared
+_DAYS_TO_STOP = 2  # a run makes the next day's lists before it compares the clicks of that day
 _LAST_DATE = "9999-12-31"
 
 
 def measure_experiment(context: RunContext, published: Manifest, clicked: Rows) -> dict[str, Any] | None:
     """Returns the figures of an experiment as JSON values; None if the lists have only one variant.
 
-    Publishes the sums of the date, and records a stop if the guard rail of `stop_below` is crossed.
+    Publishes the sums of the date, and records a stop if the limit `stop_below` is exceeded.
 
     Args:
         context: the context of the run.
         published: the manifest of the lists.
         clicked: rows with the columns user_key and item_key: the distinct items that each user clicked on the
-            day after.
+            next day.
     """
     settings, facts = context.config.serving.experiment, published.facts.get("experiment")
     if settings is None or facts is None or facts["name"] != settings.name:
@@ -101,7 +101,7 @@ def _publish(
 
 
 def _comparable(settings: ServingExperiment, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what two dates must have in common, so that their sums can be added."""
+    """Returns the values that must be equal for two dates, so that their sums can be added."""
     models = {name: facts["variants"][name]["model_version"] for name in (CONTROL, TREATMENT)}
     return {
         "models": models,
@@ -139,7 +139,7 @@ def _warn_of_mismatch(
             counts = {variant: figures[name] for variant, figures in day["variants"].items()}
             log.warning(
                 "experiment %s: sample ratio mismatch: the numbers of users (%s) are %s, which do not fit "
-                "the share %g (p=%.2g): do not trust the differences",
+                "the share %g (p=%.2g). Do not trust the differences",
                 settings.name,
                 name,
                 counts,
@@ -149,9 +149,10 @@ def _warn_of_mismatch(
 
 
 def _stop(context: RunContext, settings: ServingExperiment, total: Mapping[str, Any]) -> str | None:
-    """Returns the run date on which the experiment stops; None if it goes on. Records a new stop.
+    """Returns the run date on which the experiment stops; None if it continues. Records a new stop.
 
-    A new stop is later than all published lists, so a rerun of their dates makes the same lists.
+    The date of a new stop is after the dates of all published lists. So a rerun of these dates makes the same
+    lists.
     """
     lake, name = context.lake, context.config.name
     for stop in read_stops(lake, name, _LAST_DATE):
@@ -174,12 +175,13 @@ def _later(day: str, days: int) -> str:
 
 # Sums of the relevance of each variant's lists, over all users and over each resample of the users.
 #
-# The weight of a user in a resample depends only on the seed and on the user. So sums of several days can be
-# added, and each resample of the sum is a resample of users, with all days of a user. The sums are integers;
-# they depend neither on tasks nor on the order of rows.
+# The weight of a user in a resample depends only on the seed and on the user. So the sums of several days can
+# be added, and each resample of the total contains all days of a sampled user. The sums are integers, so
+# tasks and the order of rows do not change them.
 
-# What is added for each user: whether the user clicked, whether a clicked item is in the list, NDCG, and the
-# reciprocal rank of the first hit. The last two are in units of 2⁻³²; they are 0 for users without a click.
+# The values that are summed over users: 1 if the user clicked, 1 if a clicked item is in the list, NDCG, and
+# the reciprocal rank of the first hit. NDCG and reciprocal rank are in units of 2⁻³², and 0 for users without
+# a click.
 VALUES = ("clicked", "hit", "ndcg", "reciprocal_rank")
 WEIGHT = "users"
 SUMS = (WEIGHT, *VALUES)
@@ -197,7 +199,7 @@ def sum_variants(lists: Rows, positives: Rows, k: int, resample: Resample) -> di
         positives: rows with the columns user_key and item_key: the distinct items that each user clicked
             later.
         k: maximum length of a list.
-        resample: how often to resample the users, and the seed.
+        resample: the number of resamples of the users, and the seed.
     """
     first_hits = query(
         """
@@ -261,7 +263,7 @@ def _reducer(
 
 
 def add_days(days: Sequence[Mapping[str, Sums]]) -> dict[str, Sums]:
-    """Returns the sums over several days, for each variant that all these days have."""
+    """Returns the sums over several days, for each variant that occurs on all these days."""
     variants = set.intersection(*(set(day) for day in days)) if days else set()
     return {
         variant: {name: np.sum([day[variant][name] for day in days], axis=0) for name in SUMS}
@@ -291,9 +293,9 @@ def from_table(table: pa.Table) -> dict[str, Sums]:
     }
 
 
-# Figures of the variants of an experiment, their differences with intervals, and the guard rail.
+# Figures of the variants of an experiment, their differences with intervals, and the limit that stops it.
 
-# Maps each measure to its numerator and its denominator, and the number of units that stand for 1.
+# Maps each measure to its numerator, its denominator, and the number of units that represent 1.
 _RATIOS = {
     "hit_rate": ("hit", "clicked", 1),
     "ndcg": ("ndcg", "clicked", UNITS),
@@ -347,7 +349,10 @@ def compare_variants(sums: Mapping[str, Sums], confidence: float) -> dict[str, A
 
 
 def _figures(sums: Sums) -> dict[str, NDArray[np.float64]]:
-    """Returns each measure of all users and of each resample, (1 + replicates,); NaN without users."""
+    """Maps each measure to its values for all users and for each resample, (1 + replicates,).
+
+    A measure without users is NaN.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             measure: sums[above] / (sums[below].astype(np.float64) * units)
@@ -385,7 +390,7 @@ def sample_ratios(figures: Mapping[str, Any], share: float) -> dict[str, float |
 
 
 def stop_reason(settings: ServingExperiment, total: Mapping[str, Any]) -> str | None:
-    """Returns why an experiment must stop; None if it may go on.
+    """Returns the reason why an experiment must stop; None if it may continue.
 
     Args:
         settings: the section `serving.experiment`.
@@ -404,7 +409,7 @@ def stop_reason(settings: ServingExperiment, total: Mapping[str, Any]) -> str | 
     )
 
 
-# The test for a sample ratio mismatch: whether the sizes of two groups fit the share that was chosen.
+# The test for a sample ratio mismatch: whether the sizes of two groups fit the chosen share.
 #
 # A. Fabijan et al., Diagnosing Sample Ratio Mismatch in Online Controlled Experiments, KDD 2019.
 

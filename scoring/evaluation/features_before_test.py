@@ -1,4 +1,4 @@
-"""Computes features of users and items from what was known before the rows of a split.
+"""Computes features of users and items from data before the rows of a split.
 
 The tables `users` and `items` of a run date are not suitable for an evaluation: the latest row of a user may
 be a test row.
@@ -44,7 +44,7 @@ def features_before_test(
     *,
     before: Split = "test",
 ) -> DataFrame:
-    """Returns the rows of `rows_before_test`, which has the same arguments, as a frame of Spark."""
+    """Returns the result of `rows_before_test`, which has the same arguments, as a Spark frame."""
     return frame_of(context.spark, rows_before_test(context, dataset, spec, side, before=before))
 
 
@@ -58,11 +58,12 @@ def rows_before_test(
 ) -> Rows:
     """Returns the features of all users, or of all items, from before the test rows.
 
-    If the configuration has a table of attributes of this side (section `users` or `items`), the features are
-    computed from this table, as for published lists. Users with a train or validation row, but without a row
+    If the configuration has a table of attributes for this side (section `users` or `items`), this table
+    determines the features, as for published lists. Users with a train or validation row, but without a row
     in this table, have null attributes. Items without a row in this table have null attributes if
-    `items.missing` is `serve`; otherwise they are left out. Without such a table, the features are those of
-    the latest row of the train and validation splits. With `before=validation`, only the train split counts.
+    `items.missing` is `serve`; otherwise they are left out. Without a table of attributes, the features are
+    those of the latest row of the train and validation splits. With `before=validation`, only the train split
+    counts.
 
     Args:
         context: the context of the run.
@@ -144,8 +145,8 @@ def _latest_of_workflow(
 ) -> Rows:
     """Returns the latest row of each key in some splits, with the features of `workflow`.
 
-    A day that was published with this workflow and the present raw log is read. The features of any other day
-    are computed again, and published.
+    The features of a day are read if they were published with this workflow from the present raw log.
+    Otherwise they are computed and published again.
     """
     config, version = context.config, workflow.version
     plan = plan_of(config)

@@ -39,8 +39,8 @@ class GateMeasure:
         name: the name of the check.
         label: the name of the measure in messages.
         setting: the configuration key of the margin; None if the measure has no margin.
-        remedy: what to do, except raising the margin, if the interval is too wide.
-        few: what the test split has too few of if there is no interval.
+        remedy: the remedy, in addition to a larger margin, if the interval is too wide.
+        few: a phrase that names what the test split lacks if there is no interval.
         sign: -1 if a smaller value is better, otherwise 1.
     """
 
@@ -62,9 +62,9 @@ class ModelFigures:
 
     Attributes:
         auc: area under the ROC curve.
-        log_loss: the mean log loss over the rows, in nats; None if the scores are no probabilities.
+        log_loss: the mean log loss over the rows, in nats; None if the scores are not probabilities.
         calibration: the sum of the predicted probabilities divided by the number of clicks; None if the
-            scores are no click probabilities.
+            scores are not click probabilities.
     """
 
     auc: float
@@ -156,7 +156,7 @@ def decide(
 
 
 def keep_champion(unmeasured: str | None, other_checks: Sequence[GateCheck]) -> Verdict:
-    """Returns the verdict if no model can be measured on the test rows: the champion remains.
+    """Returns the verdict if no model can be measured on the test rows: the champion continues to serve.
 
     Args:
         unmeasured: the reason why the AUC is undefined.
@@ -292,8 +292,8 @@ def _minimum_check(name: Literal["rows", "users"], count: int, minimum: int) -> 
 def _calibration_check(gate: Gate, ratio: float, champion: float | None) -> GateCheck:
     """Checks the challenger's calibration: the ratio of predicted clicks to observed clicks.
 
-    The level is `hold` if the ratio is outside the configured range. But if the champion's ratio is further
-    from 1, the level is only `warn`.
+    The level is `hold` if the ratio is outside the configured range. If the champion's ratio is even further
+    from 1, the level is `warn`.
     """
     low, high = gate.calibration_low, gate.calibration_high
     message = f"predicted clicks are {ratio:.3f} times the observed ones"

@@ -1,9 +1,8 @@
 """Measures the lists that champion and challenger would have made before the test rows.
 
-For each model, all items are ranked for a sample of users, with features from before the test rows. The lists
-are compared with the users' clicks in the test split. Each Spark task reduces its users to one row of integer
-sums. So the memory of the driver does not depend on the number of users, and partitions do not change the
-sums.
+Each model ranks all items for a sample of users, with features from before the test rows. The users' clicks
+in the test split measure the lists. Each Spark task reduces its users to one row of integer sums. So the
+driver's memory does not grow with the number of users, and the partitioning does not change the sums.
 """
 
 from __future__ import annotations
@@ -104,11 +103,11 @@ class ListMeasurement:
 def measure_lists_of(context: RunContext, dataset: Dataset, models: Sequence[ModelInfo]) -> ListMeasurement:
     """Measures the lists of each model.
 
-    The users are those with a click in the test split and a row in the train or validation split. Of these,
-    the `gate.lists_users` users with the smallest hashes of their keys are measured. All items with a row
-    before the test are ranked. A user's list consists of the k items with the highest probabilities. Items
-    that the user's rows before the test exclude are left out. The sources, filters and rules of published
-    lists do not apply. A click on an item that is not among the candidates counts as missed.
+    The users are those with a click in the test split and a row in the train or validation split. The
+    function measures the `gate.lists_users` of these users with the smallest hashes of their keys. All items
+    with a row before the test are ranked. A user's list consists of the k items with the highest
+    probabilities. Items that the user's rows before the test exclude are left out. The sources, filters and
+    rules of published lists do not apply. A click on an item that is not ranked counts as missed.
     """
     k, most_users = context.config.score.k, context.config.gate.lists_users
     reason = reason_against_lists(context, models)
@@ -146,12 +145,12 @@ def _of_users(rows: Rows, users: Rows) -> Rows:
 
 
 def reason_against_lists(context: RunContext, models: Sequence[ModelInfo]) -> str | None:
-    """Returns the reason why this configuration or the models cannot make lists; None if they can."""
+    """Returns the reason why these models cannot make lists with this configuration; None if they can."""
     if context.config.keys is None:
         return "the log has no users and items (section `keys`)"
     pairs = sorted({feature.name for model in models for feature in model.spec.scoped("pair")})
     if pairs:
-        return f"the features {pairs} may differ for every pair of user and item"
+        return f"the features {pairs} may differ for every (user, item) pair"
     try:
         for model in models:
             encoded_context(context, model)
@@ -189,7 +188,7 @@ def sampled_users(
 
 
 def publish_items(context: RunContext, dataset: Dataset, model: ModelInfo) -> Manifest:
-    """Publishes the items that are ranked, as the table `gate_items`, unless they are published already.
+    """Publishes the ranked items as the table `gate_items`, if they are not published yet.
 
     Workers read the items from these files. The features are those of `features_before_test`.
     """
@@ -253,7 +252,7 @@ def _figures(users: Rows, relevance: Rows, items: int, resample: Resample | None
         users: rows with the distinct user_key of all measured users.
         relevance: the result of `user_relevance`. A user without a list has no row.
         items: number of items that were ranked.
-        resample: how to resample; with None, no replicates are computed.
+        resample: the settings of the bootstrap; None computes no replicates.
     """
     rows = query(
         f"""

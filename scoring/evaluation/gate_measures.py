@@ -1,6 +1,6 @@
 """First step of the gate: measures both models on the same raw test rows.
 
-For each model, the test rows are encoded with the workflow of this model.
+The workflow of each model encodes the test rows for this model.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class ModelMeasures:
             workflow does not contain.
         ranking: MAP@k and NDCG@k of the groups of rows (`measure_groups`); empty if keys.group is not
             configured.
-        scores: the kind of the model's scores. Facts that these scores cannot have are None in the result of
-            `to_facts`.
+        scores: the kind of the model's scores. Facts that are undefined for this kind are None in the result
+            of `to_facts`.
     """
 
     version: str
@@ -75,7 +75,7 @@ class ModelMeasures:
 
     @property
     def figures(self) -> ModelFigures | None:
-        """Returns the figures that the gate compares; None if the test rows cannot measure a model."""
+        """Returns the figures that the gate compares; None if the AUC is undefined on the test rows."""
         if self.quality.unmeasured is not None:
             return None
         facts = self.facts
@@ -83,7 +83,9 @@ class ModelMeasures:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Returns the quality of the predictions. Facts that the scores cannot have are None.
+        """Returns the quality of the predictions.
+
+        Facts that are undefined for the model's kind of scores are None.
 
         Scores that only order rows have no log loss. Only click probabilities can be compared with a click
         rate.
@@ -130,7 +132,7 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
     """
     gate = context.config.gate
     resample = Resample(gate.replicates, gate.seed) if len(models) > 1 else None
-    rows: dict[str, ReadableRows] = {}  # of the workflow of the model that is measured
+    rows: dict[str, ReadableRows] = {}  # the workflow of the measured model encoded these rows
     oov: dict[str, dict[str, float]] = {}
     units = 0
     measures: dict[str, ModelMeasures] = {}
@@ -170,8 +172,8 @@ def compare(
 ) -> ChallengerComparison | None:
     """Compares two models: computes the differences of their measures, challenger minus champion.
 
-    Each difference has a confidence interval. A measure that one of the models cannot have is not compared.
-    Returns None if the test rows cannot measure a model.
+    Each difference has a confidence interval. A measure that is undefined for one of the models is not
+    compared. Returns None if the AUC of a model is undefined on the test rows.
     """
     of_champion = champion.figures
     if of_champion is None:
@@ -191,7 +193,7 @@ def compare(
 def oov_shares(rows: ReadableRows, spec: FeatureSpec) -> dict[str, float]:
     """Returns the share of out-of-vocabulary ids of each id feature.
 
-    The result maps the name of the feature to this share. An id is out of vocabulary if it stands for an
+    The result maps the name of the feature to this share. An id is out of vocabulary if it represents an
     unknown or rare value. The function runs one query.
     """
     if not spec.embedded:
@@ -221,7 +223,7 @@ def _count_units(rows: Rows) -> int:
 def _unit_of(spec: FeatureSpec) -> str:
     """Returns the column whose hash is UNIT: the user, or the row id if the log has no user column.
 
-    Rows with equal UNIT are resampled together. Row ids count from 0 on each day. So without a user column,
+    Rows with equal UNIT are resampled together. Row ids start at 0 on each day. So without a user column,
     rows of different test days with equal row ids are also resampled together.
     """
     return USER_KEY if USER_KEY in spec.key_columns else ROW_ID
@@ -233,8 +235,8 @@ def _unit_of(spec: FeatureSpec) -> str:
 def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: str) -> ReadableRows:
     """Returns the test split of the run date, encoded by the workflow with this version.
 
-    If the dataset was made with this workflow, its published features are read. Otherwise the raw rows are
-    encoded again (etl.build.encode_split).
+    If this workflow made the dataset, the function reads the published features. Otherwise it encodes the raw
+    rows again (etl.build.encode_split).
     """
     if workflow_version == dataset.workflow_version:
         return read_split(context, dataset, ["test"])
@@ -248,7 +250,7 @@ def encoded_test_rows(context: RunContext, dataset: Dataset, workflow_version: s
     return encode_split(workers, plan_of(config), context.lake, workflow, context.run_date, "test", read)
 
 
-# Measures MAP@k and NDCG@k of ranked groups of rows, such as the ads that were displayed together.
+# Measures MAP@k and NDCG@k of ranked groups of rows, such as ads that were displayed together.
 #
 # All rows of a group are in one Spark task. Each task reduces its groups to one row of integer sums, and the
 # driver adds the rows of all tasks. So the result does not depend on the order of the tasks, and the driver's
@@ -299,8 +301,8 @@ def reduce_groups(rows: pa.Table, k: int) -> dict[str, int]:
     The sums are integers in units of 2⁻³².
 
     Args:
-        rows: a table with the columns group_key, label and probability, and at least one row. If it has one
-            row of a group, it must have all rows of this group.
+        rows: a table with the columns group_key, label and probability, and at least one row. A group with a
+            row in the table must have all its rows in the table.
         k: number of top positions that are measured.
     """
     group = rows.column(GROUP_KEY).combine_chunks().dictionary_encode().indices.to_numpy()

@@ -32,7 +32,7 @@ from storage.manifest import is_published, read_manifest
 from storage.run_context import RunContext
 from training.registry.versions import ChampionDecision
 
-# What to change if the test split lacks clicks or non-clicks, by `split.by`.
+# Maps `split.by` to the remedy if the test split lacks clicks or non-clicks.
 _MORE_TEST_ROWS = {
     "day": "choose a run date whose test days have both, or set more test days (split.test_days)",
     "fraction": "lower split.train or split.validation, so that more rows are in the test split",
@@ -47,15 +47,14 @@ def run_gate(
     champion: ModelInfo | None,
     barred_because: str | None = None,
 ) -> GateEvaluation:
-    """Evaluates a challenger on the test rows of a dataset. This function publishes nothing.
+    """Evaluates a challenger on the test rows of a dataset. This function does not publish tables.
 
     Args:
         context: the context of the run.
         dataset: the dataset of the run date.
         challenger: the model to decide on.
         champion: the model that serves before the decision; None if there is none.
-        barred_because: the reason that a person gave against promoting the challenger; None if nobody decided
-            against the challenger.
+        barred_because: the reason of a person who decided against the challenger; None if nobody did.
 
     Raises:
         DataError: the champion and the challenger were not measured on the same rows, or there is no champion
@@ -92,8 +91,8 @@ def run_gate(
 
 # Compares the lists of challenger and champion, and checks them against `gate.lists_margin`.
 #
-# NDCG@k decides, because its interval is narrower than that of the hit rate, and because it also falls if the
-# hits move down in the lists. The hit rate is reported.
+# NDCG@k decides, because its interval is narrower than the interval of the hit rate. NDCG@k also falls if the
+# hits move down in the lists. The hit rate is only reported.
 
 _SETTING = "gate.lists_margin"
 _FEW = "too few users to resample"
@@ -104,9 +103,9 @@ class ListComparison:
     """The figures of the lists of challenger and champion, for the same users.
 
     Attributes:
-        measurement: what was measured.
-        challenger, champion: the figures of each model. `challenger` is None if lists were not measured,
-            `champion` also if there is no champion.
+        measurement: the measured lists.
+        challenger, champion: the figures of each model. Both are None if lists were not measured; `champion`
+            is also None if there is no champion.
         intervals: maps `hit_rate` and `ndcg` to the confidence interval of the difference, challenger minus
             champion. A key is missing if its interval is unknown.
     """
@@ -187,10 +186,9 @@ def list_checks(gate: Gate, comparison: ListComparison) -> list[GateCheck]:
 
 # Second step of the gate: checks the challenger's scores and the test day's data for drift.
 #
-# This step does not compute the figures about the data again. It reads them from the data report that
-# build_features published (etl.quality).
+# This step reads the figures about the data from the data report that build_features published (etl.quality).
 
-# The facts and messages name this many columns: the ones with the largest drift.
+# The facts and messages name this number of columns: those with the largest drift.
 _MAX_NAMED = 5
 NamedValue = tuple[str, float]
 
@@ -210,7 +208,7 @@ def drift_checks(
     oov_shares = _largest_first(
         (name, value) for name, value in challenger.oov_shares.items() if name not in exempt
     )
-    # With the section `negatives`, the click rate depends on the configuration, not on what users do.
+    # With the section `negatives`, the configuration determines the click rate, so users do not change it.
     click_rates = report.click_rates if report and context.config.negatives is None else None
     checks = [
         _score_check(context, scores),
@@ -249,7 +247,7 @@ def _largest_first(values: Iterator[NamedValue]) -> list[NamedValue]:
 
 
 def _column_psi(report: DataReport, exempt: set[str]) -> Iterator[NamedValue]:
-    """Yields (name, PSI) for each raw column whose PSI is larger than chance explains.
+    """Yields (name, PSI) for each raw column with a larger PSI than random variation explains.
 
     Columns in `exempt` are skipped.
     """
@@ -272,7 +270,7 @@ def _score_check(context: RunContext, scores: ColumnDrift | None) -> GateCheck |
     """Checks how far the challenger's scores drifted from the champion's. Returns None without a champion."""
     if scores is None:
         return None
-    message = f"scores moved by PSI {scores.psi:.3f} from the champion's"
+    message = f"scores moved by PSI {scores.psi:.3f} from the champion's scores"
     value = scores.psi_above_noise
     if value:
         message += (
@@ -407,8 +405,8 @@ class GateEvaluation:
     def decision(self) -> ChampionDecision:
         """Returns the decision as a record for the model registry.
 
-        The record contains the headline figures of both models. It also contains the lineage that is needed
-        to train the challenger again.
+        The record contains the headline figures of both models. It also contains the lineage for training the
+        challenger again.
         """
         return ChampionDecision(
             self.challenger.version,
@@ -438,7 +436,7 @@ def best_auc(context: RunContext, dataset: Dataset) -> float | None:
 
 
 def _headline(measures: ModelMeasures, lists: ListFigures | None) -> dict[str, Any]:
-    """Returns those figures of a model that the registry records."""
+    """Returns the figures of a model that the registry records."""
     ranking = {"ranking": dict(measures.ranking)} if measures.ranking else {}
     of_lists = {"lists": lists.to_facts()} if lists else {}
     return {**{name: measures.facts[name] for name in HEADLINE}, **ranking, **of_lists}

@@ -1,9 +1,9 @@
-"""Compares the log of what was shown with the published lists, and with the clicks of the same day.
+"""Compares the log of impressions with the published lists, and with the clicks of the same day.
 
-An impression is a distinct row of the log: the same user, item, position, variant and model version count
-once, however often the row was logged. An impression fits a list if the user's list has the same item at the
-same position, and if the same model made this list for the same variant. Every other impression is counted by
-the first reason of `REASONS` that applies.
+An impression is a distinct row of the log: repeated rows with the same user, item, position, variant and
+model version count once. An impression fits a list if the user's list has the same item at the same position,
+and if the same model made this list for the same variant. Each other impression counts for the first reason
+of `REASONS` that applies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FITS = "fits"
 
 
 def find_impressions(context: RunContext) -> RawFiles | None:
-    """Returns the files of the day after the lists; None if there are none, or no log is configured.
+    """Returns the log files of the day after the lists; None if no file exists or no log is configured.
 
     Logs a warning if a log is configured, but has no file of this day.
     """
@@ -56,13 +56,13 @@ def find_impressions(context: RunContext) -> RawFiles | None:
 def measure_impressions(
     context: RunContext, published: Manifest, clicked: Rows, raw: RawFiles | None
 ) -> dict[str, Any] | None:
-    """Returns the figures of what was shown as JSON values; None without a log.
+    """Returns the figures of the shown entries as JSON values; None without a log.
 
     Args:
         context: the context of the run.
         published: the manifest of the lists.
         clicked: rows with the columns user_key and item_key: the distinct items that each user clicked on the
-            day after.
+            next day.
         raw: the result of `find_impressions`.
 
     Raises:
@@ -115,7 +115,7 @@ def _lists(context: RunContext, published: Manifest, has_variants: bool) -> Rows
 
 
 def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: bool) -> Rows:
-    """Returns the distinct impressions, how often each was logged, and `fit`: `fits` or a reason."""
+    """Returns the distinct impressions, with `times` (number of rows) and `fit` (`fits` or a reason)."""
     distinct = query(
         f"""
         SELECT user_key, item_key, position, logged_variant, logged_version, {ERROR}, count(*) AS times
@@ -161,7 +161,7 @@ def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: boo
 
 
 def _counts(fits: Rows) -> Rows:
-    """Returns, for each value of `fit`, the numbers of distinct impressions and of rows, and an error."""
+    """Returns the numbers of distinct impressions and of rows, and an error, for each value of `fit`."""
     return query(
         f"""
         SELECT fit, count(*) AS impressions, CAST(sum(times) AS BIGINT) AS logged, min({ERROR}) AS {ERROR}
@@ -172,7 +172,10 @@ def _counts(fits: Rows) -> Rows:
 
 
 def _require_readable(counts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises DataError if a file could not be read. A row with this error has no user, so it is `invalid`."""
+    """Raises DataError if a file could not be read.
+
+    A row with an error has no user, so its `fit` is `invalid`.
+    """
     error = counts.get("invalid", {}).get(ERROR)
     if error is not None:
         raise unreadable(error)
@@ -215,9 +218,9 @@ def _shown(fits: Rows, clicked: Rows) -> Rows:
 
 
 def _shares(lists: Rows, shown: Rows, clicked: Rows) -> dict[str, Any]:
-    """Returns the numbers of users and entries of the lists.
+    """Returns the numbers of users and of entries in the lists.
 
-    They count all, those that were shown, and the clicked entries that were not shown.
+    They count all entries, the shown entries, and the clicked entries that were not shown.
     """
     (of_lists,) = records(
         query("SELECT count(*) AS entries, count(DISTINCT user_key) AS users FROM {lists}", lists=lists)
@@ -267,20 +270,20 @@ def _warn_of_unmatched(settings: Impressions, facts: Mapping[str, Any]) -> None:
 
 # Click rates of shown list entries by position, with intervals.
 #
-# The click rate of a position is the number of list entries there that were shown and clicked, divided by the
-# number of entries there that were shown. A bootstrap over users gives its interval (metrics.bootstrap).
+# The click rate of a position is the number of its list entries that were shown and clicked, divided by the
+# number of its shown entries. A bootstrap over users gives the interval (metrics.bootstrap).
 
-ALL = "all"  # the key of the click rates of all variants together
+ALL = "all"  # the key of the click rates over all variants
 _SUMS = ("shown", "clicked")
 _RATES_PARTIAL = pa.schema([(VARIANT, pa.string()), *((name, pa.list_(pa.int64())) for name in _SUMS)])
 
-# Maps each name of _SUMS to (1 + replicates, k) int64: the sums of the positions over all users, then those
-# of each resample.
+# Maps each name of _SUMS to (1 + replicates, k) int64: for each position, the sum over all users, then the
+# sums over each resample.
 Sums = Mapping[str, NDArray[np.int64]]
 
 
 def click_rates(shown: Rows, k: int, settings: Impressions) -> dict[str, Any]:
-    """Returns the click rates of each variant, and of all together: in total and by position.
+    """Returns the click rates of each variant and of all variants together, in total and by position.
 
     Args:
         shown: the entries that were shown: position, variant, `clicked` (0 or 1) and the hash of the user.
@@ -329,7 +332,7 @@ def _rates_reducer(
             for value, of_value in chosen.items():
                 places, users = place[of_value], entry_user[of_value]
                 sums = [np.bincount(places, minlength=k)]
-                for weights in draw_weights(units, resample):  # doubles add whole numbers exactly
+                for weights in draw_weights(units, resample):  # float64 sums of integers are exact
                     sums.append(np.bincount(places, weights[users], minlength=k).astype(np.int64))
                 row[value] = np.concatenate(sums)
             yield pa.RecordBatch.from_pylist([row], schema=_RATES_PARTIAL)
@@ -338,7 +341,7 @@ def _rates_reducer(
 
 
 def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
-    """Returns the click rate of (1 + replicates,) sums with its interval; null if nothing was shown."""
+    """Returns the click rate with its interval from (1 + replicates,) sums; None if nothing was shown."""
     with np.errstate(divide="ignore", invalid="ignore"):
         rates = sums["clicked"] / sums["shown"]
     rate = float(rates[0]) if np.isfinite(rates[0]) else None
@@ -352,22 +355,22 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
     }
 
 
-# Estimates the click rate of explored positions if the model ordered the drawn items.
+# Estimates the click rate that explored positions would have if the model ordered the drawn items.
 #
-# The rule `score.rules.exploration` sorts the other candidates of a user by a uniform random key, and the
-# first m of them get the last positions. So all m! orders of the drawn items have the same probability. The
-# item that the model ranks j-th among them stands at the j-th explored position with the probability 1 / m.
-# This propensity is exact, and it does not depend on the number of candidates.
+# The rule `score.rules.exploration` sorts the remaining candidates of a user by a uniform random key. The
+# first m of them get the last m positions. So all m! orders of the drawn items have the same probability. The
+# item that the model ranks j-th among them is at the j-th explored position with the probability 1 / m. This
+# propensity is exact, and it does not depend on the number of candidates.
 #
-# The alternative order is: the same drawn items, in descending order of their scores. The estimate is the
-# self-normalised estimate (A. Swaminathan and T. Joachims, The Self-Normalized Estimator for Counterfactual
-# Learning, 2015), a weighted mean of the clicks. A shown entry has the weight m if its position is the same
-# in the alternative order, otherwise 0. The estimate assumes that whether a position is shown does not depend
-# on the items. A bootstrap over users gives the interval. The effective number of entries is (sum of
-# weights)² / sum of squared weights.
+# The alternative order sorts the drawn items by descending score. The estimate is the self-normalised
+# estimate (A. Swaminathan and T. Joachims, The Self-Normalized Estimator for Counterfactual Learning, 2015),
+# a weighted mean of the clicks. A shown entry has the weight m if its position is the same in the alternative
+# order, otherwise 0. The estimate assumes that the items have no influence on which positions are shown. A
+# bootstrap over users gives the interval. The effective number of entries is (sum of weights)² / sum of
+# squared weights.
 #
-# If there is a maximum per category, or a rule of a package that leaves out items, the items before an item
-# decide whether it can be drawn. Then the orders are not equally probable, and there is no estimate.
+# With a maximum per category, or a rule of a package that leaves out items, the earlier items decide whether
+# an item can be drawn. Then the orders are not equally probable, and there is no estimate.
 
 _VALUES = ("shown", "clicked", "weight", "weighted_clicks")
 _SQUARES = "squared_weight"
@@ -377,7 +380,7 @@ _DRAWN_PARTIAL = pa.schema(
 
 
 def why_unknown(config: Config, published: Manifest) -> str | None:
-    """Returns why the probabilities of the draws are not known; None if they are.
+    """Returns the reason why the probabilities of the draws are unknown; None if they are known.
 
     Args:
         config: the configuration, with the rule `exploration`.
@@ -399,7 +402,7 @@ def why_unknown(config: Config, published: Manifest) -> str | None:
 
 
 def estimate_explored(lists: Rows, shown: Rows, settings: Impressions) -> dict[str, Any]:
-    """Returns the click rate of the explored positions as they were, and in the order of the scores.
+    """Returns the click rates of the explored positions in the published order and in the order of scores.
 
     Args:
         lists: the lists with the columns user_key, item_key, position, score and reason.
@@ -407,9 +410,9 @@ def estimate_explored(lists: Rows, shown: Rows, settings: Impressions) -> dict[s
         settings: the section `serving.impressions`.
 
     Returns:
-        A dictionary of JSON values: the numbers of entries `shown`, `clicked` and `effective_entries`; and
-        `click_rate`, `by_score` and `difference` (by_score - click_rate), each a value with its interval. The
-        last two are None if there are too few effective entries; `reason` says so.
+        A dictionary of JSON values. `shown`, `clicked` and `effective_entries` are numbers of entries.
+        `click_rate`, `by_score` and `difference` (by_score - click_rate) are values with intervals.
+        `by_score` and `difference` are None if there are too few effective entries; `reason` then says so.
     """
     ordered = query(
         f"""
@@ -489,7 +492,7 @@ def _facts(
 
 
 def _with_interval(values: NDArray[np.float64], confidence: float) -> dict[str, float] | None:
-    """Returns the first of (1 + replicates,) values with the interval of the others; None if undefined."""
+    """Returns the first of (1 + replicates,) values, with an interval from the other values; None if NaN."""
     if not np.isfinite(values[0]):
         return None
     between = interval(float(values[0]), values[1:], np.zeros(len(values) - 1), confidence)

@@ -1,4 +1,4 @@
-"""Turns figures of lists into facts: our lists, the most popular items, and the best possible lists."""
+"""Converts measures to facts: of our lists, of the most popular items, and of the best possible lists."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from storage.feature_spec import ITEM_KEY, OOV_ID, USER_KEY
 from storage.manifest import Manifest, read_manifest
 from storage.run_context import RunContext
 
-# The kinds of lists, besides those of `true_lists`.
+# The kinds of lists, in addition to those of `true_lists`.
 PUBLISHED, POPULAR = "lists", "popular"
 
 
@@ -44,7 +44,7 @@ def relevance_facts(
     """Returns hit rate, NDCG and coverage of our lists and of lists of the most popular items.
 
     Only users with rows in the train split are included. The key `cold_users` has the hit rate and NDCG of
-    our lists for all other users.
+    our lists for users without train rows.
 
     Args:
         published: the manifest of the lists.
@@ -80,7 +80,7 @@ def coverage(counts: Mapping[str, ListedItems], kind: str, published: Manifest) 
 def truth_facts(
     published: Manifest, measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, Any] | None:
-    """Returns the figures of the lists that the true probabilities rank, and which share of them ours reach.
+    """Returns the figures of the lists ranked by true probabilities, and the ratio of our figures to them.
 
     These lists were made only for users with clicks, so their coverage comes from fewer lists than the
     coverage of our lists.
@@ -104,28 +104,28 @@ def truth_facts(
 def shown_kinds(
     measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, MeasuredLists]:
-    """Returns the kinds of lists in the facts of new users and items. BEST is one if the truth is known."""
+    """Returns the kinds of lists in the facts of new users and items. BEST needs the true probabilities."""
     kinds = [PUBLISHED, POPULAR, *([BEST] if BEST in counts else [])]
     return {kind: measured.get(kind, NO_LISTS) for kind in kinds}
 
 
-# Makes lists from the true probabilities of a generated log, to be measured like the published lists.
+# Makes lists from the true probabilities of a generated log. They are measured like the published lists.
 #
-# No model can make better lists, except by chance, because the true probabilities are those of the days whose
-# clicks the lists are compared with. So the hit rate of these lists is the ceiling of the log.
+# The true probabilities are those of the measured days, so a model can make better lists only by chance. The
+# hit rate of these lists is therefore the highest possible hit rate of the log.
 
-# The rankings by which lists are made: by the probability of a click if the item is shown, and by the
-# probability that the user sees the item and clicks it. Lists of the second ranking are the best.
+# The rankings of the lists: the probability of a click if the item is shown, and the probability that the
+# user sees the item and clicks it. The second ranking gives the best lists.
 CLICK_PROBABILITY, BEST = "click_probability", "best"
 RANKINGS = (CLICK_PROBABILITY, BEST)
 _LISTS = pa.schema(
     [(USER_KEY, pa.string()), (KIND, pa.string()), ("position", pa.int32()), (ITEM_KEY, pa.string())]
 )
 
-# Number of users whose lists one task of this machine makes.
+# Number of users for whom one task makes lists, on one machine without Spark.
 _USERS_PER_TASK = 500
 
-# The most pairs of a user and an item whose scores are computed at once. A pair needs a few dozen bytes.
+# Maximum number of (user, item) pairs that are scored at once. A pair needs a few dozen bytes.
 _SCORES_AT_ONCE = 500_000
 _EXCLUDED_SCORE = -np.inf
 Batches = Iterable[pa.RecordBatch]
@@ -147,7 +147,7 @@ def true_lists(
         workers: make the lists if the users are a table.
         exclusions: the excluded items of each user.
         items: rows with the columns item_index and item_key, one row per item. The indices are 0, 1, ….
-        generated: the days whose clicks the lists are compared with.
+        generated: the days with the clicks that measure the lists.
         k: maximum length of a list.
     """
     in_order = records(query("SELECT item_key FROM {items} ORDER BY item_index", items=items))
@@ -156,13 +156,14 @@ def true_lists(
     if isinstance(users, pa.Table):
         tasks = -(-len(users) // _USERS_PER_TASK)
         return workers.run(tasks, partial(_lists_of_part, maker, users.combine_chunks()), _LISTS)
-    # The table `users` may have only one file, but the lists of a user take 0.2 ms of one core.
+    # The table `users` may have only one file, so its rows are divided here. The lists of a user take 0.2 ms
+    # on one core.
     return map_rows(spread(users, USER_KEY), maker, _LISTS)
 
 
 def _lists_of_part(maker: _ListMaker, users: pa.Table, index: int) -> Iterator[pa.RecordBatch]:
     """Runs one task of `workers`: makes the lists of one part of the users."""
-    # Slices are made here: pyarrow pickles the whole table with each of them.
+    # The slice is made here, because pyarrow would pickle the whole table with each slice.
     return maker(users.slice(index * _USERS_PER_TASK, _USERS_PER_TASK).to_batches())
 
 
@@ -176,7 +177,7 @@ class _ListMaker:
 
     @cached_property
     def _days(self) -> list[_Day]:
-        """The generated days, which a process of this machine computes once for all of its tasks."""
+        """The generated days, which a process computes once for all of its tasks."""
         return [_Day(self.generated.settings, day, self.item_keys) for day in self.generated.days]
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -216,7 +217,8 @@ class _Day:
 
     def __init__(self, settings: Generate, day: str, item_keys: tuple[str, ...]) -> None:
         self.truth = DayTruth(settings, day)
-        # The position of each candidate in the log; -1, the last column of `add_scores`, if it has none.
+        # The index of each candidate in the log; -1 if the log lacks it, which selects the last column in
+        # `add_scores`.
         self._positions = np.array([self.truth.items.get(key, -1) for key in item_keys], dtype=np.int64)
 
     def add_scores(self, keys: Sequence[str], scores: Floats) -> Bools:
@@ -253,29 +255,29 @@ def _scores(keys: Sequence[str], days: list[_Day], candidates: int) -> tuple[Flo
 def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
     """Returns, for each row, the indices of the k largest scores that are not excluded, in descending order.
 
-    `scores` has the shape (lists, candidates). Of equal scores, that with the smaller index comes first.
+    `scores` has the shape (lists, candidates). If scores are equal, the smaller index comes first.
     """
     candidates = scores.shape[1]
     if not len(scores) or not candidates:
         return [np.empty(0, np.int64)] * len(scores)
     place = max(candidates - k, 0)
     least = np.partition(scores, place, axis=1)[:, place, None]
-    lists, best = np.nonzero((scores >= least) & (scores != _EXCLUDED_SCORE))  # ascending in both
-    # Several scores may be equal to the k-th, so a list may have more than k entries until it is cut.
+    lists, best = np.nonzero((scores >= least) & (scores != _EXCLUDED_SCORE))  # both are ascending
+    # Several scores may be equal to the k-th, so a list may have more than k entries before it is truncated.
     ordered = best[np.lexsort((-scores[lists, best], lists))]  # stable: the smaller index comes first
     ends = np.cumsum(np.bincount(lists, minlength=len(scores)))
     return [part[:k] for part in np.split(ordered, ends[:-1])]
 
 
-# Measures lists for users and items that are new to the model: it was trained without their ids.
+# Measures lists for new users and items. The model was trained without the ids of these users and items.
 #
-# A user or item is new if its id feature has OOV_ID on the date of the lists. This is so if it first appeared
-# after the training, or had fewer train rows than `min_count` of its vocabulary. If no feature is the id of
+# A user or item is new if its id feature has OOV_ID on the date of the lists. The reason is that its first
+# row came after the training, or that it had fewer train rows than `min_count`. If no feature is the id of
 # the user or item alone, users or items without a row in the train split are new.
 
 
 def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Rows, Rows]:
-    """Returns the users and the items of the run date's tables: their key, and whether they are `new`.
+    """Returns the users and the items of the run date, with their key and the column `new` (boolean).
 
     Args:
         context: the context of the run. The section `keys` must be set.
@@ -320,8 +322,8 @@ def cold_start_facts(
         published: the name of the published lists.
 
     Returns:
-        A dictionary with the keys `new_users`, `known_users` and `new_items`. Each has `users`, and for each
-        kind of lists `hit_rate` and `ndcg`. `new_items` also has `items`, the number of new items;
+        A dictionary with the keys `new_users`, `known_users` and `new_items`. Each of them has `users`, and
+        for each kind of lists `hit_rate` and `ndcg`. `new_items` also has `items`, the number of new items;
         `position_share`, the share of list entries whose item is new; and `click_share`, the share of clicks
         on new items among the clicks on all items.
     """

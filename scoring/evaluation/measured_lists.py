@@ -1,7 +1,6 @@
-"""Measures several kinds of lists at once: hit rate and NDCG of groups of users, and which items are listed.
+"""Measures several kinds of lists: hit rate and NDCG of groups of users, and the listed items.
 
-All kinds and all groups are measured by two queries, because a query of Spark over a small lake costs about
-half a second, however few rows it reads.
+Two queries measure all kinds and groups, because a Spark query takes about half a second even for a few rows.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from typing import Any
 
 from spark.rows import Rows, query, records
 
-# Measures the relevance of a user's top-k list by what the user clicked afterwards: hits and NDCG.
+# Measures the relevance of a user's top-k list by the user's later clicks: hits and NDCG.
 
-# NDCG is added as integer multiples of 2⁻³², and the gains of one list in units of 2⁻⁴⁰, so that sums do not
+# NDCG is summed in integer units of 2⁻³², and the gains of one list in units of 2⁻⁴⁰. So the sums do not
 # depend on the order of the rows.
 UNITS = 2**32
 _GAIN_UNITS = 2**40
 
-# An expression of SQL: the discounted gain of a hit at the position of a list entry, 1 / log2(position + 1).
+# A SQL expression: the discounted gain of a hit at the position of a list entry, 1 / log2(position + 1).
 GAIN = f"CAST(round({_GAIN_UNITS} / log2(position + 1)) AS BIGINT)"
 
 
@@ -31,7 +30,7 @@ class Relevance:
     A positive of a user is an item that the user clicked after the list was made.
 
     Attributes:
-        users: number of users who have a list and at least one positive. The other attributes are about these
+        users: number of users who have a list and at least one positive. The other attributes refer to these
             users.
         hit_rate: share of the users who have at least one positive in their list; None if there are no users.
         ndcg: mean NDCG of the users with binary relevance (Järvelin and Kekäläinen 2002). The ideal list has
@@ -54,8 +53,8 @@ def user_relevance(lists: Rows, positives: Rows, k: int) -> Rows:
         k: maximum length of a list.
 
     Returns:
-        Rows with the columns user_key, hits (number of positives in the list) and ndcg_units (NDCG in units
-        of 2⁻³²; Relevance describes it). Both are int64.
+        Rows with the columns user_key, hits (number of positives in the list) and ndcg_units (NDCG as in
+        `Relevance`, in units of 2⁻³²). Both are int64.
     """
     text = f"""
         SELECT listed.user_key, listed.hits, {ndcg_of("gain", "wanted", k)} AS ndcg_units
@@ -74,7 +73,7 @@ def user_relevance(lists: Rows, positives: Rows, k: int) -> Rows:
 
 
 def ndcg_of(gain: str, wanted: str, k: int) -> str:
-    """Returns an expression of SQL: the NDCG of a list in units of 2⁻³², an int64.
+    """Returns a SQL expression: the NDCG of a list in units of 2⁻³², an int64.
 
     Args:
         gain: the column with the sum of GAIN over the hits of the list.
@@ -100,7 +99,7 @@ def ideal_gains(k: int) -> list[float]:
 
 KIND = "kind"
 
-# Further names in the result of `count_items`, besides the names of the kinds of lists.
+# Additional names in the result of `count_items`. The other names are the kinds of lists.
 CLICKS, ITEMS = "clicks", "items"
 _GROUPS = ("warm", "cold", "new_users", "known_users", "new_items")
 
@@ -112,8 +111,8 @@ class MeasuredLists:
     Attributes:
         warm, cold: users with and without a row in the train split.
         new_users, known_users: users who are new to the model, and all others of the table `users`.
-        new_items: the relevance if only clicks on new items count as positives. The users are those of the
-            table `users` with such a click.
+        new_items: the relevance if only clicks on new items count as positives, for the users of the table
+            `users` who clicked a new item.
     """
 
     warm: Relevance
@@ -130,8 +129,8 @@ class ListedItems:
     Attributes:
         distinct: number of distinct items.
         new: number of rows with an item that is new to the model.
-        new_share: the share of these rows among the rows with an item of the table `items`; None without such
-            rows.
+        new_share: `new` divided by the number of rows with an item of the table `items`; None if this number
+            is 0.
     """
 
     distinct: int
@@ -147,7 +146,7 @@ NO_ITEMS = ListedItems(0, 0, None)
 def measure_kinds(
     lists: Rows, positives: Rows, warm: Rows, users: Rows, items: Rows, k: int
 ) -> dict[str, MeasuredLists]:
-    """Returns the relevance of each kind of lists. A kind without any user has no entry.
+    """Returns the relevance of each kind of lists. A kind without users has no entry.
 
     Args:
         lists: rows with the columns kind, user_key, position and item_key, one row per list entry.
@@ -228,7 +227,7 @@ def measure_kinds(
 def count_items(lists: Rows, positives: Rows, items: Rows) -> dict[str, ListedItems]:
     """Returns counts of the items in each kind of lists, in the clicks (CLICKS) and in all items (ITEMS).
 
-    The arguments are those of `measure_kinds`. A name without any row has no entry.
+    The arguments are those of `measure_kinds`. A name without rows has no entry.
     """
     counts = query(
         f"""
@@ -265,7 +264,7 @@ def count_items(lists: Rows, positives: Rows, items: Rows) -> dict[str, ListedIt
 
 
 def _sums(name: str, chosen: str, hits: str, ndcg: str) -> list[str]:
-    """Returns the sums over the chosen users, from which `_relevance` computes the means, in SQL."""
+    """Returns SQL for the sums over the chosen users. `_relevance` computes means from these sums."""
     return [
         f"count(CASE WHEN {chosen} THEN 1 END) AS {name}_users",
         f"count(CASE WHEN ({chosen}) AND {hits} > 0 THEN 1 END) AS {name}_hits",

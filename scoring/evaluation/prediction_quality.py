@@ -4,7 +4,7 @@ Spark partitions the rows by ranges of the probability. Each task reduces the ro
 sums. The driver combines the rows of sums, so the driver's memory does not grow with the data.
 
 The AUC is the share of the pairs of a click and a non-click in which the click has the higher probability.
-This computation is exact. Each task counts such pairs within its range. If the two rows of a pair are in
+This computation is exact: each task counts these pairs within its range. If the two rows of a pair are in
 different ranges, the order of the ranges decides.
 """
 
@@ -30,12 +30,12 @@ from storage.feature_spec import LABEL
 
 UNIT = "resample_unit"
 
-# The difference between 1 and the next smaller float32. Probabilities are kept this far from 0 and 1, where
-# the loss of a row may be infinite.
+# The difference between 1 and the next smaller float32. Probabilities are limited to this distance from 0 and
+# 1, where the loss of a row may be infinite.
 _EPSILON = 2.0**-24
 
-# Losses and probabilities are added as integer multiples of 2⁻³², so that the sums do not depend on how rows
-# are divided into ranges.
+# Losses and probabilities are summed in integer units of 2⁻³². So the sums do not depend on how rows are
+# divided into ranges.
 _UNITS = 2**32
 
 _COLUMNS = {
@@ -68,7 +68,7 @@ class PredictionQuality:
     - rows, positives: number of rows and number of clicks
     - predicted_over_observed: the sum of the probabilities divided by the number of clicks; None without
       clicks
-    - unmeasured: the reason why the AUC is None. If the AUC is known, there is no such key.
+    - unmeasured: the reason why the AUC is None. The key is absent if the AUC is defined.
     - calibration: one entry {low, high, rows, mean_probability, click_rate} for each bin with rows
     - histogram: {edges, counts}
     """
@@ -87,13 +87,13 @@ class PredictionQuality:
 def measure_predictions(predictions: Rows, resample: Resample | None = None) -> PredictionQuality:
     """Measures the quality of predictions.
 
-    Spark evaluates a frame twice. The first evaluation finds the ranges of probabilities by which the
-    rows are partitioned, and the second measures the rows. Persist the frame if computing it is expensive.
+    Spark evaluates a frame twice. The first evaluation determines the ranges of probabilities for
+    partitioning, and the second measures the rows. Persist the frame if computing it is expensive.
 
     Args:
         predictions: rows with the columns label (0 or 1), probability (float32) and, for resampling, UNIT
             (long). UNIT is a hash; rows with equal UNIT are resampled together.
-        resample: how to resample; with None, no replicates are computed.
+        resample: the settings of the bootstrap; None computes no replicates.
     """
     columns = [LABEL, PROBABILITY, *([UNIT] if resample else [])]
     rows = select(predictions, columns)
@@ -102,10 +102,10 @@ def measure_predictions(predictions: Rows, resample: Resample | None = None) -> 
 
 
 def combine(partials: Iterable[Mapping[str, Any]]) -> PredictionQuality:
-    """Computes the quality from the sums of all ranges of probabilities.
+    """Computes the quality of predictions from the sums of all ranges of probabilities.
 
     Args:
-        partials: one row of sums for each range, in any order. Without rows, there is no range.
+        partials: one row of sums for each range, in any order; empty without predictions.
     """
     ranges = sorted(partials, key=lambda sums: sums["lowest"])
     rows, positives = sum(sums["rows"] for sums in ranges), sum(sums["positives"] for sums in ranges)
@@ -157,7 +157,7 @@ def reduce_rows(
         label: (n,) 1 for clicks, 0 for non-clicks.
         probability: (n,) float32 predicted probabilities.
         units: (n,) int64 hashes; rows with equal hashes are resampled together. None without a bootstrap.
-        resample: how to resample; None without a bootstrap.
+        resample: the settings of the bootstrap; None without a bootstrap.
     """
     score = probability.astype(np.float64)
     click = label > 0

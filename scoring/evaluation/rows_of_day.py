@@ -1,4 +1,4 @@
-"""Reads users, items and labels of one day's log, for example of the day after the lists."""
+"""Reads users, items and labels from the log of one day, for example the day after the lists."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from storage.run_context import RunContext
 def rows_of_day(context: RunContext, day: str) -> Rows:
     """Returns user_key, item_key and label of each good row of a day's log.
 
-    If build_features has published the features of this log, they are read, because this costs less than
-    parsing the log. Rows that the section `negatives` added are among them, with the label 0.
+    If build_features has published the features of this log, the function reads them, because parsing the log
+    takes longer. The features include rows with the label 0 that the section `negatives` added.
 
     Raises:
         DataError: the day has no raw log.
@@ -33,9 +33,9 @@ def rows_of_day(context: RunContext, day: str) -> Rows:
 
 
 def _published_features(context: RunContext, raw: RawFiles) -> tuple[Partition, Manifest] | None:
-    """Returns the published features of a day, of the workflow of the same day's dataset.
+    """Returns a day's published features, computed by the workflow of the same day's dataset.
 
-    Returns None if there are none, or if they were computed from another log or by other settings.
+    Returns None if no features are published, or if they were computed from another log or by other settings.
     """
     plan, lake = plan_of(context.config), context.lake
     if plan.is_divided or not is_published(lake.datasets.partition(raw.dt)):

@@ -1,1 +1,1 @@
-"""The model that scores: this package finds the champion, loads it onto a device, and runs it."""
+"""Finds the champion, loads it onto a device, and runs it."""

@@ -1,6 +1,6 @@
-"""Finds the model that serves on a run date, and its blend, and checks them against the date's tables.
+"""Finds the model that serves on a run date and its blend, and checks that both match the date's tables.
 
-The champion serves, or its refit if it has one (training/registry/refits.py).
+The champion serves, or the champion's refit if one exists (training/registry/refits.py).
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ def serving_model_and_dataset(
     Args:
         context: the context of the job.
         scored: the split whose rows will be scored, if any. If the refit was trained on a day of this split,
-            the champion is returned instead, because probabilities of rows that a model was trained on are
-            too close to their labels.
+            the champion is returned instead. Probabilities of rows that a model was trained on are too close
+            to their labels.
 
     Raises:
-        DataError: there is no champion or no dataset. Or the dataset was made with another workflow version
-            than the champion. Or the model has not the weights that it had when it began to serve.
+        DataError: there is no champion or no dataset, their workflow versions differ, or the weights of the
+            model have changed since it began to serve.
     """
     lake, name = context.lake, context.config.name
     serving = _serving(context)
     model = _read_model(context, serving.folder(lake, name))
     dataset = read_dataset(lake, context.run_date)
     if scored and serving.refit and _trained_on(model, dataset, scored):
-        log.info("refit %s was trained on rows of the split %s: its champion scores", model.version, scored)
+        log.info(
+            "refit %s was trained on rows of the split %s, so its champion scores",
+            model.version,
+            scored,
+        )
         model = _read_model(context, model_path(lake, name, serving.champion))
     _require_same_workflow(context, serving.champion, model, dataset)
     return model, dataset
@@ -78,7 +82,7 @@ def _serving(context: RunContext) -> ServingModel:
 
 
 def _read_model(context: RunContext, path: str) -> ModelInfo:
-    """Reads the champion or its refit. Raises DataError if it has not the weights that were recorded."""
+    """Reads the champion or its refit. Raises DataError if its weights are not the recorded weights."""
     model = read_model_info(path, context.lake.recorder)
     name, until = context.config.name, context.run_date
     require_recorded_weights(context.lake, name, until, path, model.description)
@@ -86,7 +90,7 @@ def _read_model(context: RunContext, path: str) -> ModelInfo:
 
 
 def _require_same_workflow(context: RunContext, champion: str, model: ModelInfo, dataset: Dataset) -> None:
-    """Raises DataError unless the model and the dataset have the same workflow version."""
+    """Raises DataError if the model and the dataset have different workflow versions."""
     if model.spec.workflow_version != dataset.workflow_version:
         raise DataError(
             f"champion {champion} needs features of workflow {model.spec.workflow_version}, but "
@@ -103,7 +107,7 @@ def _trained_on(model: ModelInfo, dataset: Dataset, split: Split) -> bool:
     return not days.isdisjoint(model.description["trained_days"])
 
 
-# Finds the blend that ranks the lists of a run date, and checks it against the candidates.
+# Finds the blend that ranks the lists of a run date, and checks that it matches the candidates.
 
 
 def served_blend(context: RunContext, candidates: Manifest) -> BlendRecord | None:
@@ -114,7 +118,7 @@ def served_blend(context: RunContext, candidates: Manifest) -> BlendRecord | Non
         candidates: the manifest of the candidates of the run date.
 
     Raises:
-        DataError: no such blend was learned up to the run date.
+        DataError: no blend of this champion and these sources was learned up to the run date.
     """
     config, lake, inputs = context.config, context.lake, candidates.inputs
     if config.score.blend == "none":

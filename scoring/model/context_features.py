@@ -28,7 +28,7 @@ def encode_context(lake: LakePaths, model: ModelInfo, raw_values: Mapping[str, A
         raw_values: maps each raw column that context features are computed from to its value.
 
     Raises:
-        ConfigError: `raw_values` does not name exactly the raw columns of the model's context features.
+        ConfigError: the keys of `raw_values` are not exactly the raw columns of the model's context features.
     """
     names = [feature.name for feature in model.spec.scoped("context")]
     if not names:

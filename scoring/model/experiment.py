@@ -1,8 +1,8 @@
-"""The experiment of a run date: its two models, and which users get the treatment.
+"""Reads the experiment of a run date, and assigns users to its control or treatment.
 
 A salted hash assigns the users: XXH64 of the salt and the key. Spark and this process compute the same hash,
-so the variant of a user depends neither on the engine nor on other users. A user is in the treatment if the
-hash, as a number from 0 to 1, is smaller than the share.
+so both assign a user to the same variant. A user is in the treatment if the hash, scaled to a number from 0
+to 1, is smaller than the share.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SALTED, _HASH = "salted", "hashed"
 
 @dataclass(frozen=True)
 class Treatment:
-    """The model of the treatment, and the features of its workflow.
+    """The treatment's model, and the feature tables of its workflow.
 
     Attributes:
         model: the model.
-        users, items: the manifests of the tables `users` and `items` of the run date and of its workflow.
+        users, items: the manifests of the run date's tables `users` and `items` of the treatment's workflow.
     """
 
     model: ModelInfo
@@ -79,8 +79,8 @@ def read_treatment(
         )
     if control.refit_of and not model.refit_of:
         log.warning(
-            "experiment %s: the control is a refit, which was also trained on validation and test days, but "
-            "the treatment is not: the difference contains the effect of these days",
+            "experiment %s: the control is a refit, which was also trained on validation and test days, "
+            "but the treatment was not. So the difference contains the effect of these days",
             experiment.settings.name,
         )
     return experiment, Treatment(model, *(read_manifest(partition) for partition in partitions))

@@ -1,7 +1,7 @@
 """Starts work on a device before the host reads earlier results, and copies between host and device.
 
-Work on a GPU is asynchronous: the host starts it, and waits only if it reads a result. A GPU is therefore
-never idle if the host starts the next work before it reads a result.
+Work on a GPU is asynchronous: the host starts it, and waits only when it reads a result. If the host starts
+the next work before it reads a result, the GPU does not become idle.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def launch_ahead(
     """Yields `finish(launch(item))` for each item, in the order of the items.
 
     Up to `ahead` items are launched before the result of an earlier item is read. If an item or its launch
-    raises an error, the consumer gets it after all earlier results, as if each item was finished at once.
+    raises an error, the consumer gets the error after all earlier results.
 
     Args:
         items: the items.
         launch: starts the work for an item, and does not wait for it.
         finish: waits for the work, and returns its result.
-        ahead: number of items.
+        ahead: maximum number of launched items without a result.
     """
     waiting: deque[Launched] = deque()
     error: Exception | None = None
     while error is None:
         try:
             item = [next(items)]
-            waiting.append(launch(item.pop()))  # no variable refers to the item afterwards
+            waiting.append(launch(item.pop()))  # frees the item after the launch
         except StopIteration:
             break
         except Exception as raised:
@@ -54,11 +54,11 @@ def launch_ahead(
 
 
 class ResultCopy:
-    """A tensor of a device on its way to the host.
+    """An asynchronous copy of a device's tensor to the host.
 
     Args:
-        tensor: the tensor. The copy begins when the work that is queued on the current stream has ended. For
-            a GPU, the host does not wait, and the copy is in pinned memory.
+        tensor: the tensor. The copy begins after the work that is queued on the current stream. For a GPU,
+            the host does not wait, and the copy is in pinned memory.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -82,12 +82,12 @@ class ResultCopy:
 def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns a tensor of the host with undefined numbers, for copies from or to the device.
 
-    For a GPU it is in pinned memory. torch uses this memory again when the tensor is gone and its copies have
-    ended.
+    For a GPU, the tensor is in pinned memory. torch reuses this memory after the tensor is freed and its
+    copies have ended.
     """
     if device.type != "cuda":
         return torch.empty(*shape, dtype=dtype)
-    with torch.cuda.device(device):  # otherwise torch would take memory of the first GPU too
+    with torch.cuda.device(device):  # otherwise torch would also allocate memory on the first GPU
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
 
 

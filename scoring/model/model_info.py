@@ -34,16 +34,19 @@ class ModelInfo:
 
     @property
     def refit_of(self) -> str | None:
-        """Returns the champion that this model refits; None if this model is no refit."""
+        """Returns the champion that this model refits; None if this model is not a refit."""
         return self.description.get("refit_of")
 
     def score_kind(self, config: Config) -> ScoreKind:
-        """Returns the kind of this model's scores. `config` decides if model.json does not contain it."""
+        """Returns the kind of this model's scores.
+
+        `config` determines the kind if model.json does not contain it.
+        """
         return score_kind(self.description, config)
 
     @property
     def multi_hot(self) -> MultiHot:
-        """Returns how lists of ids are padded."""
+        """Returns the padding of lists of ids."""
         return ModelConfig(**self.description["model"]).multi_hot
 
     def request(self, score: Score) -> ModelRequest:
@@ -62,7 +65,7 @@ class ModelInfo:
         )
 
     def require_spec(self, features: FeatureSpec) -> None:
-        """Checks that `features` were made with the workflow version that this model was trained on.
+        """Checks that the workflow version of this model made `features`.
 
         Raises:
             DataError: `features` has another workflow version or other features.

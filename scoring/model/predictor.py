@@ -31,12 +31,12 @@ from training.models.inputs import id_columns
 log = logging.getLogger("nightrank.scoring")
 Result = TypeVar("Result")
 
-# The activations of this many rows fit into a core's cache. Larger batches are slower.
+# The activations of this number of rows fit into a core's cache. Larger batches are slower.
 _CPU_ROWS = 1_024
 _GPU_LEAST_ROWS, _GPU_MOST_ROWS = 8_192, 1_048_576
 
-# A micro-batch may take 1 / 4 of a GPU's free memory, because other tasks may share the GPU, and because the
-# size of a row is an estimate.
+# A micro-batch may use 1 / 4 of a GPU's free memory. Other tasks may share the GPU, and the size of a row is
+# an estimate.
 _GPU_SHARE = 4
 
 # Part of the message of the RuntimeError that torch raises when the CPU's memory runs out.
@@ -44,7 +44,7 @@ _CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 
 class MicroBatch:
-    """The size of a micro-batch: how many rows go through a model in one call.
+    """The size of a micro-batch: the number of rows that go through a model in one call.
 
     The size is halved when the device's memory runs out. It is never increased.
 
@@ -77,12 +77,12 @@ class MicroBatch:
                         "spark.executor.cores), or give it more memory",
                     ) from error
                 reason = str(error)
-            # Halve here, after the `except` block: by now the error, and the tensors that its traceback
-            # refers to, are freed.
+            # Halve here, after the `except` block. At this point the error and the tensors of its traceback
+            # are freed.
             self._halve(reason)
 
     def over(self, total: int, work: Callable[[slice], None]) -> None:
-        """Calls `work` with consecutive slices of [0, total). Each slice has at most `self.rows` rows.
+        """Calls `work` with consecutive slices of [0, total), which have at most `self.rows` rows.
 
         If memory runs out for a slice, `work` is called again with a smaller slice that has the same start.
 
@@ -100,7 +100,7 @@ class MicroBatch:
     def _halve(self, reason: str) -> None:
         """Halves the number of rows, logs a warning, and frees the GPU memory that torch has cached."""
         self.rows //= 2
-        log.warning("out of memory on the device: from now on, %d rows at a time (%s)", self.rows, reason)
+        log.warning("the device is out of memory; micro-batches now have %d rows (%s)", self.rows, reason)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -252,7 +252,7 @@ def model_inputs(
         columns: maps the name of a feature to an Arrow column of length `rows`, or to one value for all rows.
             Such a value is a number or a list of ids.
         spec: the model's features.
-        multi_hot: how lists of ids are padded.
+        multi_hot: the padding of lists of ids.
         rows: number of rows.
 
     Returns:

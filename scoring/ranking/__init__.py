@@ -1,1 +1,1 @@
-"""Top-k lists: scores pairs of user and item, ranks items, and computes facts of the lists."""
+"""Makes top-k lists: scores (user, item) pairs, ranks items, and computes facts of the lists."""

@@ -1,4 +1,4 @@
-"""The blend on a device: combines the logits of pairs with the scores that the sources gave to the items."""
+"""Computes the blend on a device: combines the logits of pairs with the sources' scores of the items."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Blend:
     """The weights of a blend of the model and S sources (BlendRequest), on the device.
 
     Attributes:
-        intercept, logit: numbers.
+        intercept: the constant term.
+        logit: the weight of the model's logit.
         weights: (S,) float32, the weight of each source's score.
-        absent: (S,) float32, what each source adds for an item that it did not propose.
+        absent: (S,) float32, the term that each source adds for an item that it did not propose.
     """
 
     intercept: float
@@ -76,7 +77,7 @@ class SourceScores:
         Args:
             users: the keys of the users.
             candidates: the item indices of each user.
-            scores: for each user, `sources` numbers for each candidate.
+            scores: for each user, a flat list with `sources` numbers per candidate.
             sources: S, the number of sources.
 
         Raises:
@@ -94,7 +95,7 @@ class SourceScores:
                 f"but there are {sources} sources",
                 _AGAIN,
             )
-        flat = np.array(scores.flatten())  # a copy, which torch may refer to
+        flat = np.array(scores.flatten())  # torch needs a writable copy
         items = candidates.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
         return cls(np.concatenate([[0], np.cumsum(lengths)]), items, flat.reshape(-1, sources))
 

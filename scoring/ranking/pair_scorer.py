@@ -1,9 +1,8 @@
-"""Scores pairs of user and item. User parts and item parts are computed once each.
+"""Scores (user, item) pairs. User parts and item parts are computed only once.
 
-The user part is what the model computes from the user alone, and the item part is what the model computes
-from the item and the context. Only the interaction of both parts is computed for each pair. If a model has no
-factorization into parts (training/models/factorization.py), the complete model runs on the joined input row
-of each pair.
+The model computes the user part from the user alone, and the item part from the item and the context. Only
+the interaction of both parts is computed for each pair. If a model has no factorization into parts
+(training/models/factorization.py), the complete model runs on the joined input row of each pair.
 """
 
 from __future__ import annotations
@@ -34,27 +33,26 @@ from training.models.factorization import (
 
 log = logging.getLogger("nightrank.scoring")
 
-# Number of users that are scored against the same items in one step. The items are read from memory only once
-# for all these users, and the data of the step still fit into a cache.
+# Number of users that are scored against the same items in one step. With this number, the step reads the
+# items from memory once for all users, and its data fit into a cache.
 _TILE_USERS = 16
 
-# Items are scored by `ItemScores` if there are at least so many. It first computes some values for each user.
-# With fewer items, this takes more time than it saves.
+# Minimum number of items for `ItemScores`. It first computes some values for each user. With fewer items,
+# these values take more time than they save.
 _LEAST_SHARED = 64
 
-# The item parts of all items stay in memory if they need at most this many bytes on a CPU, or at most
-# 1 / _GPU_KEPT_SHARE of the free memory of a GPU.
+# Maximum size of item parts that stay in memory: a number of bytes on a CPU, and 1 / _GPU_KEPT_SHARE of the
+# free memory of a GPU.
 _CPU_KEPT_BYTES = 2**30
 _GPU_KEPT_SHARE = 2
 
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """A substitute for the factorization of a model that has none.
+    """Replaces the factorization of a model that has none.
 
-    In a factorization, the part of a user or item is what the model computes from this user or item alone.
-    Here the part is the unchanged input row. The input of a pair is the sum of the user's row and the item's
-    row.
+    In a factorization, the model computes the part of a user or item from this user or item alone. Here the
+    part is the unchanged input row. The input of a pair is the sum of the user's row and the item's row.
     """
 
     predictor: Predictor
@@ -83,7 +81,7 @@ def factorization_of(predictor: Predictor) -> Factorization:
 
 
 class ItemParts:
-    """The item parts: what the model computes from each item and the context, without the user.
+    """The item parts: the values that the model computes from each item and the context, without the user.
 
     If the parts of all items need at most `kept_bytes` bytes, they are computed once and stay in memory.
     Otherwise they are computed again each time they are used.
@@ -107,8 +105,8 @@ class ItemParts:
             self._kept = self._compute_all(sample, predictor)
         else:
             log.info(
-                "what the model computes from each item alone needs too much memory to be stored (%d items, "
-                "%d bytes each, limit %d bytes): it is computed again for each block of users",
+                "the item parts of the model need too much memory (%d items, %d bytes each, limit %d "
+                "bytes), so they are computed again for each block of users",
                 self.count,
                 item_bytes,
                 kept_bytes,
@@ -154,7 +152,10 @@ class ItemParts:
         return tuple(tensor.view(*items.shape, *tensor.shape[1:]) for tensor in parts)
 
     def shared(self, most_bytes: int) -> ItemScores | None:
-        """Returns the items for scoring all of them at once; None if the factorization cannot do so here."""
+        """Returns the items, prepared for scoring all of them at once.
+
+        Returns None if the factorization does not support it.
+        """
         kept, factorization = self._kept, self._factorization
         if kept is None or not isinstance(factorization, SharesItems) or len(kept[0]) < _LEAST_SHARED:
             return None
@@ -164,7 +165,7 @@ class ItemParts:
 
 
 class PairScorer:
-    """Computes the click probabilities of pairs of user and item.
+    """Computes the click probabilities of (user, item) pairs.
 
     Args:
         predictor: the model and its device.
@@ -188,7 +189,7 @@ class PairScorer:
 
     @torch.inference_mode()
     def user_parts(self, inputs: SideInputs) -> Part:
-        """Returns the user parts: what the model computes from each user, without the items.
+        """Returns the user parts: the values that the model computes from each user, without the items.
 
         The result is a tuple of tensors of shape (U, …).
         """
@@ -282,7 +283,7 @@ def score_sample(
     Args:
         predictor: the loaded model.
         users: the features of scope `user`, one row per user.
-        request: names the files of the items, and has the values of the context features.
+        request: names the files of the items, and contains the values of the context features.
         items: number of items for each user. If there are fewer candidate items (N), all N are used.
 
     Returns:

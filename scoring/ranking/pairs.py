@@ -1,4 +1,4 @@
-"""Pairs of user and item: decides which pairs to score, and builds the model inputs of users and of items.
+"""Decides which (user, item) pairs to score, and builds the model inputs of users and of items.
 
 The users and the items are called the two sides. The inputs of a side are matrices in the column order of the
 model. These matrices contain the features of this side; the columns of the other side are zero. So the input
@@ -46,17 +46,17 @@ class SideInputs:
     categorical: Tensor
 
     def part(self, rows: slice) -> SideInputs:
-        """Returns a SideInputs with some consecutive rows of this one."""
+        """Returns the inputs of some consecutive rows."""
         return SideInputs(self.dense[rows], self.categorical[rows])
 
     def rows(self, index: Tensor) -> SideInputs:
-        """Returns a SideInputs with the rows that have these indices."""
+        """Returns the inputs of the rows with these indices."""
         return SideInputs(self.dense.index_select(0, index), self.categorical.index_select(0, index))
 
     def plus(self, other: SideInputs) -> SideInputs:
         """Returns the sum of these inputs and `other`.
 
-        `other` has the same shape. Or it has one row, which is added to each row.
+        `other` has the same shape, or one row that is added to each row.
         """
         return SideInputs(self.dense + other.dense, self.categorical + other.categorical)
 
@@ -86,7 +86,7 @@ def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: Mu
     All other columns are zero.
 
     Raises:
-        ConfigError: a context feature has no value, or a value belongs to no context feature.
+        ConfigError: a context feature has no value, or a name is not a context feature.
     """
     require_context([feature.name for feature in spec.scoped("context")], values)
     return SideInputs(*model_inputs(values, spec, multi_hot, 1))
@@ -97,7 +97,7 @@ def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: Mu
 # dropped.
 _NEARLY_ALL = 2 / 3
 
-_ITEM_BITS = 32  # of a number that identifies a pair of user and item
+_ITEM_BITS = 32  # bits of the item index in the number of a (user, item) pair
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Lists:
     """The candidates of some consecutive users of a batch.
 
     Arrays with an element per user are on the host, and tensors with an element per pair are on the device.
-    In `everyone` and `listed`, an index stands for a user. Index 0 is the first of the consecutive users.
+    `everyone` and `listed` contain indices of users. Index 0 is the first of the consecutive users.
 
     Attributes:
         everyone: (A,) indices of the users who are scored against all items except the excluded items.
@@ -166,7 +166,7 @@ class CandidateLists:
         count = np.where(self._has_list, listed, num_items - listed)
         share = np.inf if keep_lists else _NEARLY_ALL
         self._scores_all = (count != 0) & (count >= (share * num_items if num_items else np.inf))
-        # The order of the array: first the lists, then the excluded items of users without a list.
+        # The array contains first the lists, then the excluded items of users without a list.
         in_order = np.concatenate([np.flatnonzero(self._has_list), np.flatnonzero(~self._has_list)])
         ends = np.cumsum(listed[in_order])
         self._list_starts, self._list_lengths = np.empty_like(listed), listed
@@ -177,7 +177,7 @@ class CandidateLists:
         self._items = torch.from_numpy(self._values)
 
     def _replace_excluded(self) -> None:
-        """Appends lists of all other items, for users whose excluded items are many."""
+        """Appends lists of all other items, for users with many excluded items."""
         users = np.flatnonzero(~self._has_list & ~self._scores_all)
         if not len(users):
             return
@@ -195,8 +195,8 @@ class CandidateLists:
     def to(self, device: torch.device) -> CandidateLists:
         """Copies the lists to the device, and starts their check there. Returns this object.
 
-        The host does not wait. `wrong` is then () bool on the device, whether `require_right` raises an error
-        for a user.
+        The host does not wait. `wrong` is then a () bool on the device: whether `require_right` raises an
+        error.
 
         Raises:
             DataError: as `require_right`, if there are no items.
@@ -226,7 +226,8 @@ class CandidateLists:
         """Returns the candidates of the users in a range of the batch.
 
         If a user's list has at least two thirds of all items, the user is scored against all items, because
-        this is faster, unless `keep_lists` is set. The scores of items that are not in the list are dropped.
+        this is faster. With `keep_lists`, the user is always scored against the list. The scores of items
+        that are not in the list are dropped.
 
         Raises:
             DataError: as `require_right`, if the lists are on the CPU.
@@ -236,7 +237,7 @@ class CandidateLists:
         scores_all, has_list = self._scores_all[users], self._has_list[users]
         everyone, listed = np.flatnonzero(scores_all), np.flatnonzero(~scores_all)
         has_excluded, chosen = everyone[~has_list[everyone]], everyone[has_list[everyone]]
-        place = np.cumsum(scores_all) - 1  # of a user in `everyone`
+        place = np.cumsum(scores_all) - 1  # position of each user in `everyone`
         wanted = torch.zeros(len(chosen), self._num_items, dtype=torch.bool, device=self._items.device)
         if len(chosen):
             row, item = self._pairs(users.start + chosen, np.arange(len(chosen)))
@@ -252,7 +253,7 @@ class CandidateLists:
         )
 
     def _pairs(self, users: Indices, numbers: Indices) -> tuple[Tensor, Tensor]:
-        """Returns the number of the user and the item index of each entry of the users' lists."""
+        """Returns the user number and the item index of each entry of the users' lists."""
         if not len(users):
             nobody = torch.zeros(0, dtype=torch.int64, device=self._items.device)
             return nobody, nobody
@@ -303,7 +304,7 @@ class CandidateLists:
         for user, length in zip(users.tolist(), self._list_lengths[users].tolist(), strict=True):
             of_user = indices[first : first + length]
             place[of_user] = places[:length]
-            # If an item occurs twice, its second place has overwritten the first.
+            # If an item occurs twice, its second position has overwritten the first.
             if not np.array_equal(place.take(of_user), places[:length]):
                 return int(user)
             first += length
@@ -326,7 +327,7 @@ class CandidateLists:
 
     def _repeats(self, user: int) -> DataError:
         return DataError(
-            f"the candidates of user {self.users[user]} hold an item twice", "run build_candidates again"
+            f"the candidates of user {self.users[user]} contain an item twice", "run build_candidates again"
         )
 
     def _listed_of(self, users: Indices) -> NDArray[np.integer[Any]]:
@@ -357,14 +358,20 @@ def _values(lists: pa.ListArray) -> NDArray[np.integer[Any]]:
 
 
 def _joined(parts: list[NDArray[np.integer[Any]]]) -> NDArray[np.integer[Any]]:
-    """Concatenates two arrays. Returns a copy only if it must, or if torch could not refer to the memory."""
+    """Concatenates two arrays.
+
+    Copies one array alone only if it is read-only, because torch needs writable memory.
+    """
     filled = [part for part in parts if len(part)] or parts[:1]
     joined = filled[0] if len(filled) == 1 else np.concatenate(filled)
     return joined if joined.flags.writeable else joined.copy()
 
 
 def repeated(counts: Tensor, total: int) -> Tensor:
-    """Returns 0, 1, …, each as often as `counts` says: (total,) int64. A device does not wait."""
+    """Returns each index i of `counts` repeated counts[i] times: (total,) int64.
+
+    The host does not wait for a device.
+    """
     return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts, output_size=total)
 
 
@@ -372,9 +379,9 @@ def blocks(most: Indices, max_places: int, least_users: int, most_users: int) ->
     """Divides a batch of users into blocks. A block is a range of consecutive users.
 
     A block is a matrix of cells: it has one row per user, and as many columns as the longest candidate list.
-    A block has at most `max_places` cells. But each block except the last one has at least `least_users`
-    users, even if the number of cells then exceeds `max_places`. No block has more than `most_users` users.
-    Long lists are divided later, when they are scored.
+    A block has at most `max_places` cells. Each block except the last one has at least `least_users` users,
+    even if it then has more than `max_places` cells. No block has more than `most_users` users. Long lists
+    are divided later, when they are scored.
 
     Args:
         most: (U,) an upper bound for each user's number of candidates.

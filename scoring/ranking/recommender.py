@@ -59,8 +59,8 @@ class ListScorer:
     def scores(self, parts: Part, which: Tensor, items: Tensor, source_scores: Tensor | None) -> Tensor:
         """Returns the scores of T lists of I items each, shape (T, I), float32.
 
-        The scores are probabilities. The scores of a blend are log-odds, unless a rule changes ranking scores
-        (such as a boost), because such a rule needs numbers from 0 to 1.
+        The scores are probabilities. The scores of a blend are log-odds. If a rule such as a boost changes
+        ranking scores, the scores of a blend are also numbers from 0 to 1.
 
         Args:
             parts, which, items: as for `PairScorer.list_logits`.
@@ -100,8 +100,8 @@ class ListScorer:
             candidate: (R, W) bool, whether the item is a candidate; None if all are candidates.
             users: (R,) the user of each row, as an index into `names`.
             names: the keys of the users.
-            found_nan: gets a () bool on the device, whether the score of a candidate is NaN. Then this is no
-                error, and the host does not wait for the scores.
+            found_nan: a list to which a () bool on the device is appended: whether the score of a candidate
+                is NaN. With this list, a NaN raises no error, and the host does not wait for the scores.
 
         Raises:
             DataError: the score of a candidate is NaN, or a rule of another package made it NaN.
@@ -123,7 +123,7 @@ class ListScorer:
         return keys if candidate is None else keys.masked_fill_(~candidate, NO_CANDIDATE)
 
 
-# At least this many (user, item) cells are ranked together, even if a micro-batch of the model has fewer
+# At least this number of (user, item) cells are ranked together, even if a micro-batch of the model has fewer
 # pairs.
 _MIN_PLACES = 131_072
 
@@ -155,7 +155,7 @@ class _Users:
 
 @dataclass(frozen=True)
 class _Block:
-    """Consecutive users of a batch, whose lists are made together.
+    """A block: consecutive users of a batch whose lists are made together.
 
     Attributes:
         users: the users.
@@ -179,8 +179,8 @@ class _LaunchedLists:
         names: their keys.
         rank_again: computes the ranking keys, and raises an error for a score that is NaN.
         ruled_lists: the lists, if business rules changed them.
-        best: otherwise, the U · K highest ranking keys; then whether a list of the batch is wrong, and
-            whether a score of the block is NaN.
+        best: without rules, the U · K highest ranking keys, followed by two flags: whether a list of the
+            batch is wrong, and whether a score of the block is NaN.
     """
 
     block: _Block
@@ -239,10 +239,10 @@ class ListRanker:
         return self.recommend_all(iter([users]))
 
     def recommend_all(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the lists of the users of all batches, as `recommend` does for one.
+        """Yields the lists of the users of all batches, as `recommend` does for one batch.
 
-        For a GPU, a thread reads the next batch and copies its columns to pinned memory, and the host reads
-        the lists of a block of users after it has started the work for the next block.
+        For a GPU, a thread reads the next batch and copies its columns to pinned memory. The host reads the
+        lists of a block of users after it has started the work for the next block.
         """
         prepared = map(self._prepared, batches)
         if self.predictor.device.type != "cuda":
@@ -279,7 +279,7 @@ class ListRanker:
 
     @torch.inference_mode()
     def _launch(self, block: _Block) -> _LaunchedLists:
-        """Starts the work for a block of users. Business rules make the host wait."""
+        """Starts the work for a block of users. With business rules, the host waits for the result."""
         users, lists = block.users, block.lists
         parts = self.list_scorer.pair_scorer.user_parts(block.side.part(users))
         names = lists.users.slice(users.start, users.stop - users.start)
@@ -301,7 +301,10 @@ class ListRanker:
         return _LaunchedLists(block, names, work, None, ResultCopy(torch.cat([best.flatten(), flags])))
 
     def _finish(self, launched: _LaunchedLists) -> pa.RecordBatch:
-        """Returns the lists of a block of users. Reads those that were made without business rules."""
+        """Returns the lists of a block of users.
+
+        Without business rules, waits for the device and reads them.
+        """
         if launched.ruled_lists is not None:
             return launched.ruled_lists
         assert launched.best is not None
@@ -320,7 +323,7 @@ class ListRanker:
 
     @property
     def _pool(self) -> int:
-        """Returns how many of a user's best candidates are stored before the list is chosen from them."""
+        """Returns the number of best candidates of a user from which the list is chosen."""
         whole = self.rules is not None and self.rules.need_whole_rankings
         return len(self.items.keys) if whole else self.k
 
@@ -428,8 +431,8 @@ class ListRanker:
     def _not_excluded(self, asked: Lists, items: slice) -> Tensor | None:
         """Returns a matrix (A, W) of bools: which of W consecutive items are candidates of each of A users.
 
-        Returns None if all these items are candidates of all these users, as far as the host can find out
-        without waiting.
+        Returns None if the host can determine without waiting that all these items are candidates of all
+        these users.
         """
         user, item = asked.excluded
         width, device = items.stop - items.start, self.predictor.device
@@ -486,7 +489,7 @@ def load_recommender(request: ListRequest, predictor: Predictor) -> ListRanker:
     """Reads the items and the tables of the business rules, and puts them on the predictor's device.
 
     Args:
-        request: names the files of the items and the tables of the rules, and has the number k.
+        request: names the files of the items and the tables of the rules, and contains the number k.
         predictor: the loaded model `request.model`.
 
     Raises:
@@ -498,7 +501,7 @@ def load_recommender(request: ListRequest, predictor: Predictor) -> ListRanker:
     return ListRanker.of(predictor, items, request.k, rules, blend)
 
 
-# Computes the logit of every candidate of users, for learning a blend.
+# Computes the logits of all candidates of users. A blend is fitted to these logits.
 
 _MOST_PLACES, _LEAST_LOGIT_USERS, _MOST_LOGIT_USERS = 131_072, 16, 1_024
 
@@ -520,13 +523,13 @@ class CandidateLogits:
     def measure(self, users: pa.RecordBatch, sources: int) -> pa.RecordBatch:
         """Returns the candidates of each user with their logits, as a batch with the schema MEASURED.
 
-        Each binary value is the memory of an array with one element per candidate: `items` int32, `logits`
-        float32, `clicked` bool. `scores` has `sources` float32 numbers per candidate.
+        Each binary value contains the bytes of an array with one element per candidate: `items` int32,
+        `logits` float32, `clicked` bool. `scores` has `sources` float32 numbers per candidate.
 
         Args:
             users: a batch with one row per user. The columns are user_key, the user features, candidates,
                 excluded, source_scores, and positives: the item indices that the user clicked later. The
-                index -1 stands for an item that cannot be a candidate.
+                index -1 represents an item that cannot be a candidate.
             sources: number of sources.
 
         Raises:
@@ -567,19 +570,21 @@ class CandidateLogits:
         )
 
 
-# Cuts lists of items into pieces of equal width, so that a device can score many lists at once.
+# Divides lists of items into pieces of equal width, so that a device can score many lists at once.
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Several lists of items, cut into pieces of equal width. A piece contains consecutive items of one list.
+    """Several lists of items, divided into pieces of equal width.
+
+    A piece contains consecutive items of one list.
 
     T is the number of pieces. The last piece of a list may have empty cells. The tensors are on the device of
     the items.
 
     Attributes:
-        list: (T,) for each piece, the index of the list that it comes from.
-        place: (T,) for each piece, its position among the pieces of the same list, from 0.
+        list: (T,) the index of the list of each piece.
+        place: (T,) the position of each piece among the pieces of its list, from 0.
         index: (T, width) the positions of the cells in the array of all items. Undefined in empty cells.
         items: (T, width) int64 item indices; 0 in empty cells.
         filled: (T, width) bool, whether the cell contains an item.
@@ -595,7 +600,9 @@ class Pieces:
 
     @classmethod
     def of(cls, lengths: Indices, starts: Indices, items: Tensor) -> Pieces:
-        """Cuts lists of items into pieces of equal width. The function piece_width() chooses the width.
+        """Divides lists of items into pieces of equal width.
+
+        The function piece_width() chooses the width.
 
         The host does not wait for the device.
 
@@ -620,12 +627,13 @@ class Pieces:
 
 _PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
 
-# Scoring empty cells is wasted work. Their number is at most this share of the number of filled cells.
+# Maximum number of empty cells as a share of the filled cells. The device scores empty cells too, without
+# use.
 _EMPTY_SHARE = 0.125
 
 
 def piece_width(lengths: Indices) -> int:
-    """Returns the width of the pieces into which lists of these lengths are cut.
+    """Returns the width of the pieces into which lists of these lengths are divided.
 
     A piece has `width` cells, which contain consecutive items of one list; the last piece of a list may have
     empty cells. The width is a power of two and at most 256. It is the largest width for which there is at
@@ -638,7 +646,7 @@ def piece_width(lengths: Indices) -> int:
     return 1
 
 
-# The rows of top-k lists, as Arrow batches.
+# Makes Arrow batches from the entries of top-k lists.
 
 RECOMMENDATIONS = pa.schema(
     [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# This key is smaller than the key of every score that is not NaN. It marks cells without a candidate.
+# The key of cells without a candidate. It is smaller than the key of every score that is not NaN.
 NO_CANDIDATE = torch.iinfo(torch.int64).min
 
 _INDEX_BITS = 32
@@ -21,8 +21,8 @@ _MAGNITUDE = 0x7FFF_FFFF
 def ranking_keys(scores: Tensor, item_index: Tensor) -> Tensor:
     """Returns one int64 ranking key per score.
 
-    A key is larger if the score is higher. If scores are equal, the key with the smaller item index is
-    larger.
+    A higher score has a larger key. Of equal scores, the score with the smaller item index has the larger
+    key.
 
     The upper half of a key is computed from the bits of the score. If the bits of a nonnegative IEEE 754
     float are read as an integer, the integers have the same order as the floats. For a negative float, all
@@ -38,7 +38,7 @@ def ranking_keys(scores: Tensor, item_index: Tensor) -> Tensor:
 
 
 def split_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the float32 scores and the int64 item indices of ranking keys. Inverts `ranking_keys`.
+    """Returns the float32 scores and the int64 item indices of ranking keys: the inverse of `ranking_keys`.
 
     The keys may have any shape. Both results have the same shape as the keys.
     """

@@ -1,8 +1,9 @@
 """Decides which rows each task of score_rows reads: complete row groups of a split, or parts of row groups.
 
 The driver sends only paths and row ranges to the workers, not rows. Manifests contain the number of rows of
-each row group, so the driver divides the rows without reading a data file. A row group that two tasks share
-is decoded twice, so row groups are divided only if the slots would otherwise get too unequal numbers of rows.
+each row group, so the driver divides the rows without reading a data file. Each task decodes the complete row
+group, even if another task shares it. So row groups are divided only if the slots would otherwise get very
+unequal numbers of rows.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from conf.types import Split
 from storage.dataset import Dataset, split_partitions
 from storage.paths import LakePaths
 
-# Tasks of complete row groups are chosen if the last slot has then at most this share of rows more than the
-# mean. Scoring a row on a CPU takes longer than decoding it, so equal shares are worth more than this.
+# Maximum excess of rows of the last slot over the mean for tasks of complete row groups. Scoring a row on a
+# CPU takes longer than decoding it, so a larger imbalance costs more than decoding row groups twice.
 _MORE_ROWS = 1 / 8
 
 
@@ -56,7 +57,7 @@ class RowGroupRange:
 
 
 def row_groups(lake: LakePaths, dataset: Dataset, split: Split) -> list[FileRowGroup]:
-    """Returns the row groups of a split, ordered by date and then as the manifests name them.
+    """Returns the row groups of a split, ordered by date, then in the order of the manifests.
 
     Empty row groups are left out.
 
@@ -88,10 +89,10 @@ def divide_rows(
     Returns the pieces of each task. A piece is a range of rows of one row group. Every row is in exactly one
     piece. If there are no rows, the result is one task without pieces.
 
-    Tasks get complete row groups if `whole` is set, or if the slots have about equally many rows then.
-    Otherwise the tasks have about equally many rows, and some of them begin or end within a row group. A task
-    has at most `max_rows` rows, and up to an eighth more if it then ends with a row group. With `whole`, a
-    row group with more rows than that is a task of its own.
+    Tasks get complete row groups if `whole` is set, or if the slots then have about equal numbers of rows.
+    Otherwise the tasks have about equal numbers of rows, and some tasks begin or end within a row group. A
+    task has at most `max_rows` rows, and up to an eighth more if it then ends with a row group. With `whole`,
+    a row group with more rows becomes a separate task.
 
     Args:
         groups: the row groups, in order.
@@ -122,7 +123,7 @@ def divide_rows(
 
 
 def _full(ends: Sequence[int], max_rows: int) -> list[int]:
-    """Returns the ends of tasks of complete row groups, each with as many of them as `max_rows` allows."""
+    """Returns the ends of tasks of complete row groups, as many row groups per task as `max_rows` allows."""
     cuts = [0]
     for before, end in pairwise([0, *ends]):
         if end - cuts[-1] > max_rows and before > cuts[-1]:
@@ -135,7 +136,7 @@ def _largest(cuts: Sequence[int]) -> int:
 
 
 def _longest_slot(cuts: Sequence[int], slots: int) -> int:
-    """Returns an upper bound for the rows of a slot, if a slot takes the next task when it has ended one."""
+    """Returns an upper bound for the rows of a slot. A slot takes the next task when it has completed one."""
     tasks = len({*cuts}) - 1
     return -(-tasks // slots) * _largest(cuts)
 

@@ -1,13 +1,13 @@
-"""Scores the rows of a task on a GPU, while other threads read later rows and write earlier ones.
+"""Scores the rows of a task on a GPU, while other threads read later rows and write earlier rows.
 
     threads    read and decode row groups, and copy their columns to pinned memory
     a stream   copies the columns to the GPU, transposes them and checks their ids
     a stream   runs the model, and copies the probabilities to pinned memory
     threads    write files (task.py)
 
-One process owns the GPU. The thread that calls this module only starts work on the GPU, and waits for it two
-blocks later. A block is one row group, or several small ones. If an id or a probability is wrong, the block
-is read and scored again by `score_pieces`, which raises the error.
+Only one process uses the GPU. The thread that calls this module only starts work on the GPU, and waits for a
+block after it has started the next two. A block is one row group, or several small ones. If an id or a
+probability is wrong, the block is read and scored again by `score_pieces`, which raises the error.
 
 Notation: a block has R rows and C = D + W columns: D dense features, and W columns of ids.
 """
@@ -37,10 +37,10 @@ from training.models.inputs import id_columns
 
 Block = tuple[RowGroupRange, ...]
 
-# Size of the columns of a block of several row groups. The host needs about a millisecond to start the work
-# for a block, so scoring a block must take longer.
+# Size of the columns of a block of several row groups. Scoring a block must take longer than a millisecond,
+# which the host needs to start the work.
 _BLOCK_BYTES = 64 * 2**20
-# Number of blocks that the GPU works on while the host reads the probabilities of an earlier one.
+# Number of blocks in work on the GPU while the host reads the probabilities of an earlier block.
 _AHEAD = 2
 
 
@@ -49,8 +49,9 @@ def scored_blocks(
 ) -> Generator[pa.Table, None, None]:
     """Yields the scores of each block as a table with the columns SCORES, in the order of the rows.
 
-    In memory are the columns of up to 2 · `readers` + 3 blocks, 4 bytes for each number. On the device are
-    the columns and the inputs of up to 3 blocks. A model's activations depend on its micro-batch.
+    Memory contains the columns of up to 2 · `readers` + 3 blocks, 4 bytes for each number. The device's
+    memory contains the columns and the inputs of up to 3 blocks. A model's activations depend on its
+    micro-batch.
 
     Args:
         predictor: the loaded model.
@@ -68,7 +69,7 @@ def scored_blocks(
 
 
 def _blocks(pieces: Sequence[RowGroupRange], most_rows: int) -> Iterator[Block]:
-    """Yields consecutive pieces: one, or several with at most `most_rows` rows together."""
+    """Yields blocks of consecutive pieces: one piece, or several with at most `most_rows` rows together."""
     block: Block = ()
     for piece in pieces:
         if block and sum(part.rows for part in block) + piece.rows > most_rows:
@@ -86,8 +87,8 @@ class _ReadBlock:
     Attributes:
         block: the rows.
         row_ids: the column row_id, in parts.
-        columns: (C, R) int32, the bits of the dense features, then the ids. Pinned for a GPU: torch uses the
-            memory again when the copies from it have ended.
+        columns: (C, R) int32, the bits of the dense features, then the ids. For a GPU, the memory is pinned,
+            and torch reuses it after the copies from it have ended.
     """
 
     block: Block
@@ -114,8 +115,8 @@ class _Launched:
 
     Attributes:
         block, row_ids: as in _ReadBlock.
-        scored: (R + 2,) float32, the probabilities; then whether an id is outside its cardinality, and
-            whether a probability is NaN.
+        scored: (R + 2,) float32: the probabilities, followed by two flags: whether an id is outside its
+            cardinality, and whether a probability is NaN.
     """
 
     block: Block
@@ -154,7 +155,7 @@ class _DeviceRows:
         try:
             return self._read(block)
         except DataError as error:
-            return _Refused(block, error)  # an earlier row of the block may have another error
+            return _Refused(block, error)  # `score_pieces` reports the first error of the block
 
     def _read(self, block: Block) -> _ReadBlock:
         spec, num_dense = self._predictor.spec, len(self._dense)
@@ -211,11 +212,12 @@ class _DeviceRows:
 
         Returns:
             The dense inputs (R, D) float32; the ids (R, W) int32; and whether an id is outside its
-            cardinality, () bool. In this case, all ids are 0, because a lookup would fail, and on a GPU the
-            process could not compute anything afterwards.
+            cardinality, () bool. If it is, all ids are replaced by 0. Otherwise the lookup would fail, and a
+            failed lookup makes a GPU unusable for the process.
         """
         with self._on_copies():
-            # The kernel reads a label in the first column. Rows to score have none, so it is undefined.
+            # The kernel expects labels in the first column. Rows to score have no labels, so this column is
+            # undefined.
             shape = (1 + columns.shape[0], columns.shape[1])
             on_device = torch.empty(shape, dtype=torch.int32, device=self._device)
             on_device[1:].copy_(columns, non_blocking=True)
@@ -227,7 +229,7 @@ class _DeviceRows:
             scoring = torch.cuda.current_stream(self._device)
             scoring.wait_stream(self._copies)
             for tensor in (dense, ids, wrong):
-                tensor.record_stream(scoring)  # torch reuses its memory only after this stream's work
+                tensor.record_stream(scoring)  # torch then reuses the memory only after this stream's work
         return dense, ids, wrong
 
     def _transposed(self, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,7 +244,7 @@ class _DeviceRows:
         ids = torch.empty(rows, self._id_width, dtype=torch.int32, device=device)
         labels = torch.empty(rows, dtype=torch.int32, device=device)
         weights = torch.empty(rows, dtype=torch.float32, device=device)
-        # One range that has all rows, in their order.
+        # One range of all rows, in their order.
         ranges = torch.tensor([[columns.data_ptr(), rows, 0, 0, 0, 0, rows, 0]])
         blocks = torch.arange(-(-rows // BLOCK_ROWS), dtype=torch.int32, device=device)
         tiles = torch.stack([torch.zeros_like(blocks), blocks], dim=1)
@@ -251,7 +253,10 @@ class _DeviceRows:
         return dense.view(torch.float32), ids
 
     def _error(self, block: Block) -> DataError | None:
-        """Returns the error of `score_pieces` for a block, which names the row, or the file and its ids."""
+        """Returns the error of `score_pieces` for a block.
+
+        The error names the row, or the file and its ids.
+        """
         try:
             for _ in score_pieces(self._predictor, block, 1):
                 pass

@@ -1,4 +1,4 @@
-"""Scores feature rows in batches: those of an Arrow batch, and those of pieces, which are read from Parquet.
+"""Scores feature rows in batches: rows of an Arrow batch, and rows of pieces of Parquet files.
 
 A piece is a range of rows of one row group. Its rows are checked against the manifest and against the spec of
 the features. This is the fastest way on a CPU; on a GPU, pipeline.py scores pieces.
@@ -31,8 +31,8 @@ SCORES = pa.schema(
     [(ROW_ID, pa.int64()), (FEATURES_DT, pa.dictionary(pa.int32(), pa.string())), (PROBABILITY, pa.float32())]
 )
 
-# Minimum and maximum number of rows of a batch: each batch has a fixed cost, and memory must hold two
-# batches.
+# Minimum and maximum number of rows of a batch: each batch has a fixed cost, and two batches must fit into
+# memory batches.
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 8_192, 131_072
 
 
@@ -102,8 +102,7 @@ def score_pieces(
         threads: number of CPU threads for reading.
 
     Raises:
-        DataError: an error of `read_piece`, or a probability is NaN. In the second case, the message names
-            the row.
+        DataError: an error of `read_piece`, or a probability is NaN. A message about NaN names the row.
     """
     batch_rows = min(max(predictor.micro_batch.rows, _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
     read = (
@@ -155,9 +154,9 @@ def read_piece(
         check_ids: whether ids are compared with their cardinalities. Lists of ids always are.
 
     Raises:
-        DataError: the file is missing or damaged, or its row groups differ from the manifest. Or a column is
-            missing, has the wrong type, or has nulls or ids outside its cardinality. A null list is not an
-            error: it is an empty list.
+        DataError: the file is missing or damaged, its row groups differ from the manifest, or a column is
+            missing, has the wrong type, or contains nulls or ids outside its cardinality. A null list counts
+            as an empty list.
         InfrastructureError: the file could not be read.
     """
     group = piece.group
@@ -197,7 +196,7 @@ def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _check_footer(
     parquet: pq.ParquetFile, group: FileRowGroup, spec: FeatureSpec, keep: Sequence[str]
 ) -> None:
-    """Checks a file by its footer: its row groups against the manifest, and its columns against the spec."""
+    """Compares the footer of a file with the manifest (row groups) and with the spec (columns)."""
     footer, schema = parquet.metadata, parquet.schema_arrow
     if footer.num_row_groups != group.count or footer.row_group(group.index).num_rows != group.rows:
         group_rows = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
@@ -222,10 +221,10 @@ def _check_footer(
 def _check_values(path: str, feature: Feature, column: pa.Array, *, check_ids: bool) -> None:
     """Checks that a column has no nulls and no ids out of range.
 
-    Without `check_ids`, ids of columns that are not lists are not checked.
+    Without `check_ids`, only ids in lists are checked.
 
-    Several features share one embedding table. So the lookup of an id that is out of range would return a
-    vector of another feature, without any error.
+    Several features share one embedding table. So a lookup of an id out of range would silently return a
+    vector of another feature.
     """
     values = column.flatten() if feature.kind == "multi_hot" else column
     if values.null_count:
@@ -235,8 +234,8 @@ def _check_values(path: str, feature: Feature, column: pa.Array, *, check_ids: b
         return
     ids = values.to_numpy()
     cardinality = int(feature.cardinality or 0)
-    if int(ids.view(np.uint32).max()) >= cardinality:  # as uint32, a negative id is too large
+    if int(ids.view(np.uint32).max()) >= cardinality:  # as uint32, a negative id is a large number
         raise DataError(
             f"{path}: {feature.name} holds ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
-            "run build_features again: features and workflow version do not belong together",
+            "run build_features again: the features do not match the workflow version",
         )

@@ -29,9 +29,9 @@ def write_scores(
     """Scores some rows, writes the scores to new files, and returns the names of the files in their order.
 
     The files are not published. Each call writes new files. So a task that Spark repeats or runs twice does
-    not overwrite a file. A file is one row group. On a CPU there is one file. On a GPU, the files have at
-    most `file_rows` rows, or one row group of the features if that is more, and are written while later rows
-    are scored. If there are no rows, there is one file without rows.
+    not overwrite a file. A file is one row group. On a CPU there is one file. On a GPU, threads write the
+    files while later rows are scored. A file has at most `file_rows` rows, or one larger row group of the
+    features. Without rows, there is one empty file.
 
     Args:
         predictor: the loaded model.
@@ -53,7 +53,10 @@ def write_scores(
 
 
 def _tables(blocks: Iterator[pa.Table], most_rows: int) -> Iterator[pa.Table]:
-    """Yields consecutive blocks together: one, or several with at most `most_rows` rows; no rows if none."""
+    """Yields consecutive blocks as tables of one block, or of several blocks with at most `most_rows` rows.
+
+    Without blocks, yields an empty table.
+    """
     parts: list[pa.Table] = []
     for block in blocks:
         if parts and sum(map(len, parts)) + len(block) > most_rows:
@@ -90,9 +93,8 @@ def write_file(scores: pa.Table, folder: str) -> str:
     path = f"{folder}/{name}"
     try:
         with new_file(path) as file:
-            # Probabilities hardly repeat, so a dictionary of them would take most of the writing time. Row
-            # ids are consecutive, so their differences take less space and time. Without Arrow's schema, the
-            # dates are strings for readers.
+            # Probabilities rarely repeat, so a dictionary would only take time. Row ids are consecutive, so
+            # delta encoding saves space and time. Without Arrow's schema, readers get the dates as strings.
             pq.write_table(
                 scores.unify_dictionaries(),
                 file.sink,

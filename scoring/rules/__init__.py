@@ -1,4 +1,4 @@
-"""Business rules that change a ranking. Each file of `plugins` is one rule.
+"""Business rules that change a ranking. Each file of `plugins` defines one rule.
 
 Notation: U is the number of users, W the length of the longest candidate list, N the number of items, and k
 the length of a recommended list. A row of a (U, W) matrix has the candidates of one user in descending order

@@ -19,7 +19,7 @@ from scoring.rules.request import EXPLORE, RANKED, RulesRequest
 
 _RANKED_CODE, _EXPLORE_CODE = 0, 1
 
-# The first number is below every draw key, the second is above every draw key.
+# Sort keys of ranked items (below every draw key) and of empty cells (above every draw key).
 _FIRST, _LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 
@@ -32,7 +32,7 @@ class Chosen:
     Attributes:
         positions: (U, min(k, W)) int64: for each list entry, the position of its item in the ranking.
             Undefined in cells without an entry.
-        filled: (U, min(k, W)) bool: whether the cell has a list entry. Rows are filled from the left.
+        filled: (U, min(k, W)) bool: whether the cell contains a list entry. Rows are filled from the left.
         reasons: (U, min(k, W)) int64: for each list entry, the index of its reason in ItemRules.reasons.
     """
 
@@ -47,9 +47,10 @@ class ItemRules:
 
     Attributes:
         rules: the rules by name, in the order in which they are applied.
-        reason: (N,) int64: the reason code of each item for entries that are ranked, not drawn at random.
+        reason: (N,) int64: the reason code of each item for ranked entries (drawn entries have another
+            reason).
         reasons: the texts of the reasons, indexed by reason code.
-        of_packages: the names of the rules of other packages, whose results are checked.
+        of_packages: the names of the rules of other packages. The results of these rules are checked.
         drawing: the rule that draws the items of the last positions; None if there is none.
     """
 
@@ -63,8 +64,8 @@ class ItemRules:
     def need_whole_rankings(self) -> bool:
         """Returns whether a list may contain items that are not among the k best items by ranking key.
 
-        This is so with rules that leave out items, such as a maximum per category, and with rules that draw
-        items. A boost changes the ranking keys themselves, so it does not need more than the k best items.
+        Rules that leave out items, such as a maximum per category, and rules that draw items have this
+        effect. A boost changes the ranking keys themselves, so it does not need more than the k best items.
         """
         return self.drawing is not None or any(rule.leaves_out_items for rule in self.rules.values())
 
@@ -111,8 +112,8 @@ class ItemRules:
             return Chosen(positions, filled, self.reason[items.gather(1, positions)])
         ranked = allowed & (allowed.cumsum(1) <= k - self.drawing.drawn_positions)  # (U, W)
         drawn = self.drawing.draw_keys(users, items)
-        # Sort ranked items first, in their order, so that they count towards the maximum per category. Then
-        # come drawn items, then empty cells.
+        # Sort ranked items first, in their order, so that they count towards the maximum per category. Drawn
+        # items follow, then empty cells.
         in_order = torch.arange(items.shape[1], device=items.device) + _FIRST  # (W,)
         order = torch.sort(
             torch.where(ranked, in_order, torch.where(valid, drawn, _LAST)), dim=1, stable=True
@@ -144,7 +145,7 @@ def _require_scores(name: str, scores: Tensor, before: Tensor) -> None:
 
 
 def _require_tensor(name: str, function: str, result: Any, flags: Sequence[int] | None = None) -> None:
-    """Raises ConfigError unless a function of a rule returned a tensor; with `flags`, bools of this shape."""
+    """Raises ConfigError if a rule's function returned no tensor, or with `flags`, no bools of this shape."""
     is_tensor = isinstance(result, Tensor)
     if is_tensor and (flags is None or (result.dtype == torch.bool and result.shape == tuple(flags))):
         return
@@ -185,7 +186,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
         device: the device for the tensors of the result.
 
     Raises:
-        ConfigError: the package of a rule is not installed in this process, its module does not obey the
+        ConfigError: the package of a rule is not installed in this process, its module does not fulfil the
             contract, or several rules draw items.
         DataError: the errors that read_attribute and align raise.
     """
@@ -211,7 +212,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
 def _reasons(rules: Mapping[str, ItemRule], num_items: int) -> tuple[Tensor, tuple[str, ...]]:
     """Returns the reason code of each item, (N,) int64, and the texts of the codes.
 
-    An item that several rules move has the reason of the first of them.
+    If several rules give a reason for an item, the first rule's reason counts.
     """
     reasons, codes = [RANKED, EXPLORE], torch.full((num_items,), _RANKED_CODE)
     for name, rule in rules.items():

@@ -19,7 +19,7 @@ from scoring.rules.request import AttributeTable
 from storage import file_io
 from storage.manifest import digest_of
 
-SECTION = "score.rules.attributes"  # of the configuration, for messages
+SECTION = "score.rules.attributes"  # section of the configuration, for messages
 
 
 def read_attribute(table: AttributeTable) -> pa.Table:
@@ -28,12 +28,12 @@ def read_attribute(table: AttributeTable) -> pa.Table:
     Returns a table with the columns key and value. Both are strings.
 
     Raises:
-        ConfigError: there is no file at the path of the table, or a column is stored with a type that its
-            declared type cannot hold.
+        ConfigError: there is no file at the path of the table, or the declared type of a column cannot
+            represent its stored type.
         DataError: a file of the table cannot be read or lacks a column, a row cannot be parsed, or an item
             has several rows.
     """
-    # These modules import pyspark, which a process that reads no attributes may lack.
+    # These modules import pyspark. A process without attributes may run without pyspark.
     from etl.readers.whole_tables import read_whole_table
 
     of_roles, names = typed_table(table)
@@ -57,7 +57,7 @@ def read_attribute(table: AttributeTable) -> pa.Table:
 
 
 def typed_table(table: AttributeTable) -> tuple[RawTable, dict[str, str]]:
-    """Returns the table with its types, and the names in it of the columns `table.key` and `table.column`."""
+    """Returns the table's schema, and the schema's names for the columns `table.key` and `table.column`."""
     return table.attribute.typed({table.key: "string", table.column: "string"})
 
 
@@ -89,7 +89,7 @@ def align(table: AttributeTable, rows: pa.Table, items: pa.Array) -> ItemAttribu
 
 
 def digest_of_table(rows: pa.Table) -> str:
-    """Returns a digest (hash) of the keys and values in `rows`. It does not depend on the order of `rows`."""
+    """Returns a digest of the keys and values in `rows` that does not depend on their order."""
     ordered = rows.sort_by("key")
     return digest_of([ordered.column("key").to_pylist(), ordered.column("value").to_pylist()])
 
@@ -111,7 +111,7 @@ def files_of(table: AttributeTable) -> list[str]:
 
 
 def _texts(values: pa.ChunkedArray, column: Column) -> pa.Array:
-    """Returns the texts of the values of a column, as rules compare them."""
+    """Converts the values of a column to texts, which rules compare."""
     encoded = values.combine_chunks()
     encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
     distinct = encoded.dictionary

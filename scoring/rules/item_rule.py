@@ -59,12 +59,12 @@ class RuleInputs:
 class ItemRule:
     """Base class of rules. A rule overrides the methods that it needs.
 
-    Results must depend only on the arguments and on what `load` read. Otherwise a repeated task would make
-    other lists.
+    Results must depend only on the arguments and on the data that `load` read. Otherwise a repeated task
+    would make other lists.
     """
 
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:
-        """Returns the scores that items are ranked by, (R, W) float32. The published scores do not change.
+        """Returns the ranking scores of items, (R, W) float32. The published scores do not change.
 
         Args:
             scores: (R, W) float32 probabilities, or the results of the rules before this one.
@@ -86,16 +86,19 @@ class ItemRule:
         return None
 
     def reasons(self) -> tuple[Tensor, Sequence[str]] | None:
-        """Returns other reasons than `rule:<name>`; None if there are none.
+        """Returns other reasons than `rule:<name>`; None if the rule has none.
 
-        The result is the index of the reason of each item, (N,) int64, -1 for no reason, and the texts of the
-        reasons.
+        The result is a pair: for each item, the index of its reason, (N,) int64, -1 for no reason; and the
+        texts of the reasons.
         """
         return None
 
     @property
     def drawn_positions(self) -> int:
-        """Returns how many of the last positions of a list get drawn items. Only one rule may draw."""
+        """Returns the number of positions at the end of a list for drawn items.
+
+        Only one rule may draw items.
+        """
         return 0
 
     def draw_keys(self, users: Sequence[str], items: Tensor) -> Tensor:

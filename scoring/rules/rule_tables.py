@@ -12,7 +12,7 @@ from storage.run_context import RunContext
 
 
 def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]]:
-    """Returns the request for the business rules, and the digest (hash) of their tables.
+    """Returns the request for the business rules, and the digest of their tables.
 
     The request is None if no rules are configured. The digest is in a dictionary, under the key `rules`. The
     dictionary is empty if the rules read no table. The code of rules of other packages is part of the digest.
@@ -42,7 +42,7 @@ def read_rules(context: RunContext) -> tuple[RulesRequest | None, dict[str, str]
 def rule_digests(rules: ListRules | None, run_date: str) -> dict[str, str]:
     """Returns the digests of the code of rules of other packages, and of the tables that rules read.
 
-    The tables of attributes are not among them. The result is empty if there are no digests.
+    The tables of attributes are not included. The result is empty if there are no digests.
 
     Raises:
         ConfigError: see `read_rule_settings`.

@@ -9,7 +9,7 @@
 During an experiment, nightrank_treatment and nightrank_treatment_online are the same ensembles with the
 versions of workflow and ranker of the treatment.
 
-Every input and output has a row of numbers or texts for each row of a request. Names of ModelConfig:
+Each input and output has one row of numbers or texts for each row of a request. Names of ModelConfig:
 https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
 """
 
@@ -35,7 +35,7 @@ _DATA_TYPES: Mapping[str, str] = {"dense": "TYPE_FP32", "categorical": "TYPE_INT
 
 
 def workflow_config(inputs: ServedInputs) -> str:
-    """Returns the configuration of the model that computes features of raw rows."""
+    """Returns the configuration of the model that computes features from raw rows."""
     return _joined(_of_features(WORKFLOW, _raw(inputs), inputs), _warm_up(_raw(inputs)))
 
 
@@ -48,7 +48,7 @@ def lookup_config(inputs: ServedInputs) -> str:
 
 
 def ranker_config(inputs: ServedInputs) -> str:
-    """Returns the configuration of the model that computes click probabilities of features."""
+    """Returns the configuration of the model that computes click probabilities from features."""
     return _joined(
         _head(RANKER, *_backend(inputs.backend)),
         _tensors("input", _of_ranker(inputs)),
@@ -63,14 +63,14 @@ def ranker_config(inputs: ServedInputs) -> str:
 def ensemble_config(inputs: ServedInputs, version: int, name: str = ENSEMBLE) -> str:
     """Returns the configuration of the ensemble, which uses one version of workflow and ranker.
 
-    The version is fixed, because ids of a workflow are right only for the ranker that was trained with it.
-    Triton loads the newest versions of two models one after the other.
+    The version is fixed for two reasons. The ids of a workflow are valid only for the ranker that was trained
+    with it. Triton loads the newest versions of two models one after the other.
     """
     return _ensemble(name, WORKFLOW, _raw(inputs), inputs, version)
 
 
 def online_ensemble_config(inputs: ServedInputs, version: int, name: str = ONLINE_ENSEMBLE) -> str:
-    """Returns the configuration of the ensemble of one version of look-up and ranker."""
+    """Returns the configuration of the ensemble that uses one version of look-up and ranker."""
     return _ensemble(name, LOOKUP, _looked_up(inputs), inputs, version)
 
 
@@ -91,8 +91,8 @@ def _ensemble(name: str, source: str, columns: Sequence[Tensor], inputs: ServedI
 def raw_type(kind: str) -> str:
     """Returns the data type of a raw column's input.
 
-    Numbers are doubles, so that NaN can stand for a missing value. Lists are texts in JSON, because the rows
-    of an input have the same number of elements.
+    Numbers are doubles, so that NaN can represent a missing value. Lists are texts in JSON, because all rows
+    of an input must have the same number of elements.
     """
     if kind in ("int", "float"):
         return "TYPE_FP64"
@@ -116,7 +116,7 @@ def _looked_up(inputs: ServedInputs) -> list[Tensor]:
 
 
 def _of_features(name: str, columns: Sequence[Tensor], inputs: ServedInputs) -> str:
-    """Returns the configuration of a model in Python that computes the inputs of the ranker."""
+    """Returns the configuration of a Python model that computes the inputs of the ranker."""
     return _joined(
         _head(name, 'backend: "python"'),
         _tensors("input", columns),
@@ -158,7 +158,7 @@ def _tensors(role: str, tensors: Iterable[Tensor]) -> str:
 
 
 def _warm_up(inputs: Iterable[Tensor]) -> str:
-    """Returns a first request of one row of zeros and empty texts."""
+    """Returns the warm-up request: one row of zeros and empty texts."""
     zeros = [
         f"  inputs {{ key: {quoted(name)} value {{ data_type: {kind} dims: [ {width} ] zero_data: true }} }}"
         for name, kind, width in inputs
@@ -176,7 +176,7 @@ def _step(model: str, version: int, inputs: Mapping[str, str], outputs: Mapping[
 
 
 def _unused(name: str, names: Iterable[str]) -> str:
-    """Returns a name for a tensor of the ensemble that no raw column has."""
+    """Returns a name for a tensor of the ensemble that differs from all raw columns."""
     taken = set(names)
     while name in taken:
         name = f"_{name}"
@@ -187,10 +187,11 @@ def _joined(*lines: str) -> str:
     return "\n".join(lines)
 
 
-# What the models of a repository read and return. All versions in a repository have the same inputs.
+# Defines the inputs and outputs of the models of a repository. All versions in a repository have the same
+# inputs.
 
-# How the ranker is computed: by Triton's backend of ONNX Runtime, by this backend with TensorRT on a GPU, or
-# by ONNX Runtime in Triton's Python backend.
+# Where the ranker runs: in Triton's backend of ONNX Runtime, in this backend with TensorRT on a GPU, or in
+# ONNX Runtime in Triton's Python backend.
 Backend = Literal["onnxruntime", "tensorrt", "python"]
 PROBABILITY = "probability"
 
@@ -200,12 +201,12 @@ class ServedInputs:
     """The inputs of a workflow and of a ranker: R raw columns, D dense features, W columns of ids.
 
     Attributes:
-        backend: how the ranker is computed.
+        backend: where the ranker runs.
         raw_columns: maps each raw column to its type.
         dense: (D,), the names of the dense features.
         categorical: for each feature that is an id or a list of ids, its name and its number of columns.
         context: maps the raw columns of context features to their types, if the repository has an ensemble
-            that looks up the features of users and items; None if it has none.
+            that looks up the features of users and items; otherwise None.
     """
 
     backend: Backend
@@ -225,7 +226,7 @@ class ServedInputs:
         """Returns the inputs of a model.
 
         Args:
-            backend: how the ranker is computed.
+            backend: where the ranker runs.
             raw_columns: maps each raw column of the workflow to its type.
             layout: `inputs` of the model's export.json.
             context: see the attribute.
@@ -260,12 +261,12 @@ class ServedInputs:
             raise DataError(f"{path} is damaged: {error!r}", "export the model to another folder") from error
 
     def require_equal(self, served: ServedInputs, repository: str) -> None:
-        """Raises ConfigError if the models in a repository have other inputs than this model."""
+        """Raises ConfigError if the inputs of a repository's models differ from those of this model."""
         different = list(self._differences(served))
         if different:
             raise ConfigError(
                 f"the models in {repository} differ from the new one in {'; '.join(different)}",
-                "export the model to another folder, and let the clients change",
+                "export the model to another folder, and change the clients",
             )
 
     def _differences(self, served: ServedInputs) -> Iterator[str]:

@@ -6,9 +6,9 @@
 
 With a look-up, there are also `lookup` (model.py) and the ensemble `nightrank_online`. During an experiment,
 `nightrank_treatment` and `nightrank_treatment_online` are ensembles of the version of the treatment. Each of
-these models has a config.pbtxt. The versions of all models are numbers from 1. Folders of a version are
-renamed to their place when they are complete. Then, config.pbtxt of the ensembles is replaced, so that an
-ensemble changes from one version of workflow and ranker to another at once.
+these models has a config.pbtxt. The versions of all models are numbers from 1. Complete folders of a version
+are renamed to these paths. Then config.pbtxt of the ensembles is replaced. So an ensemble changes its
+versions of workflow and ranker at the same time.
 """
 
 from __future__ import annotations
@@ -74,28 +74,28 @@ def add_to_repository(
     online: bool = False,
     variant: Variant = "control",
 ) -> dict[str, Any]:
-    """Adds a model to a model repository, and lets its ensemble use the model.
+    """Adds a model to a model repository, and makes its ensemble use the model.
 
     The first model of a repository has the version 1. The version that the ensemble used before is kept, and
-    older versions are deleted. A model that is in the repository is not written again: the ensemble uses its
+    older versions are deleted. If the model is already in the repository, only the ensemble changes to its
     version. So a model can be rolled back.
 
     Args:
         info: the model.
         workflow: the workflow that computes its features.
         folder: the repository. It is created if it does not exist, and may contain other models.
-        backend: how the ranker is computed.
+        backend: where the ranker runs.
         online: whether there is also an ensemble that looks up the features of users and items in the store
             that the sink `redis` fills.
         variant: `treatment` if the model is the treatment of an experiment. Then its ensemble is
-            `nightrank_treatment`, beside the ensemble of the control.
+            `nightrank_treatment`, in addition to the ensemble of the control.
 
     Returns:
         `version` (of the repository), `model_version`, `workflow_version` and `inputs`.
 
     Raises:
-        ConfigError: the folder is no local path, or there is no such backend or variant; the repository has
-            no model of the control for a treatment; the repository has models with these names that this
+        ConfigError: the folder is not a local path; the backend or the variant does not exist; the repository
+            has no model of the control for a treatment; the repository has models with these names that this
             project did not write; its models have another backend or other inputs; a raw column has the name
             of another input or of the output of an ensemble; or, with `online`, a feature depends on user and
             item together, or no feature depends on the user, or none on the item.
@@ -115,7 +115,7 @@ def withdraw_treatment(folder: str) -> None:
     """Removes the ensembles of the treatment from a model repository, if it has any.
 
     Raises:
-        ConfigError: the folder is no local path.
+        ConfigError: the folder is not a local path.
         InfrastructureError: the repository cannot be written.
     """
     root = local_folder(folder)
@@ -181,7 +181,10 @@ class _Repository:
     def _write(
         self, exported: dict[str, Any], workflow: LocalWorkflow, inputs: ServedInputs
     ) -> dict[str, Any]:
-        """Writes a new version, and moves its folders to their places. Returns what served.json contains."""
+        """Writes a new version, and moves its folders to their final paths.
+
+        Returns what served.json contains.
+        """
         version = max([0, *(number for name in _MODELS for number in self._versions(name))]) + 1
         facts = {
             "version": version,
@@ -214,7 +217,7 @@ class _Repository:
 
     def _fill_ranker(self, folder: Path, backend: Backend) -> None:
         exported = self._scratch / "export"
-        for path in exported.glob(f"{PROGRAM}*"):  # large weights are in a file beside the program
+        for path in exported.glob(f"{PROGRAM}*"):  # large weights are in a file next to the program
             path.rename(folder / path.name)
         if backend == "python":
             (folder / "model.py").write_text(_CODE["RunProgram"], encoding="utf-8")
@@ -272,7 +275,7 @@ class _Repository:
         return described
 
     def _served(self, ensemble: str) -> int | None:
-        """Returns the version that an ensemble uses; None if there is no such ensemble."""
+        """Returns the version that an ensemble uses; None if the ensemble does not exist."""
         path = self._root / ensemble / CONFIG
         if not path.exists():
             return None
@@ -291,7 +294,7 @@ def _ensembles(inputs: ServedInputs, version: int, variant: Variant) -> dict[str
 
 
 def read_served(path: Path) -> dict[str, Any]:
-    """Returns the content of a file served.json.
+    """Returns the content of the file served.json.
 
     Raises:
         DataError: the file is damaged.
@@ -325,7 +328,10 @@ def locked_with_scratch(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _scratch_beside(repository: Path) -> Iterator[Path]:
-    """Creates a folder on the file system of a repository. Servers would take a folder in it for a model."""
+    """Creates a folder on the file system of a repository.
+
+    Servers would treat a folder in the repository as a model.
+    """
     with tempfile.TemporaryDirectory(
         prefix=f".{repository.name}.", dir=repository.parent, ignore_cleanup_errors=True
     ) as folder:
@@ -356,7 +362,7 @@ def context_columns(spec: FeatureSpec, workflow: LocalWorkflow) -> dict[str, str
     pairs = [feature.name for feature in spec.scoped("pair")]
     if pairs:
         raise ConfigError(
-            f"features of pairs of user and item cannot be looked up: {pairs} are in none of scopes.user, "
+            f"features of (user, item) pairs cannot be looked up: {pairs} are in none of scopes.user, "
             "scopes.item and scopes.context",
             "add their columns to one of these scopes or remove the features, and train again; or export the "
             "model without the look-up",

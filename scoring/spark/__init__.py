@@ -1,1 +1,1 @@
-"""Runs scoring as Spark jobs: computes lists from frames of users, and probabilities from frames of rows."""
+"""Runs scoring in Spark or in this process: computes lists of users, and probabilities of rows."""

@@ -1,7 +1,7 @@
 """Measures how much int8 embeddings change probabilities, by scoring a sample with and without them.
 
-Both forms of the model run on the CPU of one task, one after the other. So the rounding to int8 is the only
-cause of differences, and the model without int8 does not have to fit on the device.
+Both forms of the model run on the CPU of one task, one after the other. So only the rounding to int8 causes
+differences. The model without int8 need not fit into the device's memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def change_of_rows(
     """
 
     def compare(_: int) -> Iterator[pa.RecordBatch]:
-        from scoring.rows.score_batch import score_pieces  # torch: only in the workers
+        from scoring.rows.score_batch import score_pieces  # only workers import torch
 
         def score(predictor: Any) -> Iterable[Any]:
             return (batch.column(PROBABILITY) for batch in score_pieces(predictor, pieces, _threads()))
@@ -74,7 +74,7 @@ def change_of_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> dic
     Args:
         users: rows with user_key and the features of scope `user`, one row per user.
         spec: the model's features.
-        request: names the model and the files of the items, and has the values of the context features.
+        request: names the model and the files of the items, and contains the values of the context features.
 
     Returns:
         The facts that `_facts` describes.
@@ -82,7 +82,7 @@ def change_of_lists(users: Rows, spec: FeatureSpec, request: ListRequest) -> dic
     names = [USER_KEY, *(feature.name for feature in spec.scoped("user"))]
 
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from scoring.ranking.pair_scorer import score_sample  # torch: only in the workers
+        from scoring.ranking.pair_scorer import score_sample  # only workers import torch
 
         filled = [batch for batch in batches if batch.num_rows]
         if filled:

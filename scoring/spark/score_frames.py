@@ -1,8 +1,8 @@
 """Scoring: computes top-k lists of users, and probabilities of rows, in Spark's workers or in this process.
 
-If the rows are in published partitions, the workers read and write the files themselves (`score_split`). The
-rows of a frame go through Spark as Arrow batches (`score_rows`). A Python worker process loads the model and
-the items only once. Spark never has a table of all (user, item) pairs.
+The workers read the rows of published partitions from files, and write the results to files (`score_split`).
+The rows of a frame go through Spark as Arrow batches (`score_rows`). A Python worker process loads the model
+and the items only once. Spark never has a table of all (user, item) pairs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 Batches = Iterable[pa.RecordBatch]
 
-# Numbers of users and of rows that a thread of this process scores together. A GPU scores the candidates of
-# few users faster than the host prepares them, so it gets more.
+# Numbers of users and of rows that a thread of this process scores together. A GPU gets more users, because
+# it scores a small batch faster than the host prepares it.
 _USERS_PER_BATCH, _ROWS_PER_BATCH = 500, 10_000
 _USERS_PER_GPU_BATCH = 10_000
 
@@ -95,7 +95,7 @@ def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sou
     rows = select(users, [*names, CANDIDATES, EXCLUDED, SOURCE_SCORES, POSITIVES])
 
     def measure(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process  # only workers import torch
         from scoring.ranking.recommender import CandidateLogits
 
         scorer = models_of_process().latest(CandidateLogits, request, *task_slot())
@@ -131,7 +131,7 @@ def score_in_batches(
 
     Args:
         rows, function, schema: as for `spark.rows.map_rows`.
-        batch_rows: number of rows of a table that a thread gets together.
+        batch_rows: number of rows of a table in a batch of a thread.
     """
     if not isinstance(rows, pa.Table | StoredRows):
         return map_rows_in_threads(rows, function, schema, SCORING_IMPORTS, 1, batch_rows)
@@ -140,7 +140,7 @@ def score_in_batches(
 
 
 def threads_of_process() -> int:
-    """Returns how many threads of this process score at a time: one for each core, or one for a GPU."""
+    """Returns the number of threads of this process that score: one for each core, or one for a GPU."""
     return 1 if _process_has_gpu() else cores_without_jvm() or 1
 
 
@@ -152,7 +152,7 @@ def _process_has_gpu() -> bool:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Lets torch use one CPU thread in each of our threads, and afterwards as many as before."""
+    """Sets torch's number of CPU threads to one in the block, and restores it afterwards."""
     import torch
 
     of_caller = torch.get_num_threads()
@@ -163,7 +163,8 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(of_caller)
 
 
-# With fewer rows, a task on a GPU would take less time than Spark needs to start it.
+# Maximum number of rows of a task on a GPU. A GPU scores much smaller tasks in less time than Spark needs to
+# start them.
 _ROWS_OF_GPU_TASK = 2**26
 
 
@@ -172,9 +173,9 @@ def divide_split(
 ) -> list[tuple[RowGroupRange, ...]]:
     """Divides row groups among tasks for `score_split`.
 
-    On CPUs, a task has about `file_rows` rows at most, because it is one file. A task on a GPU has complete
-    row groups, and up to 2²⁶ rows. In Spark, tasks run on GPUs if each task has a share of one, or if the
-    device is `cuda`.
+    On CPUs, a task has at most about `file_rows` rows, because it writes one file. A task on a GPU has
+    complete row groups, and up to 2²⁶ rows. In Spark, tasks run on GPUs if Spark assigns a share of a GPU to
+    each task, or if the device is `cuda`.
     """
     if spark is None:
         slots, gpu = threads_of_process(), _process_has_gpu()
@@ -196,8 +197,8 @@ def score_split(
 ) -> list[str]:
     """Scores the rows of each task, writes Parquet files, and returns the names of the files in row order.
 
-    Workers get only paths and row ranges, not rows. Nothing is published. Failed attempts may leave files
-    behind, but no manifest names these files.
+    Workers receive only paths and row ranges. Nothing is published. Failed attempts may leave files behind,
+    but no manifest names these files.
 
     Args:
         spark: the Spark session; None runs the tasks in threads of this process.
@@ -212,10 +213,12 @@ def score_split(
         InfrastructureError: a file could not be read or written.
     """
     scored = tuple(tasks)
-    cores_of_gpu = 1 if spark is not None else cores_without_jvm() or 1  # only one task of a process runs
+    cores_of_gpu = (
+        1 if spark is not None else cores_without_jvm() or 1
+    )  # without Spark, one task uses all cores
 
     def score(index: int) -> str:
-        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process  # only workers import torch
         from scoring.rows.task import write_scores
 
         gpu, threads = task_slot()
@@ -235,7 +238,7 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
     """Returns a function for `map_rows` that computes the lists for batches of users."""
 
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process  # only workers import torch
         from scoring.ranking.recommender import load_recommender
 
         recommender = models_of_process().latest(load_recommender, request, *task_slot())
@@ -248,7 +251,7 @@ def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches
     """Returns a function for `map_rows` that scores batches of rows."""
 
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.worker_models import models_of_process  # torch: only in the workers
+        from scoring.model.worker_models import models_of_process  # only workers import torch
         from scoring.rows.score_batch import score_batch
 
         predictor = models_of_process().predictor(model, *task_slot())

@@ -16,7 +16,7 @@ SCORING_IMPORTS = (
 )
 
 
-# Which GPU and how many CPU threads a scoring task uses: those that Spark assigned to the task.
+# Determines the GPU and the number of CPU threads that Spark assigned to a scoring task.
 
 
 def task_slot() -> tuple[int | None, int]:

@@ -227,7 +227,7 @@ JDBC = {
         ({"url": "jdbc:postgresql://a:hidden-word@db/app"}, "must not contain a user or a password"),
         ({"url": "jdbc:mysql://db/app"}, "must begin with jdbc:postgresql:"),
         *(
-            ({"url": f"jdbc:postgresql://db/app?sslmode=require&{parameter}"}, "it may not have")
+            ({"url": f"jdbc:postgresql://db/app?sslmode=require&{parameter}"}, "it must not have")
             for parameter in (
                 "socketFactory=org.springframework.context.support.ClassPathXmlApplicationContext",
                 "sslfactory=org.postgresql.ssl.NonValidatingFactory",

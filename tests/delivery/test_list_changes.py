@@ -133,9 +133,9 @@ def test_lists_past_a_limit_are_held_back_and_the_report_says_why(runs: Publishe
     assert facts["score_psi"] == (drift.psi if drift.psi > drift.noise else 0.0)
     assert (facts["users_in_both"], facts["users_lost"], facts["users_gained"]) == (37, 0, 0)
 
-    # A rerun that is held back leaves the lists of that date as they were.
+    # A stopped rerun leaves the lists of that date as they were.
     digest = read_manifest(partition).digest
-    with pytest.raises(DataError, match="held back"):
+    with pytest.raises(DataError, match="are not published"):
         score_daily(runs.job(DAY_AFTER, score=strict))
     assert read_manifest(partition).digest == digest
     assert read_manifest(changes).facts["held_back"] is True

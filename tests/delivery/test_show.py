@@ -151,7 +151,7 @@ def test_lists_that_were_held_back_point_to_the_last_good_ones(runs: PublishedRu
     facts = {"held_back": True, "before": "2026-01-04", "excesses": excesses}
     publish_facts(lake.list_changes.partition(RUN_DATE), inputs={}, facts=facts)
     with pytest.raises(
-        DataError, match=r"held back: they exceed the limits \['max_churn'\][\s\S]*--date 2026-01-04"
+        DataError, match=r"not published: they exceed the limits \['max_churn'\][\s\S]*--date 2026-01-04"
     ):
         find(lake, RUN_DATE, "u004")
 
@@ -170,7 +170,7 @@ def test_it_starts_no_spark(config: Path) -> None:
 def test_the_page_stands_without_history(runs: PublishedRuns) -> None:
     actual = find(runs.lake, RUN_DATE, "u004")
     without = type(actual)(**{**vars(actual), "history": None})
-    assert "the dataset of that date does not exist any more" in page(without, {})
+    assert "the dataset of this date no longer exists" in page(without, {})
 
 
 def copied(runs: PublishedRuns, folder: Path) -> LakePaths:

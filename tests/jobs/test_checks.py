@@ -288,11 +288,11 @@ def test_the_shipped_configurations_pass(path: Path) -> None:
         ({"scopes": {"item": []}}, r"top-k lists cannot be made, .* pair of user and item: \['I6'"),
         (
             {"score": {"context": {"I1": 3}}},
-            r"score\.context must have a value .* names that are not such a column: \['I1'\]",
+            r"score\.context must have a value .* other names: \['I1'\]",
         ),
         (
             {"scopes": {"context": [], "item": ["I{6..13}", "C2", "C{12..26}"]}},
-            r"names that are not such a column: \['C21', 'C22'",
+            r"other names: \['C21', 'C22'",
         ),
     ],
 )
@@ -367,7 +367,7 @@ def ruled(path: str) -> dict[str, Any]:
         (
             {"deliver": {"sinks": [{**SINK, "user": SECRET, "password": SECRET}]}},
             ConfigError,
-            r"user of shop should be in the environment variable NIGHTRANK_TEST_NOT_SET, which is not set",
+            r"user of shop must be in the environment variable NIGHTRANK_TEST_NOT_SET, which is not set",
         ),
         (
             {"deliver": {"sinks": [{**SINK, "user": {"file": "no/such"}, "password": SECRET}]}},

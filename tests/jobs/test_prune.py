@@ -424,7 +424,7 @@ def test_too_few_days_are_refused(root: Path) -> None:
 
 def test_a_folder_without_tables_is_no_lake(tmp_path: Path) -> None:
     prune_lake.write(f"{tmp_path}/nowhere/runs/dt=2026-01-01/prune-1.json")  # the record of a failed prune
-    with pytest.raises(ConfigError, match="is no lake"):
+    with pytest.raises(ConfigError, match="is not a lake"):
         run(tmp_path / "nowhere")
 
 

@@ -132,7 +132,7 @@ def test_no_trial_begins_after_the_time_limit(
     assert search is not None
     assert (search.done, search.planned) == (2, 9)
     page = Path(summary.output or "").read_text()
-    assert "2 of 9 trials were done, because the time of the search was over" in page
+    assert "2 of 9 trials were done, because the search reached its time limit" in page
 
 
 def test_failed_and_repeated_trials(

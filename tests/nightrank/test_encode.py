@@ -141,7 +141,7 @@ def test_missing_columns_and_other_objects_are_named(world: World) -> None:
     workflow, rows = world.lake.workflow(), world.raw_rows().head(2)
     with pytest.raises(nightrank.DataError, match=r"the rows lack the columns \['C3'\]"):
         workflow.encode(rows.drop(columns="C3"))
-    with pytest.raises(nightrank.ConfigError, match=r"builtins\.list is no frame"):
+    with pytest.raises(nightrank.ConfigError, match=r"builtins\.list is not a frame"):
         workflow.encode([1, 2])  # type: ignore[arg-type]
     with pytest.raises(nightrank.ConfigError, match=r"several columns named \['C3'\]"):
         workflow.encode(pd.concat([rows, rows[["C3"]]], axis=1))

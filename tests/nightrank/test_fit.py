@@ -212,7 +212,7 @@ def group_of(ops: Any = ("categorify",), column: str = "a", kind: str = "categor
         ([], {}, "features is"),
         ("columns: [", {}, "features is not YAML"),
         ({"columns": ["a"]}, {}, "must be a list of groups"),
-        (["categorify"], {}, "a group is a mapping"),
+        (["categorify"], {}, "a group must be a mapping"),
         ([{**group_of(), "op": []}], {}, r"features\[0\]: unknown key op"),
         ([group_of(["categorise"])], {}, "unknown operator 'categorise'"),
         ([group_of([{"categorify": {"min_count": 0}}])], {}, "min_count"),
@@ -315,7 +315,7 @@ def test_unfitted_workflows_say_so(tmp_path: Path) -> None:
     ):
         with pytest.raises(nightrank.ConfigError, match="the workflow is not fitted"):
             use()
-    with pytest.raises(nightrank.ConfigError, match=r"builtins\.list is no frame"):
+    with pytest.raises(nightrank.ConfigError, match=r"builtins\.list is not a frame"):
         workflow.fit([1])  # type: ignore[arg-type]
     with pytest.raises(nightrank.ConfigError, match=r"keep lists \['none'\]"):
         workflow.fit(RAW).transform(RAW, keep=["none"])

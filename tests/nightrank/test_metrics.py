@@ -219,13 +219,13 @@ def test_columns_of_pandas_are_arguments() -> None:
         (lambda: metrics.ndcg([[1, math.nan]], [[1]], k=1), "ids of the type float64"),
         (lambda: metrics.ndcg(["ab"], [["a"]], k=1), "no list of ids"),
         (lambda: metrics.ndcg("ab", [["a"]], k=1), "is a text"),
-        (lambda: metrics.ndcg([["a"]], [["a"]], k=1, weights=[1, 2]), "1 lists, but weights"),
+        (lambda: metrics.ndcg([["a"]], [["a"]], k=1, weights=[1, 2]), "1 lists, but weights of shape"),
         (lambda: metrics.ndcg([["a"]], [["a"]], k=1, weights=[0]), "weights sum to 0"),
         (
             lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], users=["a", None]),
             "1 of 2 users are missing",
         ),
-        (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], users=["a"]), "2 rows, but users"),
+        (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], users=["a"]), "2 rows, but users of shape"),
         (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1]), "a tenth of the resamples"),
     ],
 )
@@ -239,7 +239,7 @@ def test_unfit_data_is_refused(call: Callable[[], object], message: str) -> None
     [
         (lambda: metrics.ndcg([["a"]], [["a"]], k=0), "k=0 is below 1"),
         (lambda: metrics.coverage([["a"]], ["a"], k=0), "k=0 is below 1"),
-        (lambda: metrics.interval(metrics.coverage, [["a"]], ["a"]), "no measure with an interval"),
+        (lambda: metrics.interval(metrics.coverage, [["a"]], ["a"]), "not a measure with an interval"),
         (lambda: metrics.interval(metrics.ndcg, [["a"]], [["a"]], k=1, users=[1]), "`users` is for rows"),
         (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], replicates=0), "replicates=0"),
         (lambda: metrics.interval(metrics.auc, [0, 1], [0, 1], confidence=1.0), "confidence=1.0"),

@@ -310,8 +310,8 @@ def changed(**columns: Any) -> Any:
             "item_id: 1 of 720 ids are missing",
         ),
         (lambda one: one.fit(changed(item_id=1.5)), "item_id has the type double, but ids must be"),
-        (lambda one: one.fit(changed(time="today")), "time has the type string, but times are"),
-        (lambda one: one.fit(changed(time=LOG["time"] * 1000)), "but numbers are seconds since 1970"),
+        (lambda one: one.fit(changed(time="today")), "time has the type string, but times must be"),
+        (lambda one: one.fit(changed(time=LOG["time"] * 1000)), "but numbers must be seconds since 1970"),
         (lambda one: one.fit(changed(time=np.nan)), "time: 720 of 720 times are missing"),
         (lambda one: one.set_params(label="clicked").fit(changed(clicked=2)), "row 0: 2 is not 0 or 1"),
         (
@@ -339,12 +339,12 @@ def test_unfit_data_is_refused(fit: Callable[[nightrank.Recommender], object], m
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: nightrank.Recommender("sasrecc").fit(LOG), "model='sasrecc' is no architecture"),
+        (lambda: nightrank.Recommender("sasrecc").fit(LOG), "model='sasrecc' is not an architecture"),
         (lambda: nightrank.Recommender("sasrec", blocs=3).fit(LOG), "blocs"),
         (lambda: nightrank.Recommender("sasrec", epochs=0).fit(LOG), "epochs"),
         (lambda: nightrank.Recommender("sasrec", batch_size="x").fit(LOG), "global_batch_size"),
         (lambda: nightrank.Recommender("sasrec", item="user_id").fit(LOG), "must have different names"),
-        (lambda: nightrank.Recommender("sasrec").fit([1, 2]), "is no frame"),  # type: ignore[arg-type]
+        (lambda: nightrank.Recommender("sasrec").fit([1, 2]), "is not a frame"),  # type: ignore[arg-type]
         (
             lambda: nightrank.Recommender("neumf", **SMALL).fit(
                 LOG, items=pd.DataFrame({"item_id": ["a"], "a.b": [1]})

@@ -217,7 +217,7 @@ def test_a_token_and_a_certificate_that_cannot_be_used_are_refused(
         (["--token-file", str(tmp_path / "short")], "has no token of at least 16"),
         (["--token-file", str(tmp_path / "binary")], "cannot be read"),
         (["--token-file", str(tmp_path / "none")], "cannot be read"),
-        (["--tls-cert", certificate], "--tls-cert and --tls-key belong together"),
+        (["--tls-cert", certificate], "--tls-cert and --tls-key must be used together"),
         (["--tls-cert", key, "--tls-key", certificate], "cannot be used"),
     ):
         assert serve_model.main([*words(world, 0), *given]) == 2

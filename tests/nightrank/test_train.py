@@ -388,7 +388,7 @@ def test_the_label_is_that_of_the_workflow_or_named() -> None:
         ({"validation": OTHERS.drop(columns="label")}, "DataError", "validation rows: the frame has no column 'label'"),
         ({"rows": ROWS.drop(columns="tags")}, "DataError", r"train rows: the rows lack the columns \['tags'\]"),
         ({"validation": OTHERS.assign(price="much")}, "DataError", "validation rows: column price has the type string"),
-        ({"rows": [1]}, "ConfigError", r"builtins\.list is no frame"),
+        ({"rows": [1]}, "ConfigError", r"builtins\.list is not a frame"),
         ({"model": {"architecture": "resnet"}}, "ConfigError", "model.architecture='resnet' does not exist"),
         ({"model": {}}, "ConfigError", "model.architecture is missing"),
         ({"model": "dlrm"}, "ConfigError", r"model='dlrm' is an architecture.*\n.*\{\"architecture\": 'dlrm'\}"),

@@ -231,7 +231,7 @@ def test_a_command_that_needs_the_project_says_how_to_get_it(installed: Installe
     assert "Traceback" not in done.stderr
     wrong = installed.run("nightrank", "run", "--help", home=str(tmp_path))
     assert wrong.returncode == 2
-    assert f"NIGHTRANK_HOME={tmp_path} is no installed project" in wrong.stderr
+    assert f"NIGHTRANK_HOME={tmp_path} is not an installed project" in wrong.stderr
 
 
 def test_setup_keeps_foreign_files_and_names_what_it_lacks(installed: Installed, tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_a_search_has_a_chart_of_its_progress_and_one_for_each_setting() -> None
     search_section = re.search(r'<section id="search".*?</section>', page, flags=re.DOTALL)
     assert search_section
     text = re.sub(r"<.*?>", " ", search_section[0])
-    assert "6 of 9 trials were done, because the time of the search was over" in text
+    assert "6 of 9 trials were done, because the search reached its time limit" in text
     assert "3 complete, 1 pruned, 1 failed." in text
     assert "1 other trial had the settings of an earlier trial" in text
     charts = re.findall(r'<svg.*?aria-label="([^"]*)".*?</svg>', search_section[0], flags=re.DOTALL)

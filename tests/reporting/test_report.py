@@ -160,7 +160,7 @@ def test_lists_that_were_held_back_are_told_with_their_limits(tmp_path: Path) ->
     publish_facts(LakePaths(config.lake).list_changes.partition(RUN_DATE), facts)
     text = Page(build(config, RUN_DATE)[1]).text
     assert (
-        "They were held back : they exceed score.stop.max_churn=0.3; the lists of 2026-01-07 are still"
+        "They were not published : they exceed score.stop.max_churn=0.3; the lists of 2026-01-07 are still"
         in text
     )
 
@@ -314,7 +314,7 @@ def test_measure_of_the_day_before_is_shown_with_its_date(tmp_path: Path) -> Non
 def test_lists_are_compared_with_the_best_that_the_log_allows(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
     text = Page(build(config, RUN_DATE)[1]).text
-    assert "75.0% of the best that the log allows" in text
+    assert "75.0% of the best possible hit rate of the log" in text
     assert "75.0% of the hit rate of the best possible lists" in text
     assert "Lists by the true click probability 20 27.5% 0.1450 65.0%" in text
     assert "Best possible lists 20 28.0% 0.1500 55.0%" in text
@@ -345,7 +345,7 @@ def test_users_and_items_that_are_new_to_the_model_are_shown_apart(tmp_path: Pat
 
 def test_what_could_rank_the_lists_is_shown_with_the_choice(tmp_path: Path) -> None:
     config = make_lake(tmp_path)
-    assert "What could rank these lists" not in Page(build(config, RUN_DATE)[1]).text
+    assert "Possible rankings of these lists" not in Page(build(config, RUN_DATE)[1]).text
     contenders = [
         {"name": name, "hit_rate": 0.1 * place, "ndcg": 0.05 * place}
         for place, name in enumerate(("model", "als", "blend"), 1)
@@ -679,7 +679,7 @@ def test_scores_of_choices_are_not_called_probabilities_or_click_rates(tmp_path:
     assert "Scores The loss of the training compares items" in text
     assert "# Item Score Why Before 1 <script>alert('x')</script> 0.9000" in text
     assert "score of every test row." in text
-    assert "chosen against drawn items of the test rows" in text
+    assert "chosen items against drawn items of the test rows" in text
     assert "20 choices in 80 rows (40 choices in 400 rows in training)" in text
     assert "Not compared: the click rate, because the section negatives sets how many rows are no" in text
 

@@ -62,7 +62,7 @@ def test_each_halving_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         assert micro_batch.within_memory(work) == "done"
         assert micro_batch.within_memory(work) == "done"
     assert [record.getMessage() for record in caplog.records] == [
-        f"out of memory on the device: from now on, {rows} rows at a time (tried to allocate 20 MiB)"
+        f"the device is out of memory; micro-batches now have {rows} rows (tried to allocate 20 MiB)"
         for rows in (4, 2)
     ]
 

@@ -98,7 +98,7 @@ def columns(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Returns a chart of vertical bars with names, in the given order.
+    """Returns a chart of vertical bars with names, in the order of `names`.
 
     Args:
         title: title for screen readers.
@@ -133,7 +133,7 @@ def stacked(
     x_label: str,
     y_label: str,
 ) -> Html:
-    """Returns a chart of vertical bars with names, in the given order. Each bar is a stack of layers.
+    """Returns a chart of vertical bars with names, in the order of `names`. Each bar is a stack of layers.
 
     Args:
         title: title for screen readers.
@@ -162,7 +162,7 @@ def stacked(
             top, base = y_of(y, foot + value), y_of(y, foot)
             tooltip = tag("title", f"{name}, {part_name}: {value:,.4g}")
             box = {"x": round(left, 2), "y": top, "width": round(slot * 0.7, 2)}
-            # A gap separates the parts, even if two colours look alike.
+            # A gap separates the layers, in case two colours look alike.
             marks.append(
                 tag(
                     "rect",

@@ -97,7 +97,7 @@ class Axis:
         low, high: the values at the ends of the axis.
         ticks: the values that have a tick.
         written: formats the value of a tick as text.
-        log: whether distances are those of logarithms. Then `low` is above 0.
+        log: whether the axis is logarithmic. Then `low` is above 0.
     """
 
     label: str
@@ -134,7 +134,7 @@ def axis(
     """Returns an axis that covers all finite values.
 
     The axis begins and ends at a tick. With `exact`, it begins at the smallest value and ends at the largest.
-    With `whole`, ticks are at whole numbers, unless no whole number is within the range of the values.
+    With `whole`, ticks are at whole numbers if the range of the values contains one.
 
     Raises:
         ValueError: there is no finite value.
@@ -163,8 +163,8 @@ def axis(
 def log_axis(low: float, high: float, label: str) -> Axis:
     """Returns a logarithmic axis from `low` to `high`, where 0 < low < high.
 
-    Ticks are at powers of ten; if there is at most one in the range, also at their double and fivefold; if
-    there is still none, at the ends.
+    Ticks are at powers of ten. If the range has at most one power of ten, ticks are also at twice and five
+    times the powers. If the range still has no tick, ticks are at the ends.
     """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 2, 5)):
@@ -178,7 +178,7 @@ def log_axis(low: float, high: float, label: str) -> Axis:
 def column_axis(names: Sequence[str], label: str) -> Axis:
     """Returns an axis with a column for each name. The middle of a column is at its index, from 0.
 
-    A name that is wider than its column is cut off.
+    A name that is wider than its column is truncated.
     """
     letters = max(int((RIGHT - LEFT) / len(names) / _LETTER), 2)
     shown = [name if len(name) <= letters else f"{name[: letters - 1]}…" for name in names]
@@ -189,7 +189,7 @@ def column_axis(names: Sequence[str], label: str) -> Axis:
 def tick_step(span: float, most_ticks: int) -> float:
     """Returns a round distance between ticks: 1, 2, 2.5 or 5 times a power of ten.
 
-    The result is the smallest such distance that divides the span (> 0) into at most `most_ticks` steps.
+    The result is the smallest of these distances that divides the span (> 0) into at most `most_ticks` steps.
     """
     raw = span / most_ticks
     magnitude = 10.0 ** math.floor(math.log10(raw))

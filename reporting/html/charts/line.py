@@ -78,9 +78,8 @@ def line_chart(
 ) -> Html:
     """Returns a line chart. If there are few points, each point is also drawn as a dot.
 
-    If there is nothing to draw, returns a sentence that says so. With `x_whole`, the ticks of the x axis are
-    at whole numbers. The function has many parameters, because each of the two axes needs a label and a
-    format.
+    If there are no points, returns a sentence that says so. With `x_whole`, the ticks of the x axis are at
+    whole numbers. It has many parameters, because each of the two axes needs a label and a format.
     """
     drawn = [(line.name, line.drawable()) for line in series]
     points = [point for _, line_points in drawn for point in line_points]
@@ -117,9 +116,9 @@ def line_chart(
 
 
 def _reference(reference: Reference, at: float) -> Html:
-    """Returns the SVG elements of a reference line: the line, and its name above or below it.
+    """Returns the SVG elements of a reference line: the line, and its name above or below the line.
 
-    The name is below a line at the top, where it would touch the label of the axis.
+    The name of a line at the top is below the line; above it, the name would touch the label of the axis.
     """
     line = tag("line", x1=LEFT, x2=RIGHT, y1=at, y2=at, class_="reference")
     text_at = at + 16 if at < TOP + 16 else at - 6
@@ -178,7 +177,7 @@ def scatter(title: str, points: Sequence[tuple[float, float, float]], *, x_label
     return frame(x, y, marks, title, description)
 
 
-# Draws trials: dots over an axis of any kind, and a line.
+# Draws trials: dots over an axis of any kind, and a line of the best values.
 
 
 def dot_chart(
@@ -192,7 +191,7 @@ def dot_chart(
 ) -> Html:
     """Returns a chart of filled dots, hollow dots and a line.
 
-    If there is nothing to draw, returns a sentence that says so.
+    If there are no points, returns a sentence that says so.
 
     Args:
         title: title for screen readers.
@@ -230,7 +229,7 @@ def dot_chart(
 _TICK = 6
 _ROW, _ROWS_TOP, _ROWS_BOTTOM = 30, 8, 42
 _NAMES, _VALUES = 150, 60  # widths of the names on the left and of the values on the right
-_MOST_LETTERS = 18  # of a name
+_MOST_LETTERS = 18  # a longer name is truncated
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ class Span:
         name: name of the value.
         value: the value.
         low, high: ends of the interval. If they are equal, no interval is drawn.
-        points: the values of which `value` is the mean, if they are drawn too.
+        points: single values with the mean `value`, which are also drawn; empty for none.
     """
 
     name: str
@@ -292,8 +291,8 @@ def _span(x: Axis, y: Axis, span: Span) -> list[Html]:
 def span_rows(title: str, spans: Sequence[Span], *, x_label: str) -> Html:
     """Returns a chart with one row for each Span: its name, its value as a dot, its interval and its points.
 
-    The value is also written on the right. Values that are not finite are not drawn. If there is nothing to
-    draw, returns a sentence that says so.
+    The value is also written on the right. Values that are not finite are not drawn. If no value is finite,
+    returns a sentence that says so.
     """
     drawn = [span for span in spans if all(map(math.isfinite, (span.value, span.low, span.high)))]
     if not drawn:

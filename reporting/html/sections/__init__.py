@@ -1,4 +1,4 @@
-"""The sections of the report: functions that turn facts into HTML.
+"""The sections of the report: functions that convert facts to HTML.
 
 If facts are missing, a section names the job that has no result.
 """

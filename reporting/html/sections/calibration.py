@@ -13,10 +13,10 @@ from reporting.html.charts.bars import histogram
 from reporting.html.charts.frame import percent
 from reporting.html.charts.line import scatter
 
-# Why there is no calibration, by the kind of the scores.
+# Maps each kind of scores to the reason why there is no calibration.
 _WITHOUT_CALIBRATION: Mapping[ScoreKind, str] = {
-    "probability": "Negatives were drawn for the positive rows, so the size of a score depends on how many "
-    "were drawn. Scores order items; they are not click probabilities, and there is no calibration.",
+    "probability": "Negatives were drawn for the positive rows, so the size of a score depends on their "
+    "number. Scores order items; they are not click probabilities, and there is no calibration.",
     "ranking": "The loss of the training compares items, so a score only orders the items of a user. Scores "
     "are not click probabilities, and there is no calibration.",
 }
@@ -35,7 +35,7 @@ def render(run: RunFacts) -> Section:
     elif run.judged is not None:
         bins = [bin_ for bin_ in run.judged["calibration"] if bin_["rows"]]
         sentence = _lead(bins)
-        caption = "a dot is a bin of test rows; its area shows how many. The diagonal is perfect."
+        caption = "each dot is a bin of test rows; its area shows their number. The diagonal is perfect."
         points = [(bin_["mean_probability"], bin_["click_rate"], bin_["rows"]) for bin_ in bins]
         drawn = scatter("Reliability", points, x_label="predicted click rate", y_label="observed click rate")
         shown += [figure(drawn, "Reliability", caption), _bins(bins)]

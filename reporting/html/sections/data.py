@@ -55,13 +55,13 @@ def render(run: RunFacts) -> Section:
         "Data",
         _data_lead(run, days),
         grid(*charts),
-        _by_day(days, run.of_choices),  # not in the grid: with seven columns, its half would cut the last one
+        _by_day(days, run.of_choices),  # not in the grid: half of the grid is too narrow for seven columns
         grid(_by_reason(days), _without_row(run)),
     )
 
 
 def _data_lead(run: RunFacts, days: list[Day]) -> Html:
-    """Returns the introductory sentence, which says how many rows were read and how the workflow was made."""
+    """Returns the introductory sentence: the number of rows that were read, and how the workflow was made."""
     once = _once(days)
     rows_in = sum(day.rows_in for day in once)
     dropped = sum(sum(day.dropped.values()) for day in once)
@@ -72,7 +72,7 @@ def _data_lead(run: RunFacts, days: list[Day]) -> Html:
     drawn = ""
     if run.per_positive:
         drawn = (
-            " Rows without a choice include drawn ones, at most "
+            " Rows without a choice include drawn rows, at most "
             f"{numbers.count(run.per_positive)} for each choice (negatives.per_positive)."
         )
     return lead(
@@ -89,9 +89,11 @@ def _once(days: list[Day]) -> list[Day]:
 
 
 def _by_day(days: list[Day], of_choices: bool) -> Html:
-    """Returns a table with one row per day and split. For a log of choices, a column has their number.
+    """Returns a table with one row per day and split.
 
-    If a day has rows whose time is on another day, another column has the number of such rows.
+    For a log of choices, a column has the number of choices.
+
+    If a day has rows with times on other days, another column has the number of these rows.
     """
     with_misdated = any(day.misdated for day in days)
     rows: list[list[Child]] = [
@@ -148,9 +150,9 @@ def _without_row(run: RunFacts) -> Html | None:
 _TOP = 3
 _SHOWN_CHARACTERS = 40
 _NOTE = (
-    "New values: share of the day's values that do not occur on the train days. PSI, the "
-    "population stability index: below 0.1 stable, above 0.25 shifted; by chance: what a day of "
-    "this size may show without any change."
+    "New values: share of the day's values that do not occur on the train days. PSI, the population "
+    "stability index: below 0.1 stable, above 0.25 shifted. By chance: the PSI that a day of this size may "
+    "have without any change."
 )
 Levels = Mapping[tuple[str | None, str], str]
 
@@ -162,7 +164,7 @@ def render_quality(
 
     Args:
         report: the data report of the run.
-        of_choices: whether the log has only what users chose.
+        of_choices: whether the log contains only rows that users chose.
         with_charts: whether charts show the rows and clicks by day. If a run has published features, the
             section `data` shows them.
     """
@@ -187,7 +189,7 @@ def render_quality(
 def _quality_lead(report: DataQuality, of_choices: bool) -> Html:
     """Returns the introductory sentences.
 
-    They say what is compared, how many figures are above their limits, and which figures have no limit.
+    They name the compared rows, the number of figures above their limits, and the figures without a limit.
     """
     compared, findings = report.compared, report.findings
     today, train = compared.today, compared.train

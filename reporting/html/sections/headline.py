@@ -33,7 +33,7 @@ def render(run: RunFacts, failure: Failure | None = None, served: str | None = N
 
 
 def _failure(run: RunFacts, failure: Failure, served: str | None) -> Html:
-    """Returns an element that says what stopped the run, what to do, and which lists are served now."""
+    """Returns an element with the error that stopped the run, the remedy, and the lists that are served."""
     date = "" if failure.dt == run.run_date else f" for {failure.dt}"
     ended = failure.ended_at.replace("T", " ").removesuffix("Z")
     return tag(
@@ -119,13 +119,13 @@ def _quality(run: RunFacts) -> Html:
         return _tile("Model AUC", numbers.NONE, f"{run.judged['unmeasured']}")
     reached = numbers.share_reached(auc, best)
     if reached is None:
-        note = "chosen against drawn items of the test rows" if run.per_positive else "on the test rows"
+        note = "chosen items against drawn items of the test rows" if run.per_positive else "on the test rows"
         entropy = run.judged.get("normalized_entropy")
         if run.judged_scores != "ranking" and entropy is not None:
             note += f"; normalised entropy {numbers.decimal(entropy)}"
         return _tile("Model AUC", numbers.decimal(auc), note)
     note = (
-        f"{numbers.percent(reached)} of the way from guessing to the best that the log allows, "
+        f"{numbers.percent(reached)} of the way from guessing to the best possible AUC of the log, "
         f"{numbers.decimal(best)}"
     )
     return _tile("Model AUC", numbers.decimal(auc), note, meter=reached)
@@ -159,7 +159,7 @@ def _hit_rate(run: RunFacts) -> Html:
     note = f"{numbers.times(values['lift'])} that of the most popular items, {popular}{when}"
     share = (values.get("truth") or {}).get("share_of_best")
     if share is not None:
-        note += f"; {numbers.percent(share)} of the best that the log allows"
+        note += f"; {numbers.percent(share)} of the best possible hit rate of the log"
     return _tile(f"Hit rate @{values['k']}", numbers.percent(values["hit_rate"]), note, meter=share)
 
 

@@ -237,7 +237,7 @@ def _failures(days: Sequence[DayFacts]) -> Html:
 
 
 def _short(text: str) -> str:
-    """Returns the text on one line. Text after _PROBLEM_CHARACTERS characters is cut off."""
+    """Returns the text on one line, truncated to _PROBLEM_CHARACTERS characters."""
     line = " ".join(text.split())
     return line if len(line) <= _PROBLEM_CHARACTERS else line[:_PROBLEM_CHARACTERS] + "…"
 

@@ -35,7 +35,7 @@ _AGAINST = {"next_day": "the clicks of the day after", "test_split": "the clicks
 def render_quality(run: RunFacts) -> Section:
     """Returns the section about the lists of this date.
 
-    If the clicks on these lists are not known yet, the section shows the lists of the day before.
+    If the clicks on these lists are not known yet, the section shows the lists of the previous day.
     """
     if run.measure is None:
         words = missing("Hits of the lists", "measure_recommendations")
@@ -84,8 +84,8 @@ def _share_of_best(truth: Mapping[str, Any] | None) -> str:
     if not truth or truth["share_of_best"] is None:
         return ""
     return (
-        f", and {numbers.percent(truth['share_of_best'])} of the hit rate of the best possible lists, which "
-        "have the items that the user sees and clicks with the highest true probability"
+        f", and {numbers.percent(truth['share_of_best'])} of the hit rate of the best possible lists, "
+        f"which contain the items that the user sees and clicks with the highest true probability"
     )
 
 
@@ -140,10 +140,9 @@ def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
 
 
 def _contenders(blend: Mapping[str, Any] | None) -> list[Html]:
-    """Returns a table of what learn_blend could have chosen to rank the lists, as a list of one element.
+    """Returns a table of the rankings that learn_blend compared, as a list of one element.
 
-    The list is empty if the model ranks the lists without a choice (score.blend=none, or no clicks to choose
-    by).
+    The list is empty if learn_blend did not choose (score.blend=none, or no clicks for a choice).
     """
     if not blend or not blend["contenders"]:
         return []
@@ -158,7 +157,7 @@ def _contenders(blend: Mapping[str, Any] | None) -> list[Html]:
         for contender in blend["contenders"]
     ]
     k, users = blend["k"], counted(blend["users"], "user")
-    words = f"What could rank these lists, measured for {users} by clicks of the validation split"
+    words = f"Possible rankings of these lists, measured for {users} by clicks of the validation split"
     return [table(["Ranking", f"Hit rate @{k}", f"NDCG @{k}"], rows, words)]
 
 
@@ -173,13 +172,13 @@ def _measures(values: Mapping[str, Any]) -> list[Child]:
 
 # The section about changes: compares the lists with the last published lists.
 #
-# It also shows the limits that held the lists back, and the deliveries.
+# It also shows the exceeded limits, if the lists were not published, and the deliveries.
 
 
 def render_changes(run: RunFacts) -> Section:
     """Returns the section, from the tables list_changes and deliveries.
 
-    Lists that were held back have no delivery.
+    Lists that were not published have no delivery.
     """
     if run.changes is None:
         return section("changes", "Changes", missing("Changes of the lists", "score_daily"))
@@ -191,7 +190,7 @@ def render_changes(run: RunFacts) -> Section:
 def _changes_lead(changes: Mapping[str, Any]) -> Html:
     """Returns the introductory sentence.
 
-    It says what the new lists are compared with, and whether the new lists were held back.
+    It names the lists that the new lists are compared with, and says whether the new lists were published.
     """
     before = changes["before"]
     against = f"the lists of {before}" if before else "nothing, because no lists were published before"
@@ -201,7 +200,7 @@ def _changes_lead(changes: Mapping[str, Any]) -> Html:
     served = f"; the lists of {before} are still served." if before else "."
     return lead(
         f"The lists of this run, compared with {against}. They were ",
-        tag("strong", "held back", class_="warn"),
+        tag("strong", "not published", class_="warn"),
         f": they exceed {past}{served}",
     )
 
@@ -278,7 +277,7 @@ def _delivered(delivery: Mapping[str, Any] | None) -> Html | None:
     )
 
 
-# The section about coverage: how often items are recommended, and how few items fill most of the lists.
+# The section about coverage: how often items are recommended, and how concentrated the lists are.
 
 _TOP = 10
 
@@ -321,8 +320,8 @@ def render_coverage(run: RunFacts, counts: ItemCounts | None, titles: Titles) ->
 def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float, float]]:
     """Returns the points of the concentration curve, from (0, 0) to (1, 1).
 
-    The items are ordered by how often they are recommended, the most frequent first. A point says which share
-    of the list entries belongs to the first items: x is the share of items, y the share of list entries.
+    The items are ordered by their number of recommendations, descending. For the first items of this order, x
+    is their share of all items, and y is their share of all list entries.
     """
     points, taken = [(0.0, 0.0)], 0
     for position, count in enumerate(times, start=1):
@@ -334,8 +333,8 @@ def _concentration(times: list[int], items: int, rows: int) -> list[tuple[float,
 def _coverage_lead(items: int, ordered: list[tuple[str, int]], counts: ItemCounts) -> Html:
     """Returns the introductory sentence.
 
-    It says how many items are recommended, and which share of the list entries belongs to the tenth of the
-    items that is recommended most.
+    It has the number of recommended items, and the share of list entries of the most recommended tenth of the
+    items.
     """
     tenth = sum(times for _, times in ordered[: max(1, items // 10)]) / counts.rows
     part = ""
@@ -360,7 +359,7 @@ def _top(ordered: list[tuple[str, int]], rows: int, titles: Titles) -> Html:
 def _item(item: str, titles: Titles) -> Html:
     """Returns an item: its id or, if its title is known, the title, the id, and a link to its picture.
 
-    A picture is not part of the page, because the page opens without a network and asks no server.
+    The page does not contain pictures, because it must not send requests to servers.
     """
     known, code = titles.get(item), tag("code", item)
     if known is None:
@@ -374,7 +373,7 @@ def _item(item: str, titles: Titles) -> Html:
 
 
 def _is_web_address(address: str | None) -> bool:
-    """Returns whether an address is one of the web, so that following it runs nothing in the page."""
+    """Returns whether an address begins with http or https. Such a link cannot run code in the page."""
     try:
         parts = urlsplit(address or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The sections about production: an experiment with another model, and what was shown to users."""
+"""The sections about production: an experiment with another model, and the entries that users saw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEASURES = {
 
 
 def render_experiment(run: RunFacts) -> Section | None:
-    """Returns the section; None if the lists of this date, and those last measured, have no experiment."""
+    """Returns the section; None if this date's lists and the last measured lists have no experiment."""
     facts = (run.recommendations.facts.get("experiment") if run.recommendations else None) or {}
     measured = (run.measure.values.get("experiment") if run.measure else None) or {}
     if not facts and not measured:
@@ -40,7 +40,7 @@ def render_experiment(run: RunFacts) -> Section | None:
 
 
 def _experiment_lead(facts: Mapping[str, Any], measured: Mapping[str, Any]) -> Html:
-    """Returns the introductory sentences: what is tested, whether it runs, and warnings."""
+    """Returns the introductory sentences: the tested model, the state of the experiment, and warnings."""
     name, share = facts.get("name", measured.get("name")), facts.get("share", measured.get("share"))
     words: list[Child] = [
         "Experiment ",
@@ -125,10 +125,10 @@ def _differences(measured: Mapping[str, Any], differences: Mapping[str, Any], wo
     return table(headers, rows, words)
 
 
-# The section about what was shown: how much of the lists users saw, and the click rate of each position.
+# The section about impressions: the share of the lists that users saw, and the click rate of each position.
 
 _REASONS = {
-    "invalid": "user or item missing, or position not a number from 1 on",
+    "invalid": "user or item missing, or position not a number of at least 1",
     "user": "user without a list",
     "model_version": "other model than that of the list",
     "variant": "other variant than that of the list",
@@ -138,7 +138,7 @@ _REASONS = {
 
 
 def render_impressions(run: RunFacts) -> Section | None:
-    """Returns the section; None if the lists last measured have no log of impressions."""
+    """Returns the section; None if the last measured lists have no log of impressions."""
     facts = (run.measure.values.get("impressions") if run.measure else None) or {}
     if run.measure is None or not facts:
         return None
@@ -185,7 +185,7 @@ def _rates(facts: Mapping[str, Any], date: str) -> Html:
 
 
 def _explored(facts: Mapping[str, Any]) -> Html:
-    """Returns the click rates of explored positions: as drawn, and in the order of the model's scores."""
+    """Returns a table of click rates of explored positions: as drawn, and in the order of model scores."""
     explored = facts["explored"]
     names = {"click_rate": "As drawn", "by_score": "In the order of the scores", "difference": "Difference"}
     rows: list[list[Child]] = [

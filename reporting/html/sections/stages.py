@@ -1,4 +1,4 @@
-"""The section about stages: the seconds that a run took, by stage and by phase of each stage."""
+"""The section about stages: the seconds of a run by stage and by phase of each stage."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class StageTime:
 def read_stage_times(lake: LakePaths, run_date: str, config: str) -> list[StageTime]:
     """Returns the times of the successful stages of a run, in the order in which the stages ended.
 
-    The times come from the logs that `nightly` writes. If a scheduler stores the logs elsewhere, there are no
-    such logs. Then the times come from the last successful run record of each job of this configuration.
+    The times come from the logs that `nightly` writes. If a scheduler stores the logs elsewhere, the times
+    come from the last successful run record of each job of this configuration.
     """
     return _of_logs(lake, run_date) or [
         StageTime(record.job, record.seconds, record.phases)
@@ -54,7 +54,7 @@ def _of_logs(lake: LakePaths, run_date: str) -> list[StageTime]:
     for log in sorted(folder.glob("*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
         summary = JobSummary.in_log(log)
         seconds = dict(summary.seconds) if summary else {}
-        if seconds and log.stem != "report":  # a line of the report itself can only be from an earlier run
+        if seconds and log.stem != "report":  # a job summary of the report is from an earlier run
             stage_times.append(StageTime(log.stem, float(seconds.pop("total")), seconds))
     return stage_times
 

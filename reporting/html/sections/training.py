@@ -77,7 +77,7 @@ def _charts(model: Mapping[str, Any], scores: ScoreKind) -> list[Html]:
 def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
     """Returns points (step, value) from the training log.
 
-    The value is the one of `key`. Entries of the log without this key are left out.
+    The value is that of the key `key`. Entries of the log without this key are left out.
     """
     return [(entry["step"], entry[key]) for entry in model.get("history", []) if entry.get(key) is not None]
 
@@ -85,7 +85,7 @@ def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
 def _facts(model: Mapping[str, Any], scores: ScoreKind) -> Html:
     """Returns the facts of the training: its architecture, its initial model and its validation measures.
 
-    Figures that scores of this kind cannot have are left out.
+    Figures that are undefined for this kind of scores are left out.
     """
     validation = model.get("metrics", {}).get("validation", {})
     losses = (("Validation log loss", "log_loss"), ("Validation normalised entropy", "normalized_entropy"))
@@ -117,7 +117,7 @@ def _facts(model: Mapping[str, Any], scores: ScoreKind) -> Html:
 
 
 def _kept(model: Mapping[str, Any]) -> str | None:
-    """Returns the step whose weights the model has; None if no step was chosen by a measure."""
+    """Returns the step of the model's weights; None if no measure chose a step."""
     kept = model.get("kept") or {}
     if kept.get("metric") is None:
         return None

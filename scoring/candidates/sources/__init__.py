@@ -1,11 +1,11 @@
-"""The sources of candidates. Each file is one source, and the name of the file is its name.
+"""The sources of candidates. Each file defines one source, which has the name of the file.
 
 A package adds a source by an entry point of the group `nightrank.candidate_sources`. The module of a source
 contains
 
     class Settings(SourceSettings)   the keys of the source (conf/candidate_types.py). Its docstring describes
-                                     the source. In a package, `Strict` is enough as a base class; the source
-                                     then also has the keys n and window_days
+                                     the source. A source of a package can use the base class `Strict`, and
+                                     still has the keys n and window_days
 
 and one of these two functions:
 
@@ -15,7 +15,9 @@ and one of these two functions:
                                      (scoring/candidates/source_tables.py)
     propose(settings: Settings, inputs: SourceInputs) -> DataFrame
                                      returns pairs with scores, always as a frame of Spark.
-                                     scoring/candidates/proposals.py joins, sorts and cuts the pairs
+                                     scoring/candidates/proposals.py joins and sorts the pairs, and keeps the
+                                     best n of each user
 
-Every job reads the settings. So a module imports the packages that its functions need inside these functions.
+Every job reads the settings, and so imports the modules. To keep this fast, a module imports the packages
+that its functions need inside these functions.
 """

@@ -1,6 +1,6 @@
 """The source `all_items`: proposes all items except the excluded items.
 
-A null array of candidates stands for all these items.
+A null array of candidates represents all these items.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Settings(SourceSettings):
-    """The source `all_items`: every item except those excluded for a user.
+    """The source `all_items`: all items except the user's excluded items.
 
     No other source can be combined with `all_items`.
     """

@@ -24,17 +24,18 @@ class Settings(WindowedSource):
         default=32, description="Number of factors: length of the vectors of users and items."
     )
     iterations: PositiveInt = Field(
-        default=10, description="Number of iterations. Each computes all user and then all item vectors."
+        default=10,
+        description="Number of iterations. Each iteration computes the user vectors, then the item vectors.",
     )
     regularization: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=0.1,
-        description="Weight of the L2 penalty. MLlib multiplies it by the number of clicked items of a user, "
-        "or of users of an item.",
+        description="Weight of the L2 penalty. MLlib multiplies it by the user's number of clicked items, "
+        "or by the number of users who clicked the item.",
     )
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=10.0,
-        description="Growth of the confidence: c clicks of a user on an item have the confidence "
-        "1 + alpha · c, and no click has the confidence 1.",
+        description="Growth of the confidence per click: c clicks of a user on an item have the confidence "
+        "1 + alpha · c. Without clicks, the confidence is 1.",
     )
     seed: Seed = Field(default=0, description="Seed of the initial vectors.")
 

@@ -26,17 +26,16 @@ WEIGHT_UNITS = 1 << 24
 class Settings(WindowedSource):
     """The source `covisitation`: items that are similar to the items that the user clicked.
 
-    Two items are similar if often the same users clicked both. docs/candidates.md has the formula of the
-    similarity.
+    Two items are similar if many users clicked both. docs/candidates.md has the formula of the similarity.
     """
 
     clicks_per_user: PositiveInt = Field(
         default=50,
-        description="Only this number of distinct items of a user, the ones clicked last, are used. This "
-        "limits the number of item pairs of very active users.",
+        description="Number of distinct items of a user that are used: those that the user clicked last. "
+        "The limit bounds the number of item pairs of very active users.",
     )
     neighbours: PositiveInt = Field(
-        default=100, description="For each item, only this number of items most similar to it are used."
+        default=100, description="Number of most similar items that are used for each item."
     )
 
 
@@ -68,7 +67,7 @@ def with_weights(history: Rows) -> Rows:
     """Adds the column weight (int64), floor(WEIGHT_UNITS / number of the user's items).
 
     Args:
-        history: one row (user_key, item_index) for each user and each of the user's items.
+        history: one row (user_key, item_index) for each pair of a user and one of the user's items.
     """
     from spark.rows import query
 

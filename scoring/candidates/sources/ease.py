@@ -22,14 +22,14 @@ class Settings(WindowedSource):
 
     l2: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=500.0,
-        description="Weight of the L2 penalty (λ of the paper). The paper uses 200 to 1000. A larger value "
-        "suits logs with more users.",
+        description="Weight of the L2 penalty (λ of the publication, which uses 200 to 1000). A larger "
+        "value suits logs with more users.",
     )
     max_items: PositiveInt = Field(
         default=20_000,
-        description="Largest number of items with clicks. If more items have clicks, build_candidates ends "
-        "with an error. With m such items, one worker needs 16·m² bytes of memory, and each worker that "
-        "makes lists needs 4·m² bytes.",
+        description="Maximum number of items with clicks. If more items have clicks, build_candidates ends "
+        "with an error. With m items, one worker needs 16·m² bytes of memory, and each worker that makes "
+        "lists needs 4·m² bytes.",
     )
 
 

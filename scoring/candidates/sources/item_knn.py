@@ -6,7 +6,7 @@ With c_ij users who clicked both items and c_i users who clicked item i, the sim
 
 (M. Deshpande, G. Karypis, ACM TOIS 22(1), 2004, section 4.1; scoring/candidates/similar_items.py). All users
 have the weight 1. `shrink` reduces the similarity of items that few users clicked (R. M. Bell, Y. Koren, ICDM
-2007, section 3, who shrink similarities towards zero where the support is small).
+2007, section 3).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 class Settings(WindowedSource):
     """The source `item_knn`: the nearest neighbours, by cosine, of the items that the user clicked.
 
-    Unlike in `covisitation`, all users count equally, and the similarity of items that few users clicked is
-    reduced. docs/candidates.md has the formula of the similarity.
+    In contrast to `covisitation`, all users have the same weight, and `shrink` reduces the similarity of
+    items that few users clicked. docs/candidates.md has the formula of the similarity.
     """
 
     clicks_per_user: PositiveInt = Field(
         default=200,
-        description="Only this number of distinct items of a user, the ones clicked last, are used. This "
-        "limits the number of item pairs of very active users.",
+        description="Number of distinct items of a user that are used: those that the user clicked last. "
+        "The limit bounds the number of item pairs of very active users.",
     )
     neighbours: PositiveInt = Field(
-        default=100, description="For each item, only this number of items most similar to it are used."
+        default=100, description="Number of most similar items that are used for each item."
     )
     shrink: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=0.0,

@@ -23,14 +23,14 @@ class Settings(WindowedSource):
     n: PositiveInt = Field(default=500, description="Largest number of items of this source for a user.")
     segment: str | None = Field(
         default=None,
-        description="Feature of scope `user`, or column of `user_attributes`. For each user, only the clicks "
-        "of users with the same value in this column are counted, and items without such a click are left "
-        "out. Null: the clicks of all users are counted.",
+        description="Feature of scope `user`, or column of `user_attributes`. Only the clicks of users "
+        "with the same value in this column count for a user, and items without such clicks are left out. "
+        "Null: the clicks of all users count.",
     )
 
     @property
     def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
+        """Returns the name of the source in messages and tables, which contains the segment."""
         return f"{self.source} by {self.segment}" if self.segment else self.source
 
     @property
@@ -40,7 +40,7 @@ class Settings(WindowedSource):
 
 
 def candidates(settings: Settings, tables: SourceTables) -> Rows:
-    """Returns the n most popular items of each user, of all users or of the user's segment."""
+    """Returns, for each user, the n most popular items among all users or in the user's segment."""
     from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 
     rows = tables.clicks(settings.window_days)

@@ -1,4 +1,4 @@
-"""The source `retrieval`: proposes what a model with vectors finds (scoring/candidates/retrieved.py)."""
+"""The source `retrieval`: proposes items by a model with vectors (scoring/candidates/retrieved.py)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class Settings(ModelSource):
     )
     probes: PositiveInt = Field(
         default=64,
-        description="Number of clusters that approximate search reads for a user. There are about "
-        "2 · √items clusters. More probes find more of the nearest items, and take more time.",
+        description="Number of clusters that approximate search reads for a user. The number of clusters "
+        "is about 2 · √items. With more probes, the search finds more of the nearest items, and takes more "
+        "time.",
     )
 
 
 def candidates(settings: Settings, tables: SourceTables) -> Rows:
-    """Returns the items that the model retrieved, which the job has computed before."""
+    """Returns the retrieved items, which the job has already computed."""
     if tables.retrieved is None:
         raise ValueError("internal error, please report: the source `retrieval` has no candidates")
     return tables.retrieved

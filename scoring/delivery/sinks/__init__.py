@@ -1,13 +1,13 @@
 """Sinks by name: `scoring/delivery/sinks/<kind>.py` contains the sink `<kind>`.
 
 Every module of this folder is a sink. A package outside of the checkout adds a sink by an entry point of the
-group `nightrank.sinks`, whose name is the kind and whose value is a module. The module of a sink contains
+group `nightrank.sinks`. The name of the entry point is the kind of the sink, and its value is a module. The
+module of a sink contains
 
     class Settings(SinkSettings)                             the keys of the sink below deliver.sinks
-    deliver(settings: Settings, lists: PublishedLists) -> Delivered
-    check(settings: Settings) -> None      optional: raises ConfigError if credentials, drivers or files that
-                                           a delivery needs are missing
-    erase(settings: Settings, request: EraseRequest) -> Erased
+    deliver(settings: Settings, lists: PublishedLists) -> Delivered check(settings: Settings) -> None
+    optional: raises ConfigError if credentials, drivers or files of a delivery are missing erase(settings:
+    Settings, request: EraseRequest) -> Erased
                                            optional: removes users (jobs/erase_user.py)
     IN_PROCESS = True                      optional: `deliver` also accepts lists that are an Arrow table
 
@@ -31,8 +31,8 @@ from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, Pu
 def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
     """Returns the module and the checked settings of each sink of the section `deliver`, in order.
 
-    The entry points of packages are read even if the checkout has all the sinks. A package must not silently
-    have a sink of the same name.
+    The function reads the entry points of packages even if the checkout has all the sinks. So a package with
+    a sink of the same name causes an error.
 
     Raises:
         ConfigError: a sink does not exist or cannot be imported, a key is not one of its settings, a value
@@ -82,10 +82,10 @@ def erase_from(module: ModuleType, settings: SinkSettings, request: EraseRequest
 
 
 def check_access(deliver: Deliver) -> None:
-    """Checks that each sink's user, password and driver can be read as the configuration says.
+    """Checks that each sink's user, password and driver exist where the configuration names them.
 
     Raises:
-        ConfigError: one of them is missing, or see `read_settings`.
+        ConfigError: a user, a password or a driver is missing, or see `read_settings`.
     """
     for module, settings in read_settings(deliver):
         check = getattr(module, "check", None)
@@ -97,7 +97,7 @@ def _module(kind: str, key: str) -> ModuleType:
     """Returns the module of the sink that the configuration names under `key`.
 
     Raises:
-        ConfigError: there is no such sink, its module cannot be imported, or its module is not a sink.
+        ConfigError: the sink does not exist, its module cannot be imported, or its module is not a sink.
     """
     plugin = SINK.find(kind)
     if plugin is None:

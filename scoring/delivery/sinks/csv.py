@@ -45,8 +45,8 @@ class Settings(FileSinkSettings):
 
     layout: Literal["places", "users"] = Field(
         default="places",
-        description="What a line has. `places`: one place of a list, that is a user, a position, an item, "
-        "its title (`items.title`), its score and its reason. `users`: the whole list of a user, with the "
+        description="Content of a line. `places`: one entry of a list: a user, a position, an item, its "
+        "title (`items.title`), its score and its reason. `users`: the whole list of a user, with the "
         "items and titles in the columns item_1, title_1, item_2, title_2, …; fields behind the end of a "
         "short list are empty.",
     )
@@ -55,16 +55,16 @@ class Settings(FileSinkSettings):
     )
     byte_order_mark: bool = Field(
         default=False,
-        description="Whether each file begins with a byte order mark. Excel needs it to recognise UTF-8 "
-        "in a file that is opened by a double click; many other tools do not expect it.",
+        description="Whether each file begins with a byte order mark. Excel recognises UTF-8 by this mark "
+        "if a user opens the file with a double click. Many other tools do not expect the mark.",
     )
 
 
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     """Publishes the lists of a date in the folder `<path>/dt=<date>`, as `publish_files` does.
 
-    Each file begins with a line of column names. The other lines are sorted by user and position. This order
-    continues across files, in the order in which the manifest names the files.
+    Each file begins with a line of column names. The other lines are sorted by user and position. The lines
+    of all files, in the order of the manifest, have this order.
 
     Args:
         sink: the settings of the sink.
@@ -72,7 +72,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
     Raises:
         DataError: the configuration names titles of items, but the run has none.
-        InfrastructureError: the files do not have exactly one line per place or per user.
+        InfrastructureError: the files do not have exactly one line per entry or per user.
     """
     names: list[str] = []
     titles = lists.open_titles() if lists.open_titles else None
@@ -116,7 +116,7 @@ class CsvWriter:
         layout: see Settings.
         k: the largest number of items of a list.
         variants: whether the rows have the column of an experiment.
-        shown: the columns behind the id of an item: `title`, `image`, both or none.
+        shown: the columns after the id of an item: `title`, `image`, both or none.
         mark: whether files begin with a byte order mark.
     """
 
@@ -162,11 +162,11 @@ class CsvWriter:
             yield fields + [""] * (width - len(fields))
 
     def _entries(self, batches: Batches) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Yields (user and variant, fields of the entry) of each entry."""
+        """Yields the pair (user and variant, fields) of each entry."""
         of_user = ["user_id", VARIANT] if self.variants else ["user_id"]
         for batch in batches:
             users = zip(*(batch.column(name).to_pylist() for name in of_user), strict=True)
-            # The shortest text of a float32, not that of the same number as a float64.
+            # The shortest text of a float32 is shorter than that of the same number as a float64.
             texts = {"score": [str(score) for score in batch.column("score").to_numpy(zero_copy_only=False)]}
             texts["position"] = [str(position) for position in batch.column("position").to_pylist()]
             fields = (texts.get(name) or batch.column(name).to_pylist() for name in self._fields)
@@ -181,7 +181,7 @@ class CsvWriter:
                 write(_text(some))
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Runs a task of Spark: writes a file with the entries of a partition, and yields its name."""
+        """Writes a file with the entries of a Spark partition, and yields its name."""
         from pyspark import TaskContext
 
         context, filled = TaskContext.get(), (batch for batch in batches if len(batch))
@@ -228,7 +228,7 @@ def with_titles(rows: Rows, titles: LakeTable) -> Rows:
 
 
 def _shown(titles: LakeTable | None) -> tuple[str, ...]:
-    """Returns the columns behind the id of an item."""
+    """Returns the columns after the id of an item."""
     return tuple(name for name, _ in titles.manifest.schema if name != titles.key) if titles else ()
 
 

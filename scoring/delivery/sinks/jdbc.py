@@ -1,7 +1,7 @@
 """The JDBC sink: delivers the lists of a run date to a PostgreSQL table.
 
-Spark workers write the lists to a staging table, which belongs to this attempt alone. Then one transaction
-replaces the rows of the run date in the served table.
+Spark workers write the lists to a staging table, which only this attempt uses. Then one transaction replaces
+the rows of the run date in the served table.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Settings(SinkSettings):
 
     url: str = Field(
         description="jdbc:postgresql://host:port/database, without user and password. Without a parameter "
-        "`sslmode`, the connection is encrypted, and the certificate of the server is checked (verify-full)."
+        "`sslmode`, the connection is encrypted, and the sink checks the server's certificate "
+        "(verify-full)."
     )
     table: str = Field(
         description="Name of the table, as table or schema.table. If the table is missing, it is created; "
@@ -80,8 +81,8 @@ class Settings(SinkSettings):
     connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
     driver_jar: str | None = Field(
         default=None,
-        description="Path of the jar of the JDBC driver. Null: the driver is already on Spark's class path, "
-        "for example by the option --packages of spark-submit.",
+        description="Path of the jar of the JDBC driver. Null: the driver is already on Spark's class "
+        "path, for example because of the option --packages of spark-submit.",
     )
 
     @field_validator("url")
@@ -90,7 +91,7 @@ class Settings(SinkSettings):
         if not value.startswith("jdbc:postgresql:"):
             raise ValueError("it must begin with jdbc:postgresql:")
         if refused := refused_parameters(value):
-            raise ValueError(f"it may not have {refused}, only the parameters {sorted(URL_PARAMETERS)}")
+            raise ValueError(f"it must not have {refused}, only the parameters {sorted(URL_PARAMETERS)}")
         return value
 
     @field_validator("table")
@@ -120,12 +121,12 @@ class DeliveryTables:
 
     @property
     def values(self) -> list[str]:
-        """Returns the columns that are not in the key."""
+        """Returns the columns that are not in the primary key."""
         return [name for name in self.columns if name not in _KEY]
 
 
 def check(sink: Settings) -> None:
-    """Raises ConfigError unless the sink's credentials can be read and its local driver exists."""
+    """Raises ConfigError if the sink's credentials cannot be read or its local driver is missing."""
     read_credentials(sink.name, sink.user, sink.password)
     jar = sink.driver_jar
     if jar is not None and "://" not in jar and not os.path.isfile(os.path.expanduser(jar)):
@@ -137,14 +138,14 @@ def check(sink: Settings) -> None:
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     """Replaces the rows of the lists' date in the sink's table, and deletes rows of old dates.
 
-    One transaction does both. Only the newest `sink.keep_dates` dates remain. If the date of the lists is not
-    one of these dates, nothing is delivered. If the process is killed, the table has either all old rows or
-    all new rows. The staging table of a killed process remains; the first delivery more than a day later
-    drops it.
+    One transaction does both. Only the newest `sink.keep_dates` dates remain. If the lists' date is older
+    than these dates, nothing is delivered. If the process is killed, the table has either all old rows or all
+    new rows. The staging table of a killed process remains; the first delivery more than a day later drops
+    it.
 
     The table has the columns dt, user_id, position, item_id, score, reason and model_version. Its primary key
-    is (dt, user_id, position). Rows that have not changed are not written. The first lists of an experiment
-    add the column `variant`, which is null for lists without an experiment.
+    is (dt, user_id, position). Only changed rows are written. The first lists of an experiment add the column
+    `variant`, which is null for lists without an experiment.
 
     Args:
         sink: the settings of the sink.
@@ -207,7 +208,7 @@ def _make_target(database: Connection, target: str) -> None:
 
 
 def _like_target(database: Connection, target: str, rows: DataFrame) -> DataFrame:
-    """Adds the column `variant` if only one side has it: to the served table, or to the rows (as nulls)."""
+    """Adds the column `variant` to the served table or (as nulls) to the rows, if only one of them has it."""
     query = (
         "SELECT 1 FROM pg_attribute WHERE attrelid = CAST(? AS regclass) AND attname = ? AND NOT attisdropped"
     )
@@ -231,13 +232,13 @@ def _stage(sink: Settings, credentials: Credentials, rows: DataFrame, staging: s
         **connection_properties(credentials),
         "numPartitions": sink.connections,
         "batchsize": _BATCH_ROWS,
-        "reWriteBatchedInserts": "true",  # the driver sends many rows in one INSERT
+        "reWriteBatchedInserts": "true",  # makes the driver send many rows in one INSERT
     }
     try:
         rows.write.format("jdbc").options(**options).mode("append").save()
     except Py4JJavaError as error:
-        # The error that a task reports may lack its cause, because some threads of Spark cannot load
-        # PostgreSQL's classes.
+        # A task may report an error without its cause, because some threads of Spark cannot load PostgreSQL's
+        # classes.
         texts = [F.col(name) for name, kind in _TYPES.items() if kind == "text"]
         has_nul = reduce(or_, (F.contains(text, F.lit("\0")) for text in texts))
         wrong_row = rows.where(has_nul).select(*texts).first()
@@ -253,7 +254,7 @@ def _stage(sink: Settings, credentials: Credentials, rows: DataFrame, staging: s
 def _require_all(database: Connection, sink: Settings, staging: str, expected: int) -> None:
     """Checks that the staging table has each row exactly once.
 
-    If Spark runs a task twice, the rows of this task may be written twice.
+    If Spark runs a task twice, the task may write its rows twice.
     """
     ((rows, keys),) = database.rows(f"SELECT count(*), count(DISTINCT ({', '.join(_KEY)})) FROM {staging}")
     if (rows, keys) != (str(expected), str(expected)):
@@ -268,8 +269,7 @@ def _replace(database: Connection, tables: DeliveryTables, run_date: str, keep_d
     """Replaces the rows of the date by the rows of the staging table, in one transaction.
 
     Returns:
-        Two numbers: the number of rows that were inserted or changed, and the number of rows that were
-        deleted.
+        The number of inserted or changed rows, and the number of deleted rows.
     """
     target, staging = tables.target, tables.staging
     values = ", ".join(tables.values)
@@ -279,8 +279,8 @@ def _replace(database: Connection, tables: DeliveryTables, run_date: str, keep_d
     with database.transaction():
         # This lock makes concurrent deliveries wait for each other. Readers do not wait.
         database.execute(f"LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE")
-        # PostgreSQL's statistics do not contain the newest date yet. So the planner expects no rows of this
-        # date, and it would scan the staging table once for each row, in a nested loop.
+        # PostgreSQL's statistics do not contain the newest date yet, so the planner expects no rows of this
+        # date. With a nested loop, it would scan the staging table once for each row.
         database.execute("SET LOCAL enable_nestloop = off")
         deleted = database.execute(
             f"DELETE FROM {target} AS t WHERE dt = CAST(? AS date) "
@@ -302,7 +302,7 @@ def _replace(database: Connection, tables: DeliveryTables, run_date: str, keep_d
 
 
 def _drop(database: Connection, staging: str) -> None:
-    """Drops the staging table after a failure. If dropping fails too, that error is only logged."""
+    """Drops the staging table after a failure. An error of this statement is only logged."""
     try:
         database.execute(f"DROP TABLE IF EXISTS {staging}")
     except Py4JJavaError as error:

@@ -39,7 +39,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
     Each line is an object {"user_id", "date", "items": [{item_id, position, score, reason}]}, with the items
     ordered by position. During an experiment, it also has the key "variant". The lines are sorted by user.
-    This order continues across files, in the order in which the manifest names the files.
+    The lines of all files, in the order of the manifest, have this order.
 
     Args:
         sink: the settings of the sink.
@@ -67,7 +67,7 @@ def erase(sink: Settings, request: EraseRequest) -> Erased:
 
 
 def parse_lines(content: bytes) -> tuple[bytes, list[ListRecord]]:
-    """Returns the lines of a file as records, which no other bytes precede."""
+    """Returns the bytes before the first record (none), and the lines of a file as records."""
     objects = [(line, json.loads(line)) for line in content.splitlines(keepends=True)]
     return b"", [ListRecord(of_user["user_id"], len(of_user["items"]), line) for line, of_user in objects]
 
@@ -134,7 +134,7 @@ def _users(ordered: pa.Table, run_date: str) -> Iterator[dict[str, Any]]:
     of_user: dict[str, Any] | None = None
     has_variant = VARIANT in ordered.column_names
     for batch in ordered.to_batches(max_chunksize=_ROWS_AT_ONCE):
-        # The shortest text of a float32 is written, not the text of the same number as a float64.
+        # The shortest text of a float32 is shorter than that of the same number as a float64.
         scores = [float(str(score)) for score in batch.column("score").to_numpy(zero_copy_only=False)]
         for row, score in zip(batch.to_pylist(), scores, strict=True):
             if of_user is None or row["user_id"] != of_user["user_id"]:

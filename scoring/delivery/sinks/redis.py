@@ -1,8 +1,8 @@
-"""The Redis sink: delivers lists, and features if wanted, to a key-value store for programs that serve users.
+"""The Redis sink: delivers lists, and optionally features, to a key-value store for serving programs.
 
 online_store.py writes the tables, switches readers to them, and lets old tables expire.
 
-Redis, Valkey and other servers with the Redis protocol are supported, but not Redis Cluster.
+The sink supports Redis, Valkey and other servers with the Redis protocol. It does not support Redis Cluster.
 """
 
 from __future__ import annotations
@@ -31,20 +31,27 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:{}-]{1,100}")
 
 
 class Settings(SinkSettings):
-    """Lists of users in Redis, for programs that look up one user at a time. All lists are switched at once.
+    """Lists of users in Redis, for programs that look up one user at a time.
 
-    With `features`, the features of users and items are delivered and switched together with the lists.
+    A delivery switches readers to all new lists at once.
+
+    With `features`, it also delivers the features of users and items, and switches readers to them at the
+    same time.
     """
 
     url: str = Field(
         description="redis://host:port/database, or rediss://… for TLS, without user and password."
     )
-    user: Secret | None = Field(default=None, description="Where to read the user's name. Null: the default.")
-    password: Secret | None = Field(default=None, description="Where to read the password. Null: none.")
+    user: Secret | None = Field(
+        default=None, description="Where to read the user's name. Null: the server's default user."
+    )
+    password: Secret | None = Field(
+        default=None, description="Where to read the password. Null: log in without a password."
+    )
     ca_file: str | None = Field(
         default=None,
-        description="File on all nodes with the certificates to trust with rediss://. Null: those of the "
-        "system.",
+        description="File with the trusted certificates for rediss://, on all nodes. Null: the "
+        "certificates of the system.",
     )
     prefix: str = Field(
         default="nightrank",
@@ -52,8 +59,8 @@ class Settings(SinkSettings):
     )
     ttl_hours: Annotated[float, Field(gt=0, le=24 * 365)] = Field(
         default=24.0,
-        description="Hours after which replaced lists, and those of a killed delivery, expire. A delivery "
-        "must not take longer.",
+        description="Number of hours until replaced lists, and lists of a killed delivery, expire. A "
+        "delivery must not take longer.",
     )
     connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
     features: list[Literal["users", "items"]] = Field(
@@ -76,15 +83,15 @@ class Settings(SinkSettings):
 
 
 def check(sink: Settings) -> None:
-    """Raises ConfigError unless the sink's credentials and its file of certificates can be read."""
+    """Raises ConfigError if the sink's credentials or its file of certificates cannot be read."""
     _address(sink)
 
 
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     """Replaces the lists in the store, and the tables of `sink.features`.
 
-    Readers see the old tables until all new tables are written and counted, and then all new tables at once.
-    A table whose rows in the lake have not changed is not written again. If the process is killed, the store
+    Readers see the old tables until all new tables are written and counted. Then they see all new tables at
+    once. Tables with unchanged rows in the lake are not written again. If the process is killed, the store
     keeps the old tables. If the store has lists of a later date, nothing is delivered.
 
     Args:
@@ -123,7 +130,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
 
 def erase(sink: Settings, request: EraseRequest) -> Erased:
-    """Removes the lists and features of users, also from buckets that readers do not use any more.
+    """Removes the lists and features of users, also from buckets that readers no longer use.
 
     Raises:
         ConfigError: the credentials are missing, or the server rejects them.
@@ -141,7 +148,7 @@ def _sources(sink: Settings, lists: PublishedLists) -> Iterator[tuple[Source, Ca
     yield Source(LISTS, "user_id", ("position",), manifest.digest, lists.users, ()), lambda: lists.rows
     for name in dict.fromkeys(sink.features):
         table = lists.open_features[name]()
-        # The sort is stable: the key becomes the first column, and the others keep their order.
+        # The sort is stable: the key becomes the first column, and the other columns keep their order.
         columns = tuple(sorted(table.manifest.schema, key=lambda column: column[0] != table.key))
         yield Source(name, table.key, (), table.manifest.digest, table.manifest.rows, columns), table.read
 

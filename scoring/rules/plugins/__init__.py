@@ -1,17 +1,18 @@
-"""The business rules. Each file is one rule, and the name of the file is its key in `score.rules`.
+"""The business rules. Each file defines one rule, and the name of the file is its key in `score.rules`.
 
 A package adds a rule by an entry point of the group `nightrank.rules`. The module of a rule contains
 
     class Settings(RuleSettings)     the keys of the rule below score.rules.<name>. Its docstring describes
-                                     the rule. conf/rule_types.py has the base class; `Strict` is enough, too
+                                     the rule. conf/rule_types.py has the base class; `Strict` also works
     load(settings: Settings, inputs: RuleInputs) -> ItemRule
                                      called in each process that makes lists (scoring/rules/item_rule.py)
     digest(settings: Settings, run_date: str) -> str
-                                     optional: a digest of the tables that `load` reads beside the attributes.
-                                     The lists are made again if it changes
+                                     optional: a digest of the tables that `load` reads in addition to the
+                                     attributes. The lists are made again if it changes
     check(settings: Settings, attributes: Mapping[str, pa.Table]) -> None
                                      optional: called before lists are made, with the rows (key, value) of
                                      each attribute; it may log warnings or raise a DataError
 
-Every job reads the settings, so a module imports torch inside of its functions.
+Every job reads the settings, and so imports the modules. To keep this fast, a module imports torch inside its
+functions.
 """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nightrank")
 
-_MOST_LOG_ODDS = 50  # moves any float32 probability past any other
+_MOST_LOG_ODDS = 50  # this amount moves any float32 probability past any other
 
 
 class Settings(AttributeRule):

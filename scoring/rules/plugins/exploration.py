@@ -18,21 +18,21 @@ from scoring.rules.item_rule import ItemRule, RuleInputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # of SplitMix64, as signed numbers
+_MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # multipliers of SplitMix64, as signed numbers
 _SHIFTS = (30, 27, 31)
 
 
 class Settings(RuleSettings):
     """A rule that fills the last ceil(share × k) positions of a list with items drawn from other candidates.
 
-    These are candidates of the user that the list would not contain otherwise. Items are drawn by a hash of
-    seed, user, item and run date. So a rerun draws the same items, and other run dates draw other items.
+    These candidates would otherwise not be in the list. A hash of seed, user, item and run date draws the
+    items. So a rerun draws the same items, and another run date draws other items.
     """
 
     place: ClassVar[Literal["first", "middle", "last"]] = "last"
     keeps_draws: ClassVar[bool] = True
     share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        description="Share of the k positions that get drawn items."
+        description="Share of the k positions that are filled with drawn items."
     )
     seed: Seed = Field(default=0, description="Seed of the draws.")
 
@@ -42,7 +42,7 @@ class Explored(ItemRule):
     """The draws of exploration.
 
     Attributes:
-        positions: how many of the k positions get items drawn at random.
+        positions: number of positions with items drawn at random.
         item_hashes: (N,) int64: the hash of each item key.
         salt: the salt of the hashes of user keys: the seed and the run date.
     """
@@ -53,7 +53,7 @@ class Explored(ItemRule):
 
     @property
     def drawn_positions(self) -> int:
-        """Returns how many of the last positions of a list get drawn items."""
+        """Returns the number of positions at the end of a list that are filled with drawn items."""
         return self.positions
 
     def draw_keys(self, users: Sequence[str], items: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def load(settings: Settings, inputs: RuleInputs) -> Explored:
 
 
 def positions_to_explore(share: float, k: int) -> int:
-    """Returns ceil(share × k): how many of the k positions of a list get items drawn at random.
+    """Returns ceil(share × k): the number of positions of a list that are filled with items drawn at random.
 
     The product is rounded before ceil to remove floating-point errors. So a share of 0.1 and k = 30 give 3,
     not 4.

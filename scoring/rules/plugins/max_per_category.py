@@ -1,4 +1,4 @@
-"""Maximum per category: goes through a ranking from the best item, and skips items of full categories."""
+"""Maximum per category: leaves out items of a category after the best `most` items of this category."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Capped(ItemRule):
     most: int
 
     def allowed(self, items: Tensor, valid: Tensor) -> Tensor:
-        """Returns which items may be in the list. Cells that are not valid do not count."""
+        """Returns which items may be in the list. Only valid cells count."""
         return valid & within_maximum(self.categories[items].where(valid, NO_VALUE), self.most)
 
 
@@ -50,9 +50,9 @@ def load(settings: Settings, inputs: RuleInputs) -> Capped:
 def within_maximum(categories: Tensor, most: int) -> Tensor:
     """Returns which items of a ranking the maximum per category allows, shape (U, W), bool.
 
-    An item is allowed if it is among the first `most` items of its category in its row. This is the same as a
-    greedy choice from the left, because only earlier items of the same category matter. Every item without a
-    category (NO_VALUE) is allowed.
+    An item is allowed if it is among the first `most` items of its category in its row. A greedy choice from
+    the left gives the same result, because only earlier items of the same category matter. Every item without
+    a category (NO_VALUE) is allowed.
 
     Args:
         categories: (U, W) int64 category codes, in the order of the ranking.
@@ -60,7 +60,7 @@ def within_maximum(categories: Tensor, most: int) -> Tensor:
     """
     import torch
 
-    grouped, order = torch.sort(categories, dim=1, stable=True)  # both (U, W), stable within a category
+    grouped, order = torch.sort(categories, dim=1, stable=True)  # both (U, W); a stable sort keeps the order
     positions = torch.arange(categories.shape[1], device=categories.device).expand_as(grouped)
     begins = torch.ones_like(grouped, dtype=torch.bool)
     begins[:, 1:] = grouped[:, 1:] != grouped[:, :-1]

@@ -21,7 +21,6 @@ from conf.types import Generate, ModelConfig, MultiHot
 from etl.synthetic.clicks.columns import FEATURES
 from etl.synthetic.clicks.impressions import draw_impressions
 from etl.synthetic.clicks.world import ClickWorld, world_of_day
-from scoring.candidates.approximate import ApproximateSearch
 from scoring.candidates.clusters import (
     CLUSTERED,
     cluster_batches,
@@ -30,8 +29,8 @@ from scoring.candidates.clusters import (
     number_of_clusters,
     read_clusters,
 )
-from scoring.candidates.retrieval import Retriever, load_retriever
-from scoring.candidates.retrieval_in_spark import clustered_items, is_approximate, retrieved_items
+from scoring.candidates.retrieval import ApproximateSearch, Retriever, load_retriever
+from scoring.candidates.retrieved import clustered_items, is_approximate, retrieved_items
 from scoring.candidates.sources.retrieval import Settings as Retrieval
 from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.types import ModelConfig, MultiHot
 from scoring.candidates.retrieval import Retriever, load_retriever
-from scoring.candidates.retrieval_in_spark import RetrievalRequest, retrieved_items
+from scoring.candidates.retrieved import RetrievalRequest, retrieved_items
 from scoring.model.predictor import Predictor, load_predictor
 from scoring.ranking.pairs import context_side
 from scoring.requests import ModelRequest

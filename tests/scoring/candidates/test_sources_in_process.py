@@ -19,6 +19,7 @@ from conf.types import Candidates
 from jobs.stages.build_candidates import run as build_candidates
 from scoring.candidates import item_pairs, popular
 from scoring.candidates.als import als_items, als_vectors
+from scoring.candidates.als_vectors import first_vectors
 from scoring.candidates.build import make_candidates
 from scoring.candidates.candidate_tables import read_candidate_tables, segment_of
 from scoring.candidates.clicks import clicked_items
@@ -27,7 +28,6 @@ from scoring.candidates.ease_weights import gram_matrix
 from scoring.candidates.exclusions import Exclusions, exclude
 from scoring.candidates.item_pairs import ClickMatrix, neighbour_table, pair_batches
 from scoring.candidates.lists_in_spark import VectorStore
-from scoring.candidates.mllib_random import first_vectors
 from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.sources.als import Settings as Als
 from scoring.candidates.sources.covisitation import Settings as Covisitation

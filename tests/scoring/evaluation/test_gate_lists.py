@@ -256,7 +256,7 @@ PAIR = replace(SPEC, features=(*SPEC.features, Feature("both", "dense", "float32
     "changes, spec, reason",
     [
         ({"keys": None}, SPEC, "the log has no users and items (section `keys`)"),
-        ({}, PAIR, "the features ['both'] may differ for every pair of user and item"),
+        ({}, PAIR, "the features ['both'] may differ for every (user, item) pair"),
         ({"score": {"context": {}}}, SPEC, "score.context must have a value for each raw column"),
         ({}, SPEC, None),
     ],

@@ -93,11 +93,11 @@ def test_candidates_are_the_lists_or_all_other_items(
 @pytest.mark.parametrize(
     "listed, excluded, text",
     [
-        ([[1], [3, 3], [9]], None, "candidates of user u1 hold an item twice"),
+        ([[1], [3, 3], [9]], None, "candidates of user u1 contain an item twice"),
         ([[1], [9, 9], [3, 3]], None, r"user u1 are in \[9, 9\], but there are 5"),
         ([[1], [2], [4, -2]], None, r"user u2 are in \[-2, 4\], but there are 5"),
         ([None, [2], None], [[1], [77], [4, 5]], r"user u2 are in \[4, 5\], but there are 5"),
-        ([None, [2, 2], None], [[1], None, [4, 5]], "candidates of user u1 hold an item twice"),
+        ([None, [2, 2], None], [[1], None, [4, 5]], "candidates of user u1 contain an item twice"),
     ],
 )
 @pytest.mark.parametrize("on_device", [False, True])
@@ -153,7 +153,7 @@ def test_the_host_waits_once_for_each_block_of_users(
     "change, text",
     [
         (lambda listed: listed[-1].append(ITEMS), "candidate indices of user"),
-        (lambda listed: listed[-1].append(listed[-1][0]), "hold an item twice"),
+        (lambda listed: listed[-1].append(listed[-1][0]), "contain an item twice"),
     ],
 )
 def test_lists_before_a_wrong_one_are_made(there: tuple[ListRanker, Any], change: Any, text: str) -> None:

@@ -41,7 +41,7 @@ def test_an_item_listed_twice_is_refused_whatever_its_score(
     reference: ReferenceScores, listed: list[int]
 ) -> None:
     best = make_recommender(replace(reference.request, k=1))
-    with pytest.raises(DataError, match="candidates of user u001 hold an item twice"):
+    with pytest.raises(DataError, match="candidates of user u001 contain an item twice"):
         lists_of(best, batch_of(reference.users[:2], [[1], listed]))
 
 

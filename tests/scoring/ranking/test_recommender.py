@@ -151,7 +151,7 @@ def test_nan_names_user_and_item(reference: ReferenceScores, recommender: ListRa
 
 
 def test_repeated_candidates_are_refused(reference: ReferenceScores, recommender: ListRanker) -> None:
-    with pytest.raises(DataError, match="candidates of user u001 hold an item twice"):
+    with pytest.raises(DataError, match="candidates of user u001 contain an item twice"):
         lists_of(recommender, batch_of(reference.users[:2], candidates=[[1, 2], [3, 3]]))
 
 

@@ -207,7 +207,7 @@ def test_items_repeated_among_candidates_are_an_error_under_rules_too(
     recommender = recommender_with(reference, rules_of(tmp_path, **explore(0.5)))
     batch = batch_of(reference.users.iloc[:2], candidates=[[1, 2], [3, 4, 3]])
     with pytest.raises(
-        DataError, match=f"candidates of user {reference.users.user_key[1]} hold an item twice"
+        DataError, match=f"candidates of user {reference.users.user_key[1]} contain an item twice"
     ):
         lists_of(recommender, batch)
 
