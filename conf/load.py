@@ -396,7 +396,9 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
-        self._sizes: dict[yaml.Node, int] = {}  # characters of each value, and of the values in it
+        self._sizes: dict[
+            yaml.Node, int
+        ] = {}  # number of characters of each value, including the values within it
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Parses a value; raises YAMLError if it is too deep or too large, or if it contains itself."""

@@ -1,13 +1,13 @@
 """Plug-ins: the readers, operators, models, losses, candidate sources, rules and sinks, by kind and name.
 
 Each plug-in is one module. Each kind has a folder with the plug-ins of the checkout and no other files. The
-name of a file is the name of the plug-in in configurations. A package adds a plug-in by an entry point. The
-group of the entry point is `nightrank.<kind>`, its name is the name of the plug-in, and its value is the
+name of a file is the name of the plug-in in configurations. A package adds a plug-in by an entry point of
+the group `nightrank.<kind>`. The name of the entry point is the name of the plug-in, and its value is the
 module. docs/extending.md describes the modules of each kind.
 
 This module only lists names, and imports a module when it is used. So `conf` depends on no other folder.
-Reading the entry points opens a file of each package. So they are read at most once in a process: when a
-configuration has a name that the checkout does not have, or when all names are listed.
+Reading the entry points opens a file of each installed package. So a process reads them at most once, and
+only if a configuration has a name that the checkout does not have, or if all names are listed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The processes are forked from a server process (forkserver of multiprocessing), which has imported their
 modules and has no threads. They end when the object that started them is freed. Until then, later calls use
-the same processes, and the memory that earlier calls have freed. Between two calls, a large process returns
-its freed memory to the system.
+the same processes, and reuse memory that earlier calls have freed. Between two calls, a large process
+returns its freed memory to the system.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class LocalWorkers(Workers):
         try:
             with without_main_module():
                 results = [self._pool.submit(_run_task, file, index) for index in range(tasks)]
-            pa.array([0])  # pyarrow may import pandas at its first conversion; do this while the workers run
+            pa.array([0])  # makes pyarrow import pandas, if it needs pandas, while the workers run
             return _results(results)
         except BaseException as error:
             pool, self._pool = self._pool, None
@@ -145,7 +145,7 @@ class LocalWorkers(Workers):
 
 
 def _results(futures: Sequence[Future[str]]) -> list[str]:
-    """Returns the results in order, or raises the error of a task as soon as one fails."""
+    """Returns the results in order, or raises the error of a task as soon as a task fails."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     for future in done:
         if error := future.exception():

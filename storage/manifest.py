@@ -65,8 +65,8 @@ class Manifest:
         lineage: the OpenLineage event of the publication (storage.lineage), with the job, the run and the
             datasets that it read; empty if no job published the partition. Not part of the digest.
         damaged: the paths of the files whose bytes differ from the manifest, as a job or `nightrank fsck
-            --repair` found. While there are any, the partition is not up to date, so that the next run of
-            the job that writes it writes it again. Not part of the digest.
+            --repair` found. If there are any, the partition does not count as up to date, so the next run of
+            its job writes it again. Not part of the digest.
     """
 
     table: str

@@ -123,7 +123,7 @@ def migrate(lake: LakePaths, file: FoundFile) -> int:
     manifest = load_manifest(partition)
     if not is_whole(partition, manifest):
         raise DataError(
-            f"{partition.file(MANIFEST_NAME)} names files that are missing or cut short",
+            f"{partition.file(MANIFEST_NAME)} names files that are missing or truncated",
             "rerun the job that writes this partition: it builds the partition again",
         )
     # A migration that was killed may have replaced the manifest already.
