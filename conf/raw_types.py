@@ -211,8 +211,8 @@ class Column(Strict):
     optional: bool = Field(
         default=False,
         description="Whether files may lack the column. True: its values are null for the rows of a file "
-        "without it. False: such a file is an error. With `csv` files that Spark reads, all files that are "
-        "read together must have the same header. Not for `tsv`, whose columns have no names.",
+        "without it. False: such a file is an error. It cannot be used with `tsv`, whose columns have no "
+        "names.",
     )
 
     @property
