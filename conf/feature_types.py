@@ -31,7 +31,7 @@ class FeatureGroup(Strict):
 
 
 class Scopes(Strict):
-    """The scopes of features: a feature depends only on the user, only on the item, or on neither (context).
+    """The scopes of features: a feature depends only on the user, only on the item, or only on the context.
 
     A feature that is in none of the lists has the scope `pair`: its value may be different for every pair of
     user and item.
@@ -41,8 +41,8 @@ class Scopes(Strict):
     item: Names = Field(default=[], description="Features that depend only on the item.")
     context: Names = Field(
         default=[],
-        description="Features that depend neither on the user nor on the item, such as the hour of the day "
-        "or the device. For lists, `score.context` gives the raw values of these features.",
+        description="Features that do not depend on the user or the item, such as the hour of the day or "
+        "the device. For lists, `score.context` gives the raw values of these features.",
     )
 
 

@@ -96,7 +96,7 @@ class Kind:
         return [Plugin(self, name, module) for name, module in self.built_in().items()]
 
     def find(self, name: str) -> Plugin | None:
-        """Returns the plug-in with this name; None if neither the checkout nor a package has it.
+        """Returns the plug-in of the checkout or of a package with this name; None if there is none.
 
         The entry points of packages are not read if the checkout has the name. Raises the errors of
         `of_packages`.

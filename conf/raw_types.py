@@ -166,7 +166,7 @@ def _known_format(name: str) -> str:
 
 
 # The name of a reader: a module of etl/readers/formats, or of another package. The JSON schema for editors
-# lists only the former.
+# lists only the readers of the checkout.
 Format = Annotated[str, AfterValidator(_known_format), PluginNames(READER)]
 
 
@@ -539,7 +539,7 @@ class Label(Strict):
     )
     other_events: Literal["drop", "refuse"] = Field(
         default="drop",
-        description="If `weights` is set, what happens to rows whose event is neither in `positive` nor in "
+        description="If `weights` is set, what happens to rows whose event is not listed in `positive` or "
         "`weights`. `drop`: they are left out, and counted under the reason `other_event`. `refuse`: they "
         "are quarantined with the reason `event:<column>`.",
     )

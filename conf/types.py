@@ -137,8 +137,8 @@ def _is_integer(text: str) -> bool:
 class Config(Strict):
     """The configuration of all jobs of one log.
 
-    The operators `filter` in `prepare` run before the other operators in `prepare`, whatever their positions
-    in the list. They read only columns of the log.
+    The operators `filter` in `prepare` always run before the other operators in `prepare`, in any order of
+    the list. They read only columns of the log.
     """
 
     name: FolderName = Field(
@@ -185,7 +185,7 @@ class Config(Strict):
     )
     scopes: Scopes = Field(
         default=Scopes(),
-        description="Features that depend only on the user, only on the item, or on neither of them.",
+        description="Features that depend only on the user, only on the item, or only on the context.",
     )
     split: SplitConfig = Field(description="How rows are divided into train, validation and test.")
     workflow: WorkflowConfig = Field(
@@ -282,7 +282,7 @@ class Config(Strict):
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Returns the names of internal columns, which neither raw columns nor features can have."""
+        """Returns the names of internal columns, which raw columns and features must not have."""
         return RESERVED if self.log.label.weights is None else (*RESERVED, WEIGHT_COLUMN)
 
     @property

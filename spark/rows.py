@@ -67,7 +67,8 @@ def read_rows(
 ) -> Rows:
     """Reads the rows of the files that a manifest lists, or the rows of one split.
 
-    Returns an Arrow table if the job keeps its rows in this process (RunContext.in_process), else a frame.
+    Returns an Arrow table if the job keeps its rows in this process (RunContext.in_process), otherwise a
+    frame.
     """
     if context.in_process:
         return read_table(partition, manifest, split, columns)
@@ -93,7 +94,7 @@ def whole(rows: ReadableRows) -> Rows:
 
 
 def query(text: str, **tables: ReadableRows) -> Rows:
-    """Runs one query, and returns its rows: a lazy frame if one of `tables` is a frame, else a table.
+    """Runs one query, and returns its rows: a lazy frame if one of `tables` is a frame, otherwise a table.
 
     Args:
         text: SQL, with the names of tables in braces, such as `SELECT user_key FROM {clicks}`. Pass names of
