@@ -107,7 +107,7 @@ def built_in_sources() -> dict[str, type[SourceSettings]]:
 
 
 def _require_known(values: Any) -> Any:
-    """Raises ValueError if the checkout and all installed packages have no source of this name."""
+    """Raises ValueError if no source of the checkout or of an installed package has this name."""
     name = values.get("source") if isinstance(values, dict) else getattr(values, "source", None)
     if name is None:
         raise ValueError("a source needs the key `source` with its name, such as {source: popular}")
@@ -172,7 +172,7 @@ class NotAllowed(RawTable):
 
     @property
     def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
+        """Returns the name of the filter in messages and tables."""
         return f"{self.filter} by {self.attribute}"
 
     @model_validator(mode="after")
@@ -195,7 +195,7 @@ class OutOfStock(RawTable):
 
     @property
     def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
+        """Returns the name of the filter in messages and tables."""
         return self.filter
 
     @model_validator(mode="after")

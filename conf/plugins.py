@@ -250,7 +250,7 @@ def description(described: Any) -> str:
 
 
 def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
-    """Returns the digests of the plug-ins of packages that a configuration uses, for a version or for inputs.
+    """Returns the digests of the plug-ins of packages that a configuration uses.
 
     Plug-ins of the checkout have no entry. So versions that do not depend on packages do not change.
 

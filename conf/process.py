@@ -103,7 +103,7 @@ def available_memory() -> int:
 
 
 def _left_in_container() -> int:
-    """Returns the bytes left below the memory limit of the control group (v2); a large number without one."""
+    """Returns the bytes left below the control group's memory limit (v2); a large number without a limit."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text())

@@ -28,14 +28,15 @@ class Quality(Strict):
     )
     misdated_share_warn: ShareLimit = Field(
         default=0.05,
-        description="Warns if a larger share of a day's rows has an event_time outside of this day (UTC). "
-        "Used only with `{date}` in `log.path` and `log.event_time`. Null: no limit.",
+        description="Warns if a larger share of a day's rows has an event_time outside of this day in "
+        "`log.time_zone`. Used only with `{date}` in `log.path` and `log.event_time`. Null: no limit.",
     )
     max_misdated_share: Share = Field(
         default=0.9,
-        description="Largest share of a day's rows that may have an event_time outside of this day (UTC). "
-        "If the days of the files are days of another time zone, the share is at most 0.6. If the unit of "
-        "the times is wrong, it is 1. Used only with `{date}` in `log.path` and `log.event_time`.",
+        description="Largest share of a day's rows that may have an event_time outside of this day in "
+        "`log.time_zone`. If the files contain the days of another time zone, the share is at most 0.6. If "
+        "the unit of the times is wrong, it is 1. Used only with `{date}` in `log.path` and "
+        "`log.event_time`.",
     )
     null_rate_change_warn: ShareLimit = Field(
         default=0.1,

@@ -13,7 +13,8 @@ from conf.plugins import RULE
 from conf.raw_types import Strict, TableOfRoles
 from conf.spark_tables import SPARK_TABLE
 
-# Keys that dumps contain as null if the rule is not configured. Digests of earlier releases depend on this.
+# Keys whose value is null in dumps if the rule is not configured. Digests of earlier releases depend on
+# this.
 _DUMPED_AS_NULL = ("boost", "exploration", "max_per_category")
 
 

@@ -200,8 +200,8 @@ class Reading(Strict):
 
     pool_rows: PositiveInt = Field(
         default=131_072,
-        description="Number of rows in one buffer pool of every rank, added over all ranks. A pool has at "
-        "least 4 batches.",
+        description="Number of rows in the current buffer pools of all ranks together. A pool has at least "
+        "4 batches.",
     )
     pools: Literal["auto", "host", "device"] = Field(
         default="auto",

@@ -260,7 +260,7 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
 
 log = logging.getLogger("nightrank.evaluate_model")
 
-# Below sys.prefix; setup/build_native.py puts it there.
+# The path of the library below sys.prefix. setup/build_native.py writes the library.
 LIBRARY = Path("lib/nightrank/libnightrank_metrics.so")
 VERSION = 1  # version of the interface; must equal the number in metrics/native/replicates.cpp
 REPLICATES = 32  # number of replicates in a block; must equal kReplicates in metrics/native/replicates.cpp

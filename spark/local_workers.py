@@ -35,7 +35,7 @@ from storage.private_folder import ScratchFolder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The environment variable with the folders for a worker's temporary files, in Spark and here.
+# The environment variable with the folders for a worker's temporary files, as in Spark's workers.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 
 # The file with the function of this worker's tasks. It is deleted when the tasks end or are cancelled.
@@ -175,7 +175,7 @@ def _begin(folder: str) -> None:
     refuse_pandas()  # the tasks of build_features do not need it
     # There is one worker for each core, so each worker uses one thread.
     pa.set_cpu_count(1)
-    # The next task of this worker uses the memory of the last one again.
+    # The next task of this worker reuses the memory of the last task.
     keep_freed_memory()
 
 

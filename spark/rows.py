@@ -117,7 +117,7 @@ def quoted(name: str) -> str:
 
 
 def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
-    """Runs a query of `query` in Spark. The frames are temporary views while Spark plans the query.
+    """Runs a query in Spark for `query`. The frames are temporary views while Spark plans the query.
 
     `session.sql(text, **frames)` and `spark.catalog.dropTempView` would remove the frames from the cache.
     """

@@ -71,8 +71,8 @@ def build_session(
 def _keep_classes(session: SparkSession) -> None:
     """Caches the Java classes that PySpark looks up at every call of a function or a method.
 
-    Otherwise the JVM would search all jars, and the packages that PySpark has imported, for a class with this
-    short name. It would do so in each of thousands of calls.
+    Otherwise, in each of thousands of calls, the JVM would search all jars, and the packages that PySpark
+    has imported, for a class with this short name.
     """
     java_import(session._jvm, "org.apache.spark.sql.functions")
     for name in _KEPT_CLASSES:

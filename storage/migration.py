@@ -1,4 +1,4 @@
-"""Brings the files of a lake to the format versions of this release.
+"""Converts the files of a lake to the format versions of this release.
 
 Only manifests of version 1 must be migrated. Their data files are in the partition's own folder, so tools
 that list the folder also see the files of replaced attempts. Migration moves the data files of such a

@@ -105,7 +105,7 @@ def require_intact_file(path: str) -> str:
     return path
 
 
-# A look-up in files of at most this size together compares all files with their manifest.
+# If the files of a look-up have at most this total size, all of them are compared with their manifest.
 _COMPARED_BYTES = 2**30
 
 
