@@ -142,12 +142,12 @@ def require_names(*names: str | None) -> None:
     """Checks versions, dates and similar names, from which paths in the lake are made. None is accepted.
 
     Raises:
-        TypeError: a name is no text.
+        TypeError: a name is not a text.
         ValueError: a path with this name would be in another folder.
     """
     for name in names:
         if name is not None and ("/" in name or name in (".", "..") or file_io.leaves(name or "_")):
-            raise ValueError(f"{name!r:.100} is no name of a file or folder")
+            raise ValueError(f"{name!r:.100} is not the name of a file or folder")
 
 
 # Since version 2, data files are outside the partition's folder, because other tools list this folder. Since

@@ -155,7 +155,7 @@ class _Lease:
         try:
             self._withdraw()
         except OSError as error:
-            log.warning("%s cannot be deleted, and expires: %s", self._path, error)
+            log.warning("%s cannot be deleted, so it is valid until it expires: %s", self._path, error)
 
     def _attempt(self) -> _Ticket | None:
         """Creates a ticket.

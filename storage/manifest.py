@@ -148,14 +148,14 @@ def _require_types(manifest: Manifest) -> None:
         texts += [entry.path, entry.split or "", entry.digest or ""]
     texts += [text for pair in manifest.schema for text in pair]
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a name, a path, a type or a digest is no text")
+        raise TypeError("a name, a path, a type or a digest is not a text")
     numbers = [manifest.rows_in, *manifest.dropped.values()]
     for entry in manifest.files:
         numbers += [entry.rows, entry.bytes, *entry.row_groups]
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise ValueError("a number of rows or bytes is no integer, or it is negative")
+        raise ValueError("a number of rows or bytes is not an integer, or it is negative")
     if not all(isinstance(value, Mapping) for value in (manifest.facts, manifest.lineage)):
-        raise TypeError("`facts` or `lineage` is no object")
+        raise TypeError("`facts` or `lineage` is not an object")
 
 
 def digest_of(value: Any) -> str:
