@@ -293,7 +293,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     if len(content) > _MOST_TEXT:
         raise ConfigError(
-            f"{path} has more than {_MOST_TEXT:,} bytes, so it is no configuration",
+            f"{path} has more than {_MOST_TEXT:,} bytes, so it is not a configuration",
             "give the path of a configuration file",
         )
     try:

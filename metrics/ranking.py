@@ -228,7 +228,7 @@ def _ids_of(name: str, ids: ArrayLike) -> Ids:
         texts = all(isinstance(value, str) for value in array.flat)
         array = array.astype(str) if texts else np.array(array.tolist())
     if array.ndim != 1:
-        raise DataError(f"{name} contains {ids!r}, which is no list of ids", "pass one list for each user")
+        raise DataError(f"{name} contains {ids!r}, which is not a list of ids", "pass one list for each user")
     if len(array) and array.dtype.kind not in "iuUS":
         raise DataError(
             f"{name} contains ids of the type {array.dtype}, such as {array[0]!r}",
