@@ -58,8 +58,8 @@ class WindowedSource(SourceSettings):
     n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
     window_days: Days | None = Field(
         default=None,
-        description="Only clicks of this number of days, the last of which is the run date, are counted. "
-        "Null: the clicks of all days of `splits` are counted.",
+        description="Number of days, up to and including the run date, whose clicks are counted. Null: the "
+        "clicks of all days of `splits` are counted.",
     )
 
 
@@ -85,7 +85,7 @@ class PackageSource(SourceSettings):
     n: PositiveInt = Field(default=100, description="Largest number of items of this source for a user.")
     window_days: Days | None = Field(
         default=None,
-        description="Only rows of this number of days, the last of which is the run date, are passed to the "
+        description="Number of days, up to and including the run date, whose rows are passed to the "
         "source. Null: the rows of all days of `splits` are passed.",
     )
 
@@ -107,7 +107,7 @@ def built_in_sources() -> dict[str, type[SourceSettings]]:
 
 
 def _require_known(values: Any) -> Any:
-    """Raises ValueError if the checkout and all installed packages have no source of this name."""
+    """Raises ValueError if no source of the checkout or of an installed package has this name."""
     name = values.get("source") if isinstance(values, dict) else getattr(values, "source", None)
     if name is None:
         raise ValueError("a source needs the key `source` with its name, such as {source: popular}")
@@ -128,7 +128,7 @@ def _read(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 @lru_cache(maxsize=32)
 def _tagged(kind: type[SourceSettings], tag: str) -> TypeAdapter[SourceSettings]:
-    """Returns the adapter that reads a source. In errors, the tag follows the number of the source."""
+    """Returns the adapter that reads a source. Errors name the source by its number and this tag."""
 
     def schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.tagged_union_schema({tag: handler(source)}, lambda values: tag)
@@ -172,7 +172,7 @@ class NotAllowed(RawTable):
 
     @property
     def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
+        """Returns the name of the filter in messages and tables."""
         return f"{self.filter} by {self.attribute}"
 
     @model_validator(mode="after")
@@ -195,7 +195,7 @@ class OutOfStock(RawTable):
 
     @property
     def name(self) -> str:
-        """Returns the name of this object in messages and tables."""
+        """Returns the name of the filter in messages and tables."""
         return self.filter
 
     @model_validator(mode="after")
@@ -237,8 +237,8 @@ class Candidates(Strict):
     )
     active_days: Days | None = Field(
         default=None,
-        description="An item can be a candidate only if it has a row (shown or clicked) in this number of "
-        "days, the last of which is the run date. Null: items need no such row.",
+        description="Number of days, up to and including the run date. An item can be a candidate only if "
+        "it has a row (shown or clicked) on one of these days. Null: items need no such row.",
     )
     exclude_clicked: list[Split] = Field(
         default=list(SPLITS),

@@ -85,12 +85,12 @@ def plan_experiments(config: Config, experiments: Experiments, path: str) -> lis
 
 
 def plan_space(config: Config, experiments: Experiments, path: str) -> dict[str, list[Experiment]]:
-    """Returns the experiments with which the space of a search is checked before any trial, by searched key.
+    """Returns experiments that check the space of a search before the first trial, by searched key.
 
-    The experiments of a key change only this key, to its choices or to the ends of its range; the other
-    settings are those of the configuration. For a range of real numbers, a value between its ends is checked
-    too, because a setting of integers accepts 1.0 but not 1.5. If whole models are searched, other settings
-    of the model are checked with the first of them.
+    The experiments of a key change only this key, to each of its choices or to the ends of its range. For a
+    range of real numbers, a value between the ends is checked too, because a setting of integers accepts 1.0
+    but not 1.5. If whole models are searched, other searched settings of the model are checked with the
+    first of these models.
 
     Args:
         config, path: see `plan_experiments`.
@@ -272,7 +272,7 @@ class ExperimentRun(Strict):
 
 
 def _number(value: Any) -> Any:
-    """Returns a number; reads the text `1e-4`, because YAML reads a number without a point as a text."""
+    """Returns a number, also for the text `1e-4`: YAML reads such a number as a text."""
     if isinstance(value, str):
         with suppress(ValueError):
             value = float(value)
@@ -297,8 +297,8 @@ class SearchedValues(Strict):
     )
     log: bool = Field(
         default=False,
-        description="Whether the logarithm of the value is searched evenly, as for a learning rate. `low` "
-        "must be above 0.",
+        description="Whether proposals are spread evenly over the logarithm of the value, as is usual for "
+        "a learning rate. `low` must be above 0.",
     )
     choices: list[Any] | None = Field(
         default=None,
@@ -308,12 +308,12 @@ class SearchedValues(Strict):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the values are integers: both ends of the range are."""
+        """Returns whether the values are integers, because both ends of the range are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
     def examples(self) -> list[Any]:
-        """The choices; or both ends of the range and, between real numbers, a third value."""
+        """Returns the choices, or both ends of the range and, for real numbers, a value between them."""
         if self.choices is not None:
             return self.choices
         low, high = self.low or 0, self.high or 0
@@ -349,7 +349,7 @@ class SearchedValues(Strict):
         return self
 
 
-# A share of a range. The value there is not an integer, unless the range was made for it.
+# A share of a range. The value at this share of a range of real numbers is practically never an integer.
 _BETWEEN = 0.3819660112501051
 
 
@@ -380,9 +380,9 @@ class Search(Strict):
     )
     prune: bool = Field(
         default=False,
-        description="Whether a bad trial ends early: if its best `choose_by` on the validation split so far "
-        "is worse than the median of the complete trials after the same number of epochs. This begins when "
-        "five trials are complete. A pruned trial is shown, but it is not ranked.",
+        description="Whether a bad trial ends early: if its best `choose_by` on the validation split so "
+        "far is worse than the median of the complete trials after the same number of epochs. Trials are "
+        "pruned only after five trials are complete. A pruned trial is shown, but it is not ranked.",
     )
 
     @model_validator(mode="after")
@@ -421,8 +421,9 @@ class Experiments(Strict):
     )
     repeat_seeds: Annotated[list[Seed], Field(min_length=1)] | None = Field(
         default=None,
-        description="Seeds: every experiment is trained once with each of them as `train.seed`. Null: once, "
-        "with `train.seed` of the configuration. Not together with `search`.",
+        description="Seeds: every experiment is trained once with each of them as `train.seed`. Null: each "
+        "experiment is trained once, with `train.seed` of the configuration. It cannot be combined with "
+        "`search`.",
     )
     choose_by: Measure = Field(
         default="log_loss",

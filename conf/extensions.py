@@ -25,5 +25,5 @@ def source_digests(
 
 
 def combined_digest(sources: Iterable[tuple[str, str]]) -> str:
-    """Returns one digest of 16 hex digits for some files. It does not depend on their order."""
+    """Returns one digest of 16 hex digits for some files. The order of the files does not change it."""
     return sha256("\n".join(f"{name} {digest}" for name, digest in sorted(sources)).encode()).hexdigest()[:16]

@@ -31,7 +31,7 @@ class FeatureGroup(Strict):
 
 
 class Scopes(Strict):
-    """The scopes of features: a feature depends only on the user, only on the item, or on neither (context).
+    """The scopes of features: a feature depends only on the user, only on the item, or only on the context.
 
     A feature that is in none of the lists has the scope `pair`: its value may be different for every pair of
     user and item.
@@ -41,8 +41,8 @@ class Scopes(Strict):
     item: Names = Field(default=[], description="Features that depend only on the item.")
     context: Names = Field(
         default=[],
-        description="Features that depend neither on the user nor on the item, such as the hour of the day "
-        "or the device. For lists, `score.context` gives the raw values of these features.",
+        description="Features that do not depend on the user or the item, such as the hour of the day or "
+        "the device. For lists, `score.context` gives the raw values of these features.",
     )
 
 
@@ -52,19 +52,19 @@ class WorkflowConfig(Strict):
     engine: Literal["auto", "sql", "arrow"] = Field(
         default="auto",
         description="`sql` fits workflows and looks up ids with Spark expressions and joins, which RAPIDS "
-        "can run on a GPU. `arrow` does so in Python workers on Arrow batches, which is faster, even on a "
-        "machine with a GPU (docs/gpu.md). `auto` is `arrow`. Both engines give the same rows, and parse "
-        "logs in tasks. With `auto`, a job that Python and not spark-submit has started on one machine reads "
-        "and prepares logs in processes of its own, and starts a JVM only for what needs it (docs/roads.md). "
-        "`arrow` reads logs in the Python workers of Spark in any case.",
+        "can run on a GPU. `arrow` does the same in Python workers on Arrow batches, which is faster, even "
+        "on a machine with a GPU (docs/gpu.md). `auto` is `arrow`. Both engines give the same rows, and "
+        "parse logs in tasks. With `auto`, a job on one machine that was started with Python instead of "
+        "spark-submit reads and prepares logs in its own processes. It starts a JVM only for work that "
+        "needs Spark (docs/roads.md). With `arrow`, Spark's Python workers always read the logs.",
     )
     device: Literal["cpu", "cuda"] = Field(
         default="cpu",
         description="Where tasks find the fields of a text log (`tsv`, `csv`), count values and look up "
-        "features. `cuda`: on GPUs, by one process for each GPU of this machine, or by the tasks of a Spark "
-        "profile whose `spark.task.resource.gpu.amount` is 1. Without such a GPU, and for other formats, "
-        "tasks work as with `cpu`. Both publish the same tables. Nothing was measured on a GPU yet, so `cpu` "
-        "is the default (docs/gpu.md).",
+        "features. `cuda`: on GPUs, by one process for each GPU of this machine, or by the tasks of a "
+        "Spark profile whose `spark.task.resource.gpu.amount` is 1. Without such a GPU, and for other "
+        "formats, tasks work as with `cpu`. Both values give the same tables. The speed on a GPU has not "
+        "been measured yet, so `cpu` is the default (docs/gpu.md).",
     )
     mode: Literal["auto", "fit", "extend", "apply", "retrain"] = Field(
         default="auto",
@@ -82,20 +82,20 @@ class History(Strict):
     """A column with the keys of the items that the user of a row clicked last before this row.
 
     The most recent item comes first. Rows of a user are ordered by event time, then by their position in the
-    log. Without an event time, they are ordered by their position. Only clicks before a row are in its list,
-    so the row's own item is not. If the log has groups (keys.group), all rows of a group have the list of the
-    group's first row, because a click of the group is not known when the group is shown. Features read the
-    column like a column of the log. The table `users`, with which lists are scored, has the last clicks up to
-    the run date. If the lists are compared with the test split (measure.against=test_split), the rows of the
-    test split are left out.
+    log. Without an event time, they are ordered by their position. The list of a row contains only earlier
+    clicks, so it does not contain the row's own click. If the log has groups (keys.group), all rows of a
+    group have the list of the group's first row, because a click of the group is not known when the group is
+    shown. Features read the column like a column of the log. The table `users`, with which lists are scored,
+    has the last clicks up to the run date. If the lists are compared with the test split
+    (measure.against=test_split), the rows of the test split are left out.
     """
 
     column: ColumnName = Field(default="history", description="Name of the new column, a list of strings.")
     length: PositiveInt = Field(default=50, description="Largest number of items in a list.")
     days: Days | None = Field(
         default=None,
-        description="Number of days before the day of a row whose clicks are used. Set it if, and only if, "
-        "split.by=day. Other logs are one table, whose rows are all used.",
+        description="Number of days before the day of a row whose clicks are used. It is required with "
+        "split.by=day. With another split.by it is refused, because all rows of the log are used.",
     )
 
     def new_columns(self, split_by: str, columns: Collection[str]) -> set[str]:

@@ -23,7 +23,7 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            if attribute.startswith("__"):  # pickle, copy and doctest ask for such attributes
+            if attribute.startswith("__"):  # pickle, copy and doctest look up such attributes
                 raise AttributeError(attribute)
             target = import_module(self._module)
             value = getattr(getattr(target, self._name) if self._name else target, attribute)

@@ -293,7 +293,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     if len(content) > _MOST_TEXT:
         raise ConfigError(
-            f"{path} has more than {_MOST_TEXT:,} bytes, so it is no configuration",
+            f"{path} has more than {_MOST_TEXT:,} bytes, so it is not a configuration",
             "give the path of a configuration file",
         )
     try:
@@ -396,7 +396,9 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
-        self._sizes: dict[yaml.Node, int] = {}  # characters of each value, and of the values in it
+        self._sizes: dict[
+            yaml.Node, int
+        ] = {}  # number of characters of each value, including the values within it
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Parses a value; raises YAMLError if it is too deep or too large, or if it contains itself."""

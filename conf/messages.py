@@ -81,7 +81,7 @@ _VARIABLE = "NIGHTRANK_PROGRAM"
 
 
 def started_by(command: str) -> None:
-    """Records the command that starts the job, which then replaces this process."""
+    """Records the command that starts the job. The job then replaces this process."""
     os.environ[_VARIABLE] = command
 
 

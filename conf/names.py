@@ -16,10 +16,10 @@ from conf.messages import is_printable
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_COLUMN = 128
 
-# Schemes that a lake can have: on these, storage.file_io can replace a file atomically.
+# URI schemes of lakes. On these stores, storage.file_io can replace a file atomically.
 LAKE_SCHEMES = ("", "file", "s3", "s3a")
 
-# Schemes that raw data can have. Jobs only read raw data.
+# URI schemes of raw data, which jobs only read.
 RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs", "gs", "abfss", "abfs", "az")
 
 

@@ -1,13 +1,13 @@
 """Plug-ins: the readers, operators, models, losses, candidate sources, rules and sinks, by kind and name.
 
 Each plug-in is one module. Each kind has a folder with the plug-ins of the checkout and no other files. The
-name of a file is the name of the plug-in in configurations. A package adds a plug-in by an entry point. The
-group of the entry point is `nightrank.<kind>`, its name is the name of the plug-in, and its value is the
+name of a file is the name of the plug-in in configurations. A package adds a plug-in by an entry point of
+the group `nightrank.<kind>`. The name of the entry point is the name of the plug-in, and its value is the
 module. docs/extending.md describes the modules of each kind.
 
 This module only lists names, and imports a module when it is used. So `conf` depends on no other folder.
-Reading the entry points opens a file of each package. So they are read at most once in a process: when a
-configuration has a name that the checkout does not have, or when all names are listed.
+Reading the entry points opens a file of each installed package. So a process reads them at most once, and
+only if a configuration has a name that the checkout does not have, or if all names are listed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Kind:
         return [Plugin(self, name, module) for name, module in self.built_in().items()]
 
     def find(self, name: str) -> Plugin | None:
-        """Returns the plug-in with this name; None if neither the checkout nor a package has it.
+        """Returns the plug-in of the checkout or of a package with this name; None if there is none.
 
         The entry points of packages are not read if the checkout has the name. Raises the errors of
         `of_packages`.
@@ -250,7 +250,7 @@ def description(described: Any) -> str:
 
 
 def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
-    """Returns the digests of the plug-ins of packages that a configuration uses, for a version or for inputs.
+    """Returns the digests of the plug-ins of packages that a configuration uses.
 
     Plug-ins of the checkout have no entry. So versions that do not depend on packages do not change.
 

@@ -22,8 +22,8 @@ _NEVER = 2**31 - 1
 def keep_freed_memory() -> bool:
     """Makes this process allocate all memory from its heap, and keeps the heap from shrinking.
 
-    Call this after the model is loaded: large tables that were allocated before the call are returned to the
-    system when they are freed.
+    Call this after the model is loaded. Large tables that were allocated before the call are still returned
+    to the system when they are freed.
 
     Returns:
         True if the C library is glibc. With other C libraries, this function does nothing and returns False.
@@ -89,7 +89,7 @@ def ignore_imported() -> None:
         gc.freeze()
 
 
-# Measures the memory that is available on this host or in its container.
+# Reads how much memory is available on this host or in its container.
 
 
 def available_memory() -> int:
@@ -103,7 +103,7 @@ def available_memory() -> int:
 
 
 def _left_in_container() -> int:
-    """Returns the bytes left below the memory limit of the control group (v2); a large number without one."""
+    """Returns the bytes left below the control group's memory limit (v2); a large number without a limit."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text())

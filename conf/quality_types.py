@@ -28,14 +28,15 @@ class Quality(Strict):
     )
     misdated_share_warn: ShareLimit = Field(
         default=0.05,
-        description="Warns if a larger share of a day's rows has an event_time outside of this day (UTC). "
-        "Used only with `{date}` in `log.path` and `log.event_time`. Null: no limit.",
+        description="Warns if a larger share of a day's rows has an event_time outside of this day in "
+        "`log.time_zone`. Used only with `{date}` in `log.path` and `log.event_time`. Null: no limit.",
     )
     max_misdated_share: Share = Field(
         default=0.9,
-        description="Largest share of a day's rows that may have an event_time outside of this day (UTC). "
-        "Days of another time zone have at most 0.6, and times of a wrong unit 1. Used only with `{date}` in "
-        "`log.path` and `log.event_time`.",
+        description="Largest share of a day's rows that may have an event_time outside of this day in "
+        "`log.time_zone`. If the files contain the days of another time zone, the share is at most 0.6. If "
+        "the unit of the times is wrong, it is 1. Used only with `{date}` in `log.path` and "
+        "`log.event_time`.",
     )
     null_rate_change_warn: ShareLimit = Field(
         default=0.1,
@@ -59,43 +60,46 @@ class Quality(Strict):
     )
     psi_warn: Limit = Field(
         default=0.25,
-        description="Warns above this population stability index of a column, the day against the train "
-        "days. An index that can be due to chance for the number of rows is ignored. Null: no limit.",
+        description="Warns if the population stability index of a column (run date compared with the train "
+        "days) is above this value. An index that can be due to chance for the number of rows is ignored. "
+        "Null: no limit.",
     )
     psi_stop: Limit = Field(
         default=None,
-        description="Stops above this population stability index of a column, the day against the train "
-        "days. An index that can be due to chance for the number of rows is ignored. Null: no limit.",
+        description="Stops if the population stability index of a column (run date compared with the train "
+        "days) is above this value. An index that can be due to chance for the number of rows is ignored. "
+        "Null: no limit.",
     )
     click_rate_change_warn: Limit = Field(
         default=0.5,
-        description="Warns above this relative change of the click rate, the day against the train days. "
-        "Not checked if `negatives` adds rows, or if every row is a click. Null: no limit.",
+        description="Warns if the relative change of the click rate (run date compared with the train "
+        "days) is above this value. Not checked if `negatives` adds rows, or if every row is a click. "
+        "Null: no limit.",
     )
     click_rate_change_stop: Limit = Field(
         default=None,
-        description="Stops above this relative change of the click rate, the day against the train days. "
-        "Null: no limit.",
+        description="Stops if the relative change of the click rate (run date compared with the train "
+        "days) is above this value. Null: no limit.",
     )
     row_shortfall_warn: ShareLimit = Field(
         default=0.5,
-        description="Warns if the day has fewer rows than the median train day, by more than this share. "
-        "Example: 0.5 warns below half of the rows. Null: no limit.",
+        description="Warns if the number of rows is below the median of the train days by more than this "
+        "share of the median. With 0.5, it warns below half of the median. Null: no limit.",
     )
     row_shortfall_stop: ShareLimit = Field(
         default=None,
-        description="Stops if the day has fewer rows than the median train day, by more than this share. "
-        "Null: no limit.",
+        description="Stops if the number of rows is below the median of the train days by more than this "
+        "share of the median. Null: no limit.",
     )
     row_excess_warn: Limit = Field(
         default=1.0,
-        description="Warns if the day has more rows than the median train day, by more than this share. "
-        "Example: 1.0 warns above twice the rows. Null: no limit.",
+        description="Warns if the number of rows is above the median of the train days by more than this "
+        "share of the median. With 1.0, it warns above twice the median. Null: no limit.",
     )
     row_excess_stop: Limit = Field(
         default=None,
-        description="Stops if the day has more rows than the median train day, by more than this share. "
-        "Null: no limit.",
+        description="Stops if the number of rows is above the median of the train days by more than this "
+        "share of the median. Null: no limit.",
     )
     users_without_row_warn: ShareLimit = Field(
         default=0.1,
@@ -144,7 +148,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Drift(Strict):
-    """Limits on the differences of the test day's data and the challenger's scores from expected values.
+    """Limits on how much the test day's data and the challenger's scores may differ from expected values.
 
     Each figure has two limits. If a figure is above its limit `…_warn`, the gate logs a warning, and the
     report marks the figure. If a figure is above its limit `…_hold`, the champion remains. Columns in
@@ -153,8 +157,8 @@ class Drift(Strict):
 
     score_psi_warn: Limit = Field(
         default=0.25,
-        description="Warns above this population stability index (PSI) of the challenger's scores "
-        "against the champion's scores, on the same test rows. Null: no limit.",
+        description="Warns if the population stability index (PSI) between the challenger's and the "
+        "champion's scores of the same test rows is above this value. Null: no limit.",
     )
     score_psi_hold: Limit = Field(
         default=None,
@@ -162,8 +166,9 @@ class Drift(Strict):
     )
     feature_psi_warn: Limit = Field(
         default=0.25,
-        description="Warns above this PSI of a raw column, test day against train days. Only the column with "
-        "the largest PSI counts; a PSI that can be due to chance is ignored. Null: no limit.",
+        description="Warns if the PSI of a raw column (test day compared with train days) is above this "
+        "value. Only the column with the largest PSI counts; a PSI that can be due to chance is ignored. "
+        "Null: no limit.",
     )
     feature_psi_hold: Limit = Field(
         default=None,
@@ -172,8 +177,9 @@ class Drift(Strict):
     )
     click_rate_change_warn: Limit = Field(
         default=0.5,
-        description="Warns above this relative change of the click rate, test day against train days. "
-        "Not checked if `negatives` adds rows, or if every row is a click. Null: no limit.",
+        description="Warns if the relative change of the click rate (test day compared with train days) is "
+        "above this value. Not checked if `negatives` adds rows, or if every row is a click. Null: no "
+        "limit.",
     )
     click_rate_change_hold: Limit = Field(
         default=None,
@@ -182,8 +188,8 @@ class Drift(Strict):
     )
     oov_share_warn: Limit = Field(
         default=0.5,
-        description="Warns above this share of a feature's values on the test day that are missing in the "
-        "challenger's vocabulary. Only the feature with the largest share counts. Null: no limit.",
+        description="Warns if more than this share of a feature's values on the test day are missing in "
+        "the challenger's vocabulary. Only the feature with the largest share counts. Null: no limit.",
     )
     oov_share_hold: Limit = Field(
         default=None,

@@ -28,7 +28,7 @@ ColumnType = Literal[
     "int", "float", "string", "bool", "date", "timestamp", "decimal", "list<int>", "list<string>"
 ]
 
-# Types that operators see. The last two are lists.
+# The types of values in operators. The last two are lists.
 OperatorType = Literal["int", "float", "string", "ints", "strings"]
 _OPERATOR_TYPES: Mapping[ColumnType, OperatorType] = {
     "int": "int",
@@ -166,7 +166,7 @@ def _known_format(name: str) -> str:
 
 
 # The name of a reader: a module of etl/readers/formats, or of another package. The JSON schema for editors
-# lists only the former.
+# lists only the readers of the checkout.
 Format = Annotated[str, AfterValidator(_known_format), PluginNames(READER)]
 
 
@@ -211,8 +211,8 @@ class Column(Strict):
     optional: bool = Field(
         default=False,
         description="Whether files may lack the column. True: its values are null for the rows of a file "
-        "without it. False: such a file is an error. With `csv` files that Spark reads, all files that are "
-        "read together must have the same header. Not for `tsv`, whose columns have no names.",
+        "without it. False: such a file is an error. It cannot be used with `tsv`, whose columns have no "
+        "names.",
     )
 
     @property
@@ -246,7 +246,7 @@ class Column(Strict):
 
 
 def operator_type(column: Column) -> OperatorType:
-    """Returns the type with which operators see the values of a raw column.
+    """Returns the type that the values of a raw column have in operators.
 
     A bool is an int (0 or 1), a date an int (days since 1970-01-01), a timestamp an int (µs since 1970-01-01
     00:00 UTC), and a decimal a float.
@@ -279,16 +279,16 @@ class RawTable(Strict):
     time_zone: TimeZone = Field(
         default=UTC,
         description="Time zone of times without an offset, and of dates: a name of the IANA database, such "
-        "as Europe/Berlin. A time that occurs twice because clocks are set back is the first of the two. A "
-        "time that clocks skip is moved forward by the length of the gap. In the section `log`, it is also "
-        "the time zone in which a day of `{date}` begins and ends, for the check of `quality."
-        "max_misdated_share`.",
+        "as Europe/Berlin. If a time occurs twice because clocks are set back, the first of the two is "
+        "used. A time that clocks skip is moved forward by the length of the gap. In the section `log`, it "
+        "is also the time zone in which a day of `{date}` begins and ends, for the check of "
+        "`quality.max_misdated_share`.",
     )
     max_expansion: float = Field(
         default=MAX_EXPANSION,
         ge=1,
-        description="How many times its size a compressed text file may become. A file that becomes larger "
-        "ends the job with exit code 3. Every file may become 256 MiB.",
+        description="The largest allowed size of a decompressed text file, as a multiple of its compressed "
+        "size. A larger file ends the job with exit code 3. Sizes up to 256 MiB are always allowed.",
     )
     columns: list[Column] = Field(
         description="The columns. With `tsv`, list all columns of the files, in their order. With all other "
@@ -359,7 +359,7 @@ class RawTable(Strict):
 
     @property
     def types(self) -> dict[str, OperatorType]:
-        """Maps the name of each column to the type that operators see (`operator_type`)."""
+        """Maps the name of each column to the type of its values in operators (`operator_type`)."""
         return {column.name: operator_type(column) for column in self.columns}
 
     def type_of(self, name: str) -> ColumnType:
@@ -447,7 +447,7 @@ class TableOfRoles(RawTable):
         return {name: value for name, value in values.items() if name not in new or value != new[name]}
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
-        """Returns the table with a type for each column to read, and maps each such column to its name there.
+        """Returns the table with types for the columns to read, and maps these columns to their names in it.
 
         Args:
             defaults: maps the name of each column to read to its type if `columns` does not declare it.
@@ -477,7 +477,7 @@ def _fits_everywhere(name: str) -> bool:
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 
-# The reason of rows whose event `log.label` does not list. They are left out, but not quarantined.
+# The reason for leaving out rows whose event `log.label` does not list. These rows are not quarantined.
 OTHER_EVENT = "other_event"
 
 
@@ -532,13 +532,14 @@ class Label(Strict):
         min_length=1,
         description="Maps events to the weight of their rows, from 1e-6 to 1e6, such as {view: 0.1, cart: "
         "0.5, purchase: 1}. An event that is not in `positive` has label 0 and this weight. An event of "
-        "`positive` that is missing here has the weight 1. Rows of all other events are left out, see "
-        "`other_events`. Training losses and the sources `popular` and `als` use the weights "
-        "(docs/training.md, docs/candidates.md). Null: all rows count alike, and none is left out.",
+        "`positive` that is missing here has the weight 1. Rows of all other events are left out (see "
+        "`other_events`). Training losses and the sources `popular` and `als` use the weights "
+        "(docs/training.md, docs/candidates.md). Null: all rows have the same weight, and none is left "
+        "out.",
     )
     other_events: Literal["drop", "refuse"] = Field(
         default="drop",
-        description="If `weights` is set, what happens to rows whose event is neither in `positive` nor in "
+        description="If `weights` is set, what happens to rows whose event is not listed in `positive` or "
         "`weights`. `drop`: they are left out, and counted under the reason `other_event`. `refuse`: they "
         "are quarantined with the reason `event:<column>`.",
     )
@@ -600,8 +601,8 @@ class EventTime(Strict):
         default="s",
         description="Unit of a column of type int. `s`: seconds. `ms`: milliseconds. `us`: microseconds. "
         "`ns`: nanoseconds, which are rounded down to microseconds. It has no effect on columns of type "
-        "timestamp and date. A Parquet timestamp has its own unit, so its time is right with any `unit`; "
-        "without a time zone it is in `log.time_zone`.",
+        "timestamp and date. A Parquet timestamp contains its unit, so `unit` is not used. If it has no "
+        "time zone, it is in `log.time_zone`.",
     )
 
 
@@ -613,7 +614,8 @@ class Log(RawTable):
     """
 
     label: Label = Field(
-        default=Label(), description="The column that says whether a row is a click. Left out: every row is."
+        default=Label(),
+        description="The column that says whether a row is a click. If it is left out, every row is a click.",
     )
     event_time: EventTime | None = Field(
         default=None, description="The column with the time of the event. Null: the log has no such column."
@@ -669,13 +671,13 @@ class ItemsTable(JoinedTable):
     )
     title: str | None = Field(
         default=None,
-        description="Column of type string with the name of an item for people, who see it beside the "
-        "item's id in the report, in `show` and in CSV files. It is no feature unless `features` names it. "
+        description="Column of type string with the name of an item for people. The report, `show` and CSV "
+        "files show this name beside the item's id. The column is a feature only if `features` names it. "
         "Null: only ids are shown.",
     )
     image: str | None = Field(
         default=None,
-        description="Column, like that of `title`, with the address of an item's picture. Null: no pictures.",
+        description="Column of type string with the address of an item's picture. Null: no pictures.",
     )
 
     @model_validator(mode="after")
@@ -702,10 +704,10 @@ class Negatives(Strict):
     )
     train: bool = Field(
         default=True,
-        description="Whether rows are also added for positive rows of the train split. False if "
-        "the training uses only positive rows: with `train.negatives`, or with a `train.loss` over all "
-        "items or the items of a batch. This needs a `split.by` other than `day`, "
-        "because a day is a train day of one run and a test day of another.",
+        description="Whether rows are also added for positive rows of the train split. False if the "
+        "training uses only positive rows: with `train.negatives`, or with a `train.loss` over all items "
+        "or the items of a batch. False needs a `split.by` other than `day`, because a day is a train day "
+        "of one run and a test day of another.",
     )
     seed: Seed = Field(default=0, description="Seed of the draws.")
 

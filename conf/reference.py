@@ -13,7 +13,7 @@ Schema = dict[str, Any]
 _WORDS = {"string": "text", "boolean": "true or false", "object": "mapping", "array": "list", "null": "null"}
 _HUGE = (
     2**31 - 1_000
-)  # an upper bound of this size is only the largest value of an integer type, so it is not shown
+)  # an upper bound of at least this size is only the largest value of an integer type, so it is not shown
 
 
 def field_table(kind: type[BaseModel], links: Mapping[str, str] | None = None) -> str:

@@ -13,7 +13,8 @@ from conf.plugins import RULE
 from conf.raw_types import Strict, TableOfRoles
 from conf.spark_tables import SPARK_TABLE
 
-# Keys that dumps contain as null if the rule is not configured. Digests of earlier releases depend on this.
+# Keys whose value is null in dumps if the rule is not configured. Digests of earlier releases depend on
+# this.
 _DUMPED_AS_NULL = ("boost", "exploration", "max_per_category")
 
 
@@ -90,9 +91,10 @@ class AttributeRule(RuleSettings):
 class ListRules(Strict):
     """Business rules, which change lists after the ranking.
 
-    Each key besides `attributes` is the name of a rule, with its settings. `boost` is applied first. Rules of
-    other packages (docs/extending.md) follow in the order of the file. All these rules may change ranking
-    scores and leave out items. `max_per_category` and `exploration` are applied last.
+    Each key other than `attributes` is the name of a rule, and its value has the settings of the rule.
+    `boost` is applied first. Rules of other packages (docs/extending.md) follow in the order of the file.
+    All these rules may change ranking scores and leave out items. `max_per_category` and `exploration` are
+    applied last.
     """
 
     # The rules are extra keys, because they are found by name. The JSON schema lists the checkout's rules.
@@ -111,7 +113,7 @@ class ListRules(Strict):
     def configured(self) -> dict[str, RuleSettings | dict[str, Any]]:
         """Returns the rules by name, in the order of the file.
 
-        The settings of a rule of another package are a mapping, which that package has not checked yet.
+        The settings of a rule of another package are a mapping that has not been checked yet.
         """
         declared = {name: getattr(self, name) for name in type(self).model_fields if name != "attributes"}
         named = {**declared, **(self.model_extra or {})}.items()

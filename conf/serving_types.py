@@ -50,13 +50,13 @@ class ServingExperiment(Strict):
     )
     start: IsoDate = Field(description="First run date of the experiment.")
     end: IsoDate | None = Field(
-        default=None, description="Last run date of the experiment. Null: it does not end by itself."
+        default=None, description="Last run date of the experiment. Null: it has no end date."
     )
     stop_below: Annotated[float, Field(ge=-1, lt=0)] | None = Field(
         default=None,
-        description="Guard rail: the experiment stops if the whole confidence interval of the relative "
-        "difference of NDCG@k, treatment to control, is below this number, such as -0.05. Null: it does not "
-        "stop by itself.",
+        description="The experiment stops if the whole confidence interval of the relative difference in "
+        "NDCG@k between treatment and control is below this number, such as -0.05. Null: it never stops "
+        "automatically.",
     )
     min_users: PositiveInt = Field(
         default=200,
@@ -65,8 +65,8 @@ class ServingExperiment(Strict):
     )
     resume: IsoDate | None = Field(
         default=None,
-        description="Run date from which a stopped experiment runs again. Its figures are then those of this "
-        "date and later ones. Null: a stop is final.",
+        description="Run date from which a stopped experiment runs again. Its figures then begin with this "
+        "date. Null: a stop is final.",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.95, description="Confidence of the intervals."
@@ -131,8 +131,8 @@ class Impressions(TableOfRoles):
     )
     max_unmatched_share: Share = Field(
         default=0.05,
-        description="If a larger share of the impressions fits no list, measure_recommendations logs a "
-        "warning. build_features logs one if a larger share of the rows of a day has no user, item, "
+        description="measure_recommendations logs a warning if a larger share of the impressions fits no "
+        "list. build_features logs a warning if a larger share of the rows of a day has no user, item, "
         "position or time.",
     )
     row_column: ColumnName | None = Field(
@@ -144,15 +144,15 @@ class Impressions(TableOfRoles):
     )
     time: PlainText | None = Field(
         default=None,
-        description="Column with the time of the impression. Set it if, and only if, `row_column` and "
-        "`log.event_time` are set. Unless `columns` says more, it is written like the time of the log: an "
-        "integer in the unit of `log.event_time`, or a time in its `format`. Times without an offset are in "
-        "`log.time_zone` unless `time_zone` is set.",
+        description="Column with the time of the impression. It is required if `row_column` and "
+        "`log.event_time` are set, and refused otherwise. If `columns` does not declare the column, it is "
+        "written like the time of the log: an integer in the unit of `log.event_time`, or a time in its "
+        "`format`. Times without an offset are in `log.time_zone` unless `time_zone` is set.",
     )
     min_effective_entries: PositiveInt = Field(
         default=200,
-        description="Smallest effective number of shown entries with which the click rate of explored "
-        "positions in the order of the scores is estimated.",
+        description="Smallest effective number of shown entries for an estimate of the click rate that "
+        "explored positions would have in the order of the scores.",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.95, description="Confidence of the intervals."

@@ -131,8 +131,8 @@ class Output(Strict):
     )
     grace_hours: Annotated[float, Field(ge=0)] = Field(
         default=24.0,
-        description="Hours after which a data file is deleted that no manifest names any more, or that no "
-        "manifest has named, such as a file of a killed job.",
+        description="Hours after which a data file is deleted if no manifest names it any more, or if none "
+        "has ever named it, such as a file of a killed job.",
     )
     broadcast_max_rows: PositiveInt = Field(
         default=2_000_000,
@@ -152,8 +152,8 @@ class Score(Strict):
     rows_per_step: PositiveInt | None = Field(
         default=None,
         description="Number of (user, item) pairs or feature rows that go through the model at once. The "
-        "number is halved if the memory of the device is too small. Null: as many as fit into the caches of "
-        "a CPU or into the free memory of a GPU.",
+        "number is halved if the memory of the device is too small. Null: the largest number that fits "
+        "into the caches of a CPU or into the free memory of a GPU.",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32",
@@ -176,7 +176,7 @@ class Score(Strict):
     )
     rows_mib: PositiveInt = Field(
         default=1024,
-        description="MiB of memory in which each Python worker keeps rows that it has read. It is used only "
+        description="Memory in MiB in which each Python worker keeps the rows that it has read. Used only "
         "with `embeddings: on_demand`.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -192,8 +192,8 @@ class Score(Strict):
     blend: Literal["none", "auto"] = Field(
         default="none",
         description="How lists are ranked. `none`: by the model. `auto`: by the model, by one source of "
-        "candidates, or by a blend of the model and all sources. learn_blend chooses what makes the best "
-        "lists for the clicks of the validation split. `auto` needs other sources than `all_items`.",
+        "candidates, or by a blend of the model and all sources. learn_blend chooses the one whose lists "
+        "are best for the clicks of the validation split. `auto` needs sources other than `all_items`.",
     )
     rules: ListRules | None = Field(
         default=None, description="Business rules that change lists after the ranking. Null: no rules."
@@ -302,7 +302,7 @@ class Watch(Strict):
     )
     openlineage: dict[str, Any] | None = Field(
         default=None,
-        description="Where each job sends OpenLineage events of its start and its end: a transport of "
+        description="Where each job sends the OpenLineage events for its start and its end: a transport of "
         "OpenLineage's Python client, such as `{type: http, url: http://marquez:5000}`. Null: events are "
         "only in the run record.",
     )

@@ -24,13 +24,13 @@ class MultiHot(Strict):
     )
     max_length: PositiveInt = Field(
         default=32,
-        description="Largest number of ids of a list that training and scoring use. Of a longer list, only "
-        "the first ids are used. A batch reserves memory for this number of ids in every row.",
+        description="Largest number of ids of a list that training and scoring use. If a list is longer, "
+        "only its first ids are used. A batch reserves memory for this number of ids in every row.",
     )
     lengths: dict[str, PositiveInt] = Field(
         default={},
-        description="Maps the name of a feature to the `max_length` of its lists. All other features have "
-        "the `max_length` above.",
+        description="Maps the name of a feature to the `max_length` of its lists. All other features use "
+        "the key `max_length`.",
     )
 
 
@@ -192,27 +192,28 @@ class Reading(Strict):
     """Settings for reading feature tables in a rank.
 
     Rows are shuffled in buffer pools, and then divided into batches. A rank decodes row groups before a pool
-    needs them; `read_ahead_mib` limits the size of the decoded row groups. On a GPU, pools are made in its
-    memory from the columns of row groups, if that needs at most `device_mib`. If the lake is on an object
-    store, the rank first copies each row group to a local folder. It deletes this copy after reading the row
-    group.
+    needs them; `read_ahead_mib` limits the size of the decoded row groups. With a GPU, pools are made in the
+    GPU's memory from the columns of row groups, if this needs at most `device_mib`. If the lake is on an
+    object store, the rank first copies each row group to a local folder. It deletes this copy after reading
+    the row group.
     """
 
     pool_rows: PositiveInt = Field(
         default=131_072,
-        description="Number of rows in one buffer pool of every rank, added over all ranks. A pool has at "
-        "least 4 batches.",
+        description="Number of rows in the current buffer pools of all ranks together. A pool has at least "
+        "4 batches.",
     )
     pools: Literal["auto", "host", "device"] = Field(
         default="auto",
         description="Where buffer pools are made. The batches do not depend on this. `host`: in the memory "
-        "of the host, from which a training on a GPU copies them. `device`: in the memory of the training's "
-        "device. `auto`: on a GPU if that needs at most `device_mib`, else on the host.",
+        "of the host, from which a training on a GPU copies them. `device`: in the memory of the "
+        "training's device. `auto`: like `device` if the training uses a GPU and this needs at most "
+        "`device_mib`, otherwise like `host`.",
     )
     device_mib: PositiveInt = Field(
         default=8192,
-        description="Largest memory of the device, in MiB, for pools and the row groups of which they are "
-        "made. A rank needs at most two row groups of each shard, the rows of a pool, and five pools.",
+        description="Largest amount of device memory, in MiB, for pools and the row groups from which they "
+        "are made. A rank needs at most two row groups of each shard, the rows of a pool, and five pools.",
     )
     threads: PositiveInt | None = Field(
         default=None,
@@ -220,9 +221,10 @@ class Reading(Strict):
     )
     read_ahead_mib: PositiveInt | None = Field(
         default=None,
-        description="Largest size, in MiB, of the decoded row groups that wait for a pool. One more row "
-        "group is always allowed for each thread. Null: 256, and for a training on a GPU at least one row "
-        "group of each of the rank's shards, because a pool may need a new one of each shard.",
+        description="Largest size, in MiB, of the decoded row groups that wait for a pool. Each thread may "
+        "always decode one more row group. Null: 256. For a training on a GPU, the limit is then at least "
+        "one row group for each of the rank's shards, because a pool may need a new row group of every "
+        "shard.",
     )
     staging_folder: str | None = Field(
         default=None,
@@ -285,10 +287,11 @@ class Train(Strict):
     num_ranks: PositiveInt | Literal["auto"] = Field(
         default="auto",
         description="Number of training processes, called ranks. `auto`: if Spark has a local master, one "
-        "rank with all cores, or one for each GPU of the machine. With another master, or if the training is "
-        "elastic, one for each task that Spark can run at the same time; if tasks need a GPU, this is one "
-        "for each GPU. The number is at most `num_shards` and divides it. Each rank is a process in a Spark "
-        "task; only a single rank with a local master trains in the driver's process.",
+        "rank with all cores, or one for each GPU of the machine. With another master, or if the training "
+        "is elastic, there is one rank for each task that Spark can run at the same time. If tasks need a "
+        "GPU, there is one rank for each GPU. The number is at most `num_shards` and divides it. Each rank "
+        "is a process in a Spark task; only a single rank with a local master trains in the driver's "
+        "process.",
     )
     elastic: Elastic | None = Field(
         default=None,
@@ -307,17 +310,18 @@ class Train(Strict):
     epochs: PositiveInt = Field(default=1, description="Number of passes over the train rows.")
     shuffle: Literal["rows", "users"] = Field(
         default="rows",
-        description="The order of rows in an epoch. `rows`: rows are shuffled one by one. `users`: the rows "
-        "of each row group are ordered by user and time, and blocks of 32 successive rows are shuffled. Then "
-        "`sasrec` with `blocks: 1` encodes the items that successive histories of a user share once, which "
-        "makes training faster if users have several rows in a row group. It needs the section `keys`.",
+        description="The order of rows in an epoch. `rows`: rows are shuffled one by one. `users`: the "
+        "rows of each row group are ordered by user and time, and blocks of 32 successive rows are "
+        "shuffled. Then `sasrec` with `blocks: 1` encodes items only once if they occur in several "
+        "successive histories of a user. This makes training faster if users have several rows in a row "
+        "group. It needs the section `keys`.",
     )
     loss: Loss = loss_field()
     max_softmax_items: PositiveInt = Field(
         default=100_000,
         description="Largest number of items for loss=full_softmax: the sum, over the train days, of the "
-        "number of items of a day. Every step computes the vectors of all of them. If there are more, the "
-        "job fails.",
+        "number of items of a day. Every step computes the vectors of all these items. If there are more "
+        "items, the job fails.",
     )
     l2: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
@@ -407,9 +411,9 @@ class Train(Strict):
         default="best",
         description="Which weights a trained model has. `best`: those with the best measure on the "
         "validation split, among the ends of all epochs and the evaluations every `evaluate_every_steps` "
-        "steps. The measure is `stop_at.metric`, or the AUC. For each new best value, a checkpoint is saved; "
-        "if there is no space for it, the model has the weights of the last step, and a warning names the "
-        "best one. `last`: those of the last step.",
+        "steps. The measure is `stop_at.metric`, or the AUC. For each new best value, a checkpoint is "
+        "saved; if there is no space for it, the model has the weights of the last step, and a warning "
+        "names the best step. `last`: those of the last step.",
     )
     stop_at: StopAt | None = Field(
         default=None,
@@ -437,8 +441,8 @@ class Train(Strict):
     )
     refit: bool = Field(
         default=False,
-        description="Whether a promoted model is trained again on the rows of all three splits, and the "
-        "result makes the lists in its place (job refit_model). The gate and measures of models use only "
+        description="Whether a promoted model is trained again on the rows of all three splits (job "
+        "refit_model). The resulting model then makes the lists. The gate and measures of models use only "
         "the model that was trained on the train split. It cannot be combined with "
         "`measure.against=test_split`.",
     )

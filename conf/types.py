@@ -137,8 +137,8 @@ def _is_integer(text: str) -> bool:
 class Config(Strict):
     """The configuration of all jobs of one log.
 
-    The operators `filter` in `prepare` run before the other operators in `prepare`, whatever their positions
-    in the list. They read only columns of the log.
+    The operators `filter` in `prepare` always run before the other operators in `prepare`, in any order of
+    the list. They read only columns of the log.
     """
 
     name: FolderName = Field(
@@ -185,13 +185,13 @@ class Config(Strict):
     )
     scopes: Scopes = Field(
         default=Scopes(),
-        description="Features that depend only on the user, only on the item, or on neither of them.",
+        description="Features that depend only on the user, only on the item, or only on the context.",
     )
     split: SplitConfig = Field(description="How rows are divided into train, validation and test.")
     workflow: WorkflowConfig = Field(
         default=WorkflowConfig(),
-        description="Whether build_features fits a new workflow or uses the champion's, and which engine "
-        "applies it.",
+        description="Whether build_features fits a new workflow or uses that of the champion, and which "
+        "engine applies it.",
     )
     quality: Quality = Field(
         default=Quality(), description="How much the log of a day may differ from its train days."
@@ -282,7 +282,7 @@ class Config(Strict):
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Returns the names of internal columns, which neither raw columns nor features can have."""
+        """Returns the names of internal columns, which raw columns and features must not have."""
         return RESERVED if self.log.label.weights is None else (*RESERVED, WEIGHT_COLUMN)
 
     @property
@@ -302,10 +302,10 @@ class Config(Strict):
 
     @property
     def drawn_columns(self) -> frozenset[str]:
-        """Returns the columns that drawn items change in validation and test rows, but not in train rows.
+        """Returns the columns that depend on drawn items in validation and test rows, but not in train rows.
 
-        With `negatives.train: false`, only validation and test rows have drawn items. So these columns differ
-        from the columns of train rows even if users behave in the same way.
+        With `negatives.train: false`, items are drawn only for validation and test rows. So the values of
+        these columns differ from those of train rows even if users behave in the same way.
         """
         if self.negatives is None or self.negatives.train or self.keys is None:
             return frozenset()
@@ -337,13 +337,13 @@ class Config(Strict):
             )
 
     def _check_label(self) -> None:
-        """Raises ValueError if the column of the label cannot be one, or is missing without the keys."""
+        """Raises ValueError if the label has a wrong type, or if both label and keys are missing."""
         column = self.log.label.column
         if column is None:
             if self.keys is None:
                 raise ValueError(
-                    "log.label is missing, so every row is a click: of which item, the section `keys` says. "
-                    "Add this section, or name the column with the label in log.label"
+                    "log.label is missing, so every row is a click, but without the section `keys` its "
+                    "item is not known: add this section, or name the column with the label in log.label"
                 )
             return
         reject_unknown("log.label", [column], set(self.log.names))

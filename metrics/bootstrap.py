@@ -6,12 +6,12 @@ the same weight, because the clicks of one user are not independent.
 
 A weight is computed from the seed, the index of the replicate and the user's hash. So both models use the
 same resamples, although their rows are in different frames and in different ranges of scores (see below).
-There is no need to join rows or to store weights.
+So rows need not be joined, and weights need not be stored.
 
 The rows of a model are divided into ranges of scores: a range contains the rows whose scores are in one
-interval (scoring.evaluation.prediction_quality). A task computes the sums of one range, one replicate after
-the other. The AUC of a replicate is exact: the sums are integers, and the order of two ranges shows which of
-two rows in them has the higher score. A task needs a few vectors of the length of its range, and returns four
+interval (scoring.evaluation.prediction_quality). A task computes the sums of one range for each replicate.
+The AUC of a replicate is exact: the sums are integers, and the order of two ranges shows which of two rows
+in them has the higher score. A task needs a few vectors of the length of its range, and returns four
 integers per replicate. The time is proportional to rows × replicates.
 """
 
@@ -260,7 +260,7 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
 
 log = logging.getLogger("nightrank.evaluate_model")
 
-# Below sys.prefix; setup/build_native.py puts it there.
+# The path of the library below sys.prefix. setup/build_native.py writes the library.
 LIBRARY = Path("lib/nightrank/libnightrank_metrics.so")
 VERSION = 1  # version of the interface; must equal the number in metrics/native/replicates.cpp
 REPLICATES = 32  # number of replicates in a block; must equal kReplicates in metrics/native/replicates.cpp

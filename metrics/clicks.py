@@ -45,8 +45,8 @@ def average_precision(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike |
     """Returns the average precision: Σ (R_n - R_{n-1}) · P_n over the distinct scores, in descending order.
 
     P_n and R_n are precision and recall of the rows whose score is at least the n-th distinct score. This is
-    the definition of scikit-learn (sklearn.metrics.average_precision_score), without interpolation. Rows with
-    equal scores enter together, so their order has no influence. Arguments are those of `auc`.
+    the definition of scikit-learn (sklearn.metrics.average_precision_score), without interpolation. Rows
+    with equal scores are counted together, so their order has no influence. Arguments are those of `auc`.
 
     Raises:
         DataError: the weights of the positive rows sum to 0, so the recall is undefined; or a score is not

@@ -2,10 +2,10 @@
 
 In a group of rows, rows are ranked by descending score. Ties are broken to the disadvantage of the model:
 among rows with equal scores, rows without a click come first. So a model with a constant score gets the
-lowest possible value, and neither the order of rows nor the number of processes changes a measure. Groups
+lowest possible value, and a measure does not depend on the order of rows or the number of processes. Groups
 without a click are left out of the mean over groups, because every ranking of their rows is equally good.
 
-A list of items is measured by the relevant items of its user, which need not be in the list.
+A list of items is compared with the relevant items of its user, which need not be in the list.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
 def _ranked(
     labels: ArrayLike, scores: ArrayLike, groups: ArrayLike
 ) -> tuple[NDArray[np.int64], Vector, NDArray[np.int64]]:
-    """Returns the order in which rows are ranked, group by group; and labels and indices of the groups.
+    """Returns the order in which rows are ranked, group by group; and the labels and groups of all rows.
 
-    All three have the shape (N,). Arguments and errors are those of `map_at_k`.
+    Groups are indices. All three arrays have the shape (N,). Arguments and errors are those of `map_at_k`.
     """
     label, score, _ = vectors(labels, scores)
     group = _as_numbers(groups, label)
@@ -204,7 +204,7 @@ def read_lists(name: str, lists: Iterable[ArrayLike]) -> IdLists:
     """Returns lists of ids. A list may be empty.
 
     Args:
-        name: what the lists are, for messages.
+        name: the name of the argument, for messages.
         lists: U lists of integers or of texts, such as the rows of an array.
 
     Raises:
@@ -228,7 +228,7 @@ def _ids_of(name: str, ids: ArrayLike) -> Ids:
         texts = all(isinstance(value, str) for value in array.flat)
         array = array.astype(str) if texts else np.array(array.tolist())
     if array.ndim != 1:
-        raise DataError(f"{name} contains {ids!r}, which is no list of ids", "pass one list for each user")
+        raise DataError(f"{name} contains {ids!r}, which is not a list of ids", "pass one list for each user")
     if len(array) and array.dtype.kind not in "iuUS":
         raise DataError(
             f"{name} contains ids of the type {array.dtype}, such as {array[0]!r}",
@@ -242,7 +242,9 @@ def _kind(array: Ids) -> str:
 
 
 def numbered(names: Sequence[str], lists: Sequence[IdLists]) -> list[IdLists]:
-    """Returns the same lists with numbers from 0 in place of the ids, which are the same in all of them.
+    """Returns the same lists with numbers from 0 in place of the ids.
+
+    Equal ids have equal numbers in all lists.
 
     Raises:
         DataError: ids of two of the lists have different types.
@@ -282,7 +284,7 @@ def require_distinct(name: str, lists: IdLists, ids: Ids) -> None:
 def hits_of_lists(
     recommended: Iterable[ArrayLike], relevant: Iterable[ArrayLike], k: int
 ) -> tuple[Hits, NDArray[np.bool_]]:
-    """Returns the relevant items in lists, and (U,) whether each user has relevant items: G of them have.
+    """Returns the relevant items in lists, and (U,) whether each user has relevant items; G users have.
 
     Args:
         recommended: U lists of distinct ids, the best item first. A list may be empty.

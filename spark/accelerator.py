@@ -58,8 +58,8 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
     """Returns the settings to add to a session; empty if the session does not use the accelerator.
 
     Args:
-        configured: returns the value of a Spark setting, or None if neither profile nor command line sets
-            it.
+        configured: returns the value of a Spark setting, or None if the profile and the command line do not
+            set it.
         spark_version: the version of the running Spark, such as `3.5.8`.
 
     Raises:

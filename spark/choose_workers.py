@@ -15,9 +15,9 @@ from storage.run_context import RunContext
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The memory that a stage of scoring or evaluation needs for each row, if all rows are distinct clicks: two
-# texts, and their entry in the hash table of a query. The stage reads its rows piece by piece, and keeps at
-# most the distinct (user, item) pairs of the clicks.
+# The number of bytes that a stage of scoring or evaluation needs for each row if all rows are distinct
+# clicks: two texts, and their entry in the hash table of a query. The stage reads its rows in batches, and
+# keeps at most the distinct (user, item) pairs of the clicks.
 _BYTES_PER_ROW = 100
 _DEFAULT_MASTER = "local[*]"
 
@@ -35,13 +35,13 @@ def choose_workers(
 
     Args:
         engine: `workflow.engine` of the configuration.
-        open_session: returns the Spark session. It is called at once for Spark's workers. With processes of
-            this machine, it is called only if a stage needs frames.
+        open_session: returns the Spark session. For Spark's workers, it is called immediately. For processes
+            of this machine, it is called only if a stage needs frames.
     """
     settings = launch_settings(os.environ)
     processes = cores_without_jvm(settings)
     if engine != "auto" or processes is None:
-        from spark.spark_workers import SparkWorkers  # imports pyspark, so only if needed
+        from spark.spark_workers import SparkWorkers  # imports pyspark, so it is imported only if needed
 
         return SparkWorkers(open_session())
     folders = os.environ.get(LOCAL_FOLDERS) or settings.get("spark.local.dir")

@@ -3,7 +3,7 @@
 Spark logs the stack trace of a failed task several times, in hundreds of lines. While a job runs, its JVM
 prints only the first line of each message to standard error, and writes all lines to a temporary file. The
 accelerator's lines about operations that stay on the CPU are all printed. If the user has configured log4j2,
-standard error stays as configured.
+this configuration of standard error does not change.
 
 If the temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake,
 together with the traceback of the error that ended the job. If the lake cannot be written, the file remains
@@ -71,8 +71,8 @@ _OF_DATA = re.compile(
     r"|Parquet column cannot be converted|is not a Parquet file"
     r"|Spark(?:Arithmetic|DateTime|NumberFormat|Upgrade)Exception|java\.lang\.ArithmeticException"
 )
-# Causes that are not in the data, such as a full disk. The reader of a file can raise them too, so they are
-# searched first.
+# Causes other than the data, such as a full disk. Errors of a file reader can have these causes too, so they
+# are searched first.
 _OF_SYSTEM = re.compile(
     r"No space left|OutOfMemory|ExecutorLost|FetchFailed|FileNotFoundException|AccessControlException"
     r"|AccessDenied|Permission denied|Input/output error|Stale file handle|Too many open files|Broken pipe"
@@ -238,8 +238,9 @@ def root_cause(error: BaseException) -> str:
 def data_error_in(error: BaseException) -> DataError | None:
     """Converts an exception of Spark to a DataError if wrong data or a wrong configuration has caused it.
 
-    For example, Spark cannot read a damaged Parquet file, or a column of another type. Returns None for other
-    exceptions, such as a full disk, a lost executor or a refused connection: there, a retry may help.
+    For example, Spark cannot read a damaged Parquet file, or a column of another type. Returns None for
+    other exceptions, such as those of a full disk, a lost executor or a refused connection, because then a
+    retry may help.
     """
     if not isinstance(error, PySparkException | Py4JError) or isinstance(error, PythonException):
         return None

@@ -25,7 +25,7 @@ def start_server() -> None:
 
 
 def start_server_early() -> None:
-    """Starts the server, unless spark-submit has started this process: then it uses Spark's workers."""
+    """Starts the server. Does nothing if spark-submit started this process, which uses Spark's workers."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         start_server()
 

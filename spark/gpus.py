@@ -1,4 +1,4 @@
-"""Counts the GPUs of this machine, and finds what Spark has assigned to the running task, without torch."""
+"""Counts the GPUs of this machine, and finds the GPU of the running Spark task, without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def slot_of_task() -> tuple[int | None, int] | None:
 
     The index is None if the task has no GPU. The result is None if no task of Spark runs in this thread.
     """
-    if "pyspark.taskcontext" not in sys.modules:  # each of Spark's workers has imported it
+    if "pyspark.taskcontext" not in sys.modules:  # Spark's workers have already imported it
         return None
     from pyspark import TaskContext
 

@@ -2,8 +2,8 @@
 
 The processes are forked from a server process (forkserver of multiprocessing), which has imported their
 modules and has no threads. They end when the object that started them is freed. Until then, later calls use
-the same processes, and the memory that earlier calls have freed. Between two calls, a large process returns
-its freed memory to the system.
+the same processes, and reuse memory that earlier calls have freed. Between two calls, a large process
+returns its freed memory to the system.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from storage.private_folder import ScratchFolder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The environment variable with the folders for a worker's temporary files, in Spark and here.
+# The environment variable with the folders for a worker's temporary files, as in Spark's workers.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 
 # The file with the function of this worker's tasks. It is deleted when the tasks end or are cancelled.
@@ -127,7 +127,7 @@ class LocalWorkers(Workers):
         try:
             with without_main_module():
                 results = [self._pool.submit(_run_task, file, index) for index in range(tasks)]
-            pa.array([0])  # pyarrow may import pandas at its first conversion; do this while the workers run
+            pa.array([0])  # makes pyarrow import pandas, if it needs pandas, while the workers run
             return _results(results)
         except BaseException as error:
             pool, self._pool = self._pool, None
@@ -145,7 +145,7 @@ class LocalWorkers(Workers):
 
 
 def _results(futures: Sequence[Future[str]]) -> list[str]:
-    """Returns the results in order, or raises the error of a task as soon as one fails."""
+    """Returns the results in order, or raises the error of a task as soon as a task fails."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     for future in done:
         if error := future.exception():
@@ -175,7 +175,7 @@ def _begin(folder: str) -> None:
     refuse_pandas()  # the tasks of build_features do not need it
     # There is one worker for each core, so each worker uses one thread.
     pa.set_cpu_count(1)
-    # The next task of this worker uses the memory of the last one again.
+    # The next task of this worker reuses the memory of the last task.
     keep_freed_memory()
 
 

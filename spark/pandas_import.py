@@ -11,11 +11,11 @@ from importlib.abc import MetaPathFinder
 
 
 class _WithoutPandas(MetaPathFinder):
-    """An import finder that finds no pandas."""
+    """An import finder that refuses to import pandas."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "pandas":
-            raise ModuleNotFoundError("this process does without pandas", name=fullname)
+            raise ModuleNotFoundError("this process must not import pandas", name=fullname)
 
 
 _finder = _WithoutPandas()

@@ -22,7 +22,7 @@ _WORKER_PYTHON, _DRIVER_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.p
 _SECRET = "spark.authenticate.secret"
 _CLASS_PATH = "spark.driver.extraClassPath"
 
-# Lists of files that spark-submit copies from this machine.
+# Settings with lists of files that spark-submit copies from this machine.
 _COPIED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles")
 _COPIED_TO_YARN = ("spark.yarn.dist.files", "spark.yarn.dist.jars", "spark.yarn.dist.archives")
 _OTHER_FILES = (
@@ -218,7 +218,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def _add_setting(settings: dict[str, str], line: str) -> None:
-    """Adds the setting of a line to others, unless the line is empty."""
+    """Adds the setting in a line to `settings`. Ignores an empty line."""
     parts = _SETTING.match(line)
     if line and parts:
         settings[_unescaped(parts[1])] = _unescaped(parts[2]).strip()

@@ -4,8 +4,8 @@ On one machine, Spark is not needed: it takes longer to plan a query and to star
 work. So the steps of scoring and evaluation accept rows of both kinds. Each step is written once, as an SQL
 query that both Spark and DuckDB run, or as a function over batches of rows.
 
-Rows of large tables are not read into the memory of this process. They are `StoredRows`, whose files `query`
-and `map_rows_in_threads` read piece by piece.
+Rows of large tables are not read into the memory of this process at once. They are `StoredRows`, whose files
+`query` and `map_rows_in_threads` read in batches.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "pa.Table | DataFrame"
 
-# Rows in memory, rows of a frame, or rows in files that are read piece by piece.
+# Rows in memory, rows of a frame, or rows in files that are read in batches.
 ReadableRows: TypeAlias = "pa.Table | StoredRows | DataFrame"
 Batches = Iterable[pa.RecordBatch]
 
@@ -67,7 +67,8 @@ def read_rows(
 ) -> Rows:
     """Reads the rows of the files that a manifest lists, or the rows of one split.
 
-    Returns an Arrow table if the job keeps its rows in this process (RunContext.in_process), else a frame.
+    Returns an Arrow table if the job keeps its rows in this process (RunContext.in_process), otherwise a
+    frame.
     """
     if context.in_process:
         return read_table(partition, manifest, split, columns)
@@ -93,7 +94,7 @@ def whole(rows: ReadableRows) -> Rows:
 
 
 def query(text: str, **tables: ReadableRows) -> Rows:
-    """Runs one query, and returns its rows: a lazy frame if one of `tables` is a frame, else a table.
+    """Runs one query, and returns its rows: a lazy frame if one of `tables` is a frame, otherwise a table.
 
     Args:
         text: SQL, with the names of tables in braces, such as `SELECT user_key FROM {clicks}`. Pass names of
@@ -116,7 +117,7 @@ def quoted(name: str) -> str:
 
 
 def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
-    """Does the work of `query` in Spark. The frames are temporary views while Spark plans the query.
+    """Runs a query in Spark for `query`. The frames are temporary views while Spark plans the query.
 
     `session.sql(text, **frames)` and `spark.catalog.dropTempView` would remove the frames from the cache.
     """
@@ -399,8 +400,8 @@ _SUM = pa.decimal128(38, 0)
 def run_query(text: str, tables: Mapping[str, pa.Table | StoredRows]) -> pa.Table:
     """Returns the result of one query.
 
-    Files of this machine are read piece by piece. If memory does not suffice for the work, DuckDB writes to
-    its folder for temporary files. Files of other file systems are read before the query.
+    Files of this machine are read in batches. If DuckDB needs more memory than it may use, it writes to its
+    folder for temporary files. Files of other file systems are read before the query.
 
     Args:
         text: SQL, with the names of tables in braces, and with backticks around unusual names of columns.
@@ -459,7 +460,7 @@ def _database() -> duckdb.DuckDBPyConnection:
     scratch = ScratchFolder(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None)
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": len(os.sched_getaffinity(0)),
-        "temp_directory": str(scratch.path / "queries"),  # used if memory does not suffice
+        "temp_directory": str(scratch.path / "queries"),  # used if DuckDB needs more memory than it may use
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
@@ -470,7 +471,7 @@ def _database() -> duckdb.DuckDBPyConnection:
 
 # Rows of published Parquet files that are not in memory.
 #
-# Queries of DuckDB and functions over batches read the files piece by piece. So the memory of a stage depends
+# Queries of DuckDB and functions over batches read the files in batches. So the memory of a stage depends
 # on the results that it keeps, and not on the number of rows that it reads.
 
 # Number of rows that `StoredRows.read` reads at a time.
@@ -588,7 +589,7 @@ class StoredRows:
             f"{_text(values[name])} AS {_identifier(name)}" if name in values else _identifier(name)
             for name in self.schema.names
         )
-        # In a pattern of DuckDB, brackets around a character stand for this character.
+        # In a pattern of DuckDB, a character in brackets stands for itself.
         local = (file_io.filesystem(path)[1] for path in some.paths)
         paths = ", ".join(_text(_GLOB.sub(r"[\1]", path)) for path in local)
         return f"SELECT {columns} FROM read_parquet([{paths}], hive_partitioning = false)"

@@ -71,8 +71,8 @@ def build_session(
 def _keep_classes(session: SparkSession) -> None:
     """Caches the Java classes that PySpark looks up at every call of a function or a method.
 
-    Otherwise the JVM would search all jars, and the packages that PySpark has imported, for a class with this
-    short name. It would do so in each of thousands of calls.
+    Otherwise, in each of thousands of calls, the JVM would search all jars, and the packages that PySpark
+    has imported, for a class with this short name.
     """
     java_import(session._jvm, "org.apache.spark.sql.functions")
     for name in _KEPT_CLASSES:
@@ -90,7 +90,7 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
     """Returns a function that reads a Spark setting from `settings`, or else from the process's profile."""
-    # If this process starts the JVM, it must read the settings before that.
+    # If this process starts the JVM, it must read the settings before the start.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     if SparkContext._jvm is None:
@@ -105,8 +105,8 @@ def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
 log = logging.getLogger("nightrank.watch")
 _ENABLED, _FOLDER = "spark.eventLog.enabled", "spark.eventLog.dir"
 
-# The log is written as several files. So a long training does not write one file of gigabytes. An object
-# store gets the first files before the job ends.
+# The log is written as several files. Otherwise a long training would write one file of gigabytes, and an
+# object store would get no file before the job ends.
 _SETTINGS = {
     "spark.eventLog.rolling.enabled": "true",
     "spark.eventLog.rolling.maxFileSize": "64m",

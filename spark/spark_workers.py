@@ -34,7 +34,7 @@ class SparkWorkers(Workers):
     def gpu_groups(self, tasks: int) -> list[range]:
         """Returns groups if the Spark profile gives each task a GPU."""
         amount = self._spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
-        if float(amount or 0) < 1:  # then several tasks would share a GPU
+        if float(amount or 0) < 1:  # no whole GPU for each task: several tasks would share one
             return []
         starts = range(0, tasks, _TASKS_OF_GROUP)
         return [range(first, min(first + _TASKS_OF_GROUP, tasks)) for first in starts]

@@ -13,8 +13,9 @@ If a task fails, Spark closes the connections to the workers of the stage's othe
 then prints a stack trace for each of them, which hides the error of the task that failed. This daemon prints
 nothing.
 
-Executors must have our packages on their path before a job starts. They do on one machine and with packed
-environments, but not with `--py-files`. So a profile for jobs with `--py-files` must not use this module.
+Executors must have our packages on their path before a job starts. This is the case on one machine and with
+packed environments, but not with `--py-files`. So a profile for jobs with `--py-files` must not use this
+module.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def forget_archives() -> None:
 
 
 def ending_quietly(worker: Callable[[socket, bool], int]) -> Callable[[socket, bool], int]:
-    """Wraps Spark's function that runs one task in a worker: a closed connection ends the worker silently.
+    """Wraps Spark's function that runs a task in a worker. A closed connection then ends the worker silently.
 
     If Spark has closed the connection, nobody reads the result of the task. Errors of the task itself are
     sent to Spark inside `worker`.

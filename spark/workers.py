@@ -1,7 +1,7 @@
-"""Where Python functions run in parallel: in Spark's Python workers, or in processes of this machine.
+"""Runs Python functions in parallel: in Spark's Python workers, or in processes of this machine.
 
-Code that gets `Workers` runs its tasks in either place with the same results. Clusters need Spark's workers.
-On one machine, local processes (spark/local_workers.py) do the same work without a JVM.
+Both give the same results. Clusters need Spark's workers. On one machine, local processes
+(spark/local_workers.py) do the same work without a JVM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Workers(ABC):
     def gpu_groups(self, tasks: int) -> list[range]:
         """Divides tasks into groups. Each group is for one process that has a GPU of its own.
 
-        The groups have the order of the tasks. There is none if no process has a GPU.
+        The groups are in the order of the tasks. If no process has a GPU, there are no groups.
         """
         return []
 

@@ -148,11 +148,11 @@ class FeatureSpec:
         spec = cls(**{**values, "features": features, "key_columns": tuple(values["key_columns"])})
         names = [spec.workflow_version, spec.label, *spec.key_columns, *(one.name for one in features)]
         if not all(isinstance(name, str) for name in names):
-            raise TypeError(f"a name is no text: {names!r:.200}")
+            raise TypeError(f"a name is not a text: {names!r:.200}")
         format_versions.require_names(spec.workflow_version)
         sizes = [one.cardinality for one in features if one.cardinality is not None]
         if not all(type(size) is int and size >= 0 for size in sizes):
-            raise ValueError(f"a cardinality is no integer, or it is negative: {sizes!r:.200}")
+            raise ValueError(f"a cardinality is not an integer, or it is negative: {sizes!r:.200}")
         return spec
 
     def require_same(self, other: FeatureSpec, mine: str, theirs: str) -> None:

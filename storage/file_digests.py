@@ -184,7 +184,7 @@ def require_intact_copy(path: str, copy: str) -> None:
 
 
 def compare(path: str, entry: FileEntry, size: int | None = None) -> None:
-    """Compares a file with its entry in a manifest that has a digest. `size` is its size, if it is known.
+    """Compares a file with its manifest entry, which has a digest. `size` is the file's size, if known.
 
     Raises:
         DataError: the file has other bytes.
@@ -240,13 +240,13 @@ def damaged_file(path: str, difference: str) -> DataError:
 
 
 def path_of_damaged(error: DataError) -> str | None:
-    """Returns the path of the file that an error of `damaged_file` names; None for another error."""
+    """Returns the path of the file that an error of `damaged_file` names; None for any other error."""
     path, separator, _ = error.problem.partition(_IS_DAMAGED)
     return path if separator and f"/{DATA}/" in path else None
 
 
 def partition_of(path: str) -> Partition | None:
-    """Returns the partition of a data file, whose folder is below `_data`; None if no manifest is there."""
+    """Returns the partition of a data file below `_data`; None if the partition has no manifest."""
     root, below = _below_data(path)
     parts = below.split("/")[:-1]
     for count in range(len(parts), 1, -1):
@@ -282,7 +282,7 @@ def _entry_of(path: str) -> FileEntry | None:
 
 
 def _compare_remote(path: str) -> pa.Buffer | None:
-    """Compares a file of an object store with its manifest. Returns its bytes, unless it is too large."""
+    """Compares a file of an object store with its manifest. Returns its bytes; None if it is too large."""
     entry = _entry_of(path)
     if entry is None or not entry.digest:
         record_compared(path)

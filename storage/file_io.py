@@ -1,11 +1,12 @@
 """Finds the file system of a path, and reads, lists and atomically replaces small files.
 
-On a local file system, a rename replaces a file. On an object store, one upload does, and it becomes visible
-when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a file only
-if there is none at the path. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
+On a local file system, a rename replaces a file. On an object store, an upload replaces a file, and becomes
+visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a
+file only if there is none at the path. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
 
 A JSON file of a lake contains a checksum of its other values (`with_checksum`), because a flipped bit in a
-number gives another number, without any error. Files of earlier releases have none, and are not compared.
+number gives another number, without any error. Files of earlier releases have no checksum, and are read
+without this check.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def sizes(paths: Sequence[str]) -> list[int | None]:
 def leaves(path: str, depth: int = 0) -> bool:
     """Returns whether a relative path leads out of the folder that is `depth` levels above its start.
 
-    Files of a lake name other files by relative paths. A damaged or forged file could name any file of the
-    machine.
+    Files of a lake name other files by relative paths. Without this check, a damaged or forged file could
+    name any file of the machine.
     """
     inner = path
     for _ in range(depth):

@@ -142,18 +142,19 @@ def require_names(*names: str | None) -> None:
     """Checks versions, dates and similar names, from which paths in the lake are made. None is accepted.
 
     Raises:
-        TypeError: a name is no text.
+        TypeError: a name is not a text.
         ValueError: a path with this name would be in another folder.
     """
     for name in names:
         if name is not None and ("/" in name or name in (".", "..") or file_io.leaves(name or "_")):
-            raise ValueError(f"{name!r:.100} is no name of a file or folder")
+            raise ValueError(f"{name!r:.100} is not the name of a file or folder")
 
 
 # Since version 2, data files are outside the partition's folder, because other tools list this folder. Since
-# version 3, the entries of data files have digests, which readers of version 2 refuse. Readers of version 3
-# refuse the checksum of the file (storage.file_io). For the same reason, some other formats have version 2.
-# Readers of version 1 of the model description refuse the SHA-256 of its files.
+# version 3, the entries of data files have digests, which readers of version 2 refuse. Version 4 was
+# introduced because readers of version 3 refuse the checksum of the file (storage.file_io). Some other
+# formats have version 2 for the same reason. The model description has version 2 because readers of version
+# 1 refuse the SHA-256 of its files.
 MANIFEST = Format("manifest", 4)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")

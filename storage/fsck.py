@@ -27,7 +27,7 @@ class Damage:
     """One damaged file of a lake.
 
     Attributes:
-        table, date: the table and the date of the file; empty for a JSON file that belongs to none.
+        table, date: the table and the date of the file; empty for a JSON file that belongs to no table.
         path: the path of the file.
         difference: what is wrong with it.
         remedy: which job writes it again, or what else to do.
@@ -99,7 +99,7 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
 
 
 def _with_date_of_fit(damage: Damage, fitted_on: Mapping[str, str]) -> Damage:
-    """Names the run that fitted the version, if a table of a workflow version is damaged.
+    """Returns the damage. In a table of a workflow version, the remedy names the run that fitted the version.
 
     Args:
         damage: the damage.
@@ -112,7 +112,7 @@ def _with_date_of_fit(damage: Damage, fitted_on: Mapping[str, str]) -> Damage:
 
 
 def check_partition(partition: Partition, manifest: Manifest) -> list[Damage]:
-    """Compares all data files of a partition with its manifest. Returns the damaged ones.
+    """Compares all data files of a partition with its manifest. Returns the damaged files.
 
     If a file disappears because another job replaces the partition meanwhile, it is not counted as damaged.
     """
@@ -168,14 +168,14 @@ def _is_current(partition: Partition, manifest: Manifest) -> bool:
 
 
 def _remedy(partition: Partition) -> str:
-    """Returns which job writes a partition again."""
+    """Returns the remedy that says which job writes a partition again."""
     if partition.table.split("/")[0] == _WORKFLOW:
         return f"run build_features again for the date that has fitted {partition.table}"
     return f"run {job_of(partition.table)} for {partition.dt} again"
 
 
 def _of_json(lake: LakePaths, error: DataError, partition: Partition | None = None) -> Damage:
-    """Returns the damage for a JSON file that cannot be parsed. The error's text begins with its path."""
+    """Returns the damage for a JSON file that cannot be parsed. The error begins with the file's path."""
     root = lake.root.rstrip("/")
     path, _, difference = error.problem.removeprefix(f"{root}/").partition(" ")
     if partition is None and path.endswith(f"/{MANIFEST_NAME}"):

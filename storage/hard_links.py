@@ -22,9 +22,9 @@ from storage import file_io
 log = logging.getLogger("nightrank.publish")
 
 LOCK_NAME = ".lock"
-# The name sorts first, because a tool that needs a few rows may read only the first file. A folder of JSON
-# lines or CSV also gets a .gz file: Spark reads a line of any text as a row, but Spark fails on a .gz file
-# that is not compressed.
+# This name comes first in sorted order, because a tool that needs a few rows may read only the first file. A
+# folder of JSON lines or CSV also gets a .gz file: Spark reads a line of any text as a row, but Spark fails
+# on a .gz file that is not compressed.
 STOP = "0-being-replaced"
 _STOPS = {
     ".parquet": (".parquet",),

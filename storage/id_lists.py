@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from storage.feature_spec import PAD_ID
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # a training step without our loader does not need it
+    import pyarrow as pa  # not needed by a training step that does not use our loader
 
 
 def pad_lists(lists: pa.ListArray, length: int) -> NDArray[np.int32]:

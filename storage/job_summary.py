@@ -26,9 +26,9 @@ class JobSummary:
         dropped: maps each reason for leaving out rows to the number of rows.
         facts: further JSON values of this job. In the line, their keys stand at the same level as the other
             keys.
-        job, run_date: the name of the job and its run date. The code that runs the job fills them in.
+        job, run_date: the name of the job and its run date. The code that runs the job sets them.
         seconds: maps each phase to its seconds, and `total` to the seconds of the whole run. The code that
-            runs the job fills them in.
+            runs the job sets them.
     """
 
     output: str | None

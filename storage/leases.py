@@ -1,14 +1,15 @@
 """Leases: at most one process at a time runs a job for a date, or changes a small file, on any store.
 
-A process that asks for a lease creates a ticket, a file with a name of its own, and then lists the tickets of
-the lease. It holds the lease if there is no other ticket. Of two processes, the one that lists later sees the
-ticket of the other, because file systems and S3 list a file as soon as it was created. So at most one process
-holds the lease. This needs no conditional write, which pyarrow's clients for object stores do not have. If
-several processes ask, all but the one with the first name withdraw.
+A process that requests a lease creates a ticket, which is a file with a unique name. Then it lists the
+tickets of the lease. It holds the lease if there is no other ticket. If two processes request the lease at
+the same time, the process that lists later finds both tickets, because file systems and S3 list a file as
+soon as it exists. So at most one process holds the lease. This needs no conditional write, which pyarrow's
+clients for object stores do not have. If there are several tickets, all processes except the one with the
+first name delete their tickets and try again.
 
 The holder renews its ticket. A ticket that was not renewed for a while counts as absent. Ages are differences
-of times that the store has written, so clocks of machines do not matter. On the machine of the holder, the
-ticket of a process that has ended counts as absent at once.
+of times that the store has written, so clocks of machines do not matter. If the holder has ended, processes
+on its machine ignore its ticket at once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger("nightrank.lease")
 
 HEARTBEAT_S = 20.0
 EXPIRES_S = 120.0
-# How long processes that ask at the same time may take until one of them holds the lease.
+# How long processes that request a lease at the same time may take until one of them holds it.
 _SETTLE_S = 20.0
 _POLL_S = 1.0
 _TURN_S = 0.05
@@ -43,15 +44,15 @@ _TURN_S = 0.05
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that asks for a lease or holds it.
+    """The process that requests a lease or holds it.
 
     Attributes:
         host: the name of its machine.
         pid: its process id.
-        started: when it started, in clock ticks of its machine since the start of the machine.
-        machine: identifies the start of the machine, and the group of processes whose ids the process sees.
-        since: when it asked for the lease, by the clock of its machine, in UTC.
-        holds: False while it asks.
+        started: when it started, in clock ticks since the boot of its machine.
+        machine: a text that identifies the boot of its machine, and its process namespace.
+        since: when it requested the lease, by the clock of its machine, in UTC.
+        holds: whether it holds the lease. False while it requests the lease.
     """
 
     host: str
@@ -63,7 +64,7 @@ class Owner:
 
     @property
     def is_dead(self) -> bool:
-        """Returns whether the process has ended. Of processes of other machines, this is unknown: False."""
+        """Returns whether the process has ended; False if it belongs to another machine."""
         return self.machine == _machine() != "" and _start_of(self.pid) != self.started
 
     def __str__(self) -> str:
@@ -97,7 +98,7 @@ def lease(lake: LakePaths, date: str, job: str, config: str, wait_s: float = 0.0
         wait_s: seconds to wait while another process holds the lease.
 
     Raises:
-        InfrastructureError: another process holds the lease. Or a ticket cannot be written.
+        InfrastructureError: another process holds the lease, or a ticket cannot be written.
     """
     held = _Lease(f"{lake.leases}/dt={date}", f"{job}.{config}", f"{job} of {config} for {date}")
     held.acquire(wait_s)
@@ -140,7 +141,7 @@ class _Lease:
             if other.owner.holds and not announced:
                 log.info("%s is done by %s; waiting up to %g s", self._what, other.owner, wait_s)
                 announced = True
-            # Longer and longer pauses, so that the first of many processes that ask finds no other ticket.
+            # The pauses increase, so that one of many waiting processes eventually finds no other ticket.
             time.sleep(min(turn_s, max(wait_s - waited, _TURN_S)) * random.uniform(0.5, 1.0))
             turn_s = min(2 * turn_s, _POLL_S)
         self._renewing = threading.Thread(target=self._renew, name="lease", daemon=True)
@@ -154,12 +155,13 @@ class _Lease:
         try:
             self._withdraw()
         except OSError as error:
-            log.warning("%s cannot be deleted, and expires: %s", self._path, error)
+            log.warning("%s cannot be deleted, so it is valid until it expires: %s", self._path, error)
 
     def _attempt(self) -> _Ticket | None:
-        """Creates a ticket. Returns None if this process now holds the lease, otherwise a ticket of another.
+        """Creates a ticket.
 
-        The own ticket stays only if this process holds the lease.
+        Returns None if this process now holds the lease. Otherwise deletes the ticket again, and returns the
+        ticket of another process.
         """
         self._write(holds=False)
         try:
@@ -169,7 +171,7 @@ class _Lease:
                 if first.owner.holds or first.name < self._name or time.monotonic() > deadline:
                     self._withdraw()
                     return first
-                time.sleep(_TURN_S)  # the others ask too, see this ticket, and withdraw
+                time.sleep(_TURN_S)  # the other processes find this ticket, and withdraw theirs
             self._write(holds=True)
         except BaseException:
             with suppress(OSError):
@@ -178,12 +180,12 @@ class _Lease:
         return None
 
     def _write(self, *, holds: bool) -> None:
-        """Writes the own ticket."""
+        """Writes the ticket of this process."""
         values = {**asdict(self._owner), "since": file_io.utc_now(), "holds": holds}
         file_io.replace_json(self._path, values)
 
     def _withdraw(self) -> None:
-        """Deletes the own ticket, and the folders if they are empty."""
+        """Deletes the ticket of this process, and the folders if they are empty."""
         file_io.delete_if_present(self._path)
         if file_io.is_local(self._folder):
             folder = Path(file_io.filesystem(self._folder)[1])
@@ -192,10 +194,10 @@ class _Lease:
                     empty.rmdir()
 
     def _others(self) -> list[_Ticket]:
-        """Returns the tickets of others that count, by name, and deletes those that do not.
+        """Returns the valid tickets of other processes, by name, and deletes their expired tickets.
 
         Raises:
-            InfrastructureError: the own ticket is gone: another process took this one for dead.
+            InfrastructureError: another process has deleted this process's ticket, because it had expired.
         """
         infos = [
             info
@@ -205,7 +207,7 @@ class _Lease:
         now = next((info.mtime for info in infos if info.base_name == self._name), None)
         if now is None:
             raise InfrastructureError(
-                f"the lease of {self._what} was lost: {self._path} is gone", "run the job again"
+                f"the lease of {self._what} was lost: {self._path} was deleted", "run the job again"
             )
         tickets = []
         for info in infos:
@@ -227,23 +229,23 @@ class _Lease:
     def _refusal(self, other: _Ticket) -> InfrastructureError:
         ends = EXPIRES_S - other.age_s
         return InfrastructureError(
-            f"{self._what} is being done by {other.owner}, so it cannot be done a second time now",
+            f"{self._what} is being done by {other.owner}, and must not run twice at the same time",
             "wait until that process has ended, then run the job again, or pass --wait SECONDS. If that "
             f"process was killed on another machine, its lease ends in {max(ends, 0):.0f} s",
         )
 
     def _renew(self) -> None:
-        """Renews the ticket until the lease ends."""
+        """Renews the ticket regularly, until the lease ends."""
         while not self._ended.wait(HEARTBEAT_S):
             try:
                 if not self._touch():
-                    log.error("the lease of %s was lost: this process was taken for dead", self._what)
+                    log.error("the lease of %s was lost, because it was not renewed in time", self._what)
                     return
             except (OSError, InfrastructureError) as error:
                 log.warning("%s cannot be renewed: %s", self._path, error)
 
     def _touch(self) -> bool:
-        """Sets the time of the ticket. Returns False if the ticket is gone: then it is not made again."""
+        """Sets the time of the ticket. Returns False, without creating it, if it does not exist any more."""
         try:
             if file_io.is_local(self._path):
                 os.utime(file_io.filesystem(self._path)[1])
@@ -257,9 +259,9 @@ class _Lease:
 
 
 def _read(path: str) -> Owner | None:
-    """Returns the owner in a ticket; None if the ticket is gone.
+    """Returns the owner in a ticket; None if the ticket does not exist any more.
 
-    A damaged ticket may belong to a process that runs. It counts until it expires.
+    A damaged ticket counts until it expires, because its process may still run.
     """
     try:
         values: Any = file_io.read_json(path)
@@ -277,7 +279,7 @@ def _read(path: str) -> Owner | None:
 
 @cache
 def _machine() -> str:
-    """Identifies the start of this machine and the process namespace; empty if that is not known."""
+    """Returns a text that identifies this boot of the machine and the process namespace; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -65,8 +65,8 @@ class Manifest:
         lineage: the OpenLineage event of the publication (storage.lineage), with the job, the run and the
             datasets that it read; empty if no job published the partition. Not part of the digest.
         damaged: the paths of the files whose bytes differ from the manifest, as a job or `nightrank fsck
-            --repair` found. While there are any, the partition is not up to date, so that the next run of
-            the job that writes it writes it again. Not part of the digest.
+            --repair` found. If there are any, the partition does not count as up to date, so the next run of
+            its job writes it again. Not part of the digest.
     """
 
     table: str
@@ -148,14 +148,14 @@ def _require_types(manifest: Manifest) -> None:
         texts += [entry.path, entry.split or "", entry.digest or ""]
     texts += [text for pair in manifest.schema for text in pair]
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a name, a path, a type or a digest is no text")
+        raise TypeError("a name, a path, a type or a digest is not a text")
     numbers = [manifest.rows_in, *manifest.dropped.values()]
     for entry in manifest.files:
         numbers += [entry.rows, entry.bytes, *entry.row_groups]
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise ValueError("a number of rows or bytes is no integer, or it is negative")
+        raise ValueError("a number of rows or bytes is not an integer, or it is negative")
     if not all(isinstance(value, Mapping) for value in (manifest.facts, manifest.lineage)):
-        raise TypeError("`facts` or `lineage` is no object")
+        raise TypeError("`facts` or `lineage` is not an object")
 
 
 def digest_of(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Brings the files of a lake to the format versions of this release.
+"""Converts the files of a lake to the format versions of this release.
 
 Only manifests of version 1 must be migrated. Their data files are in the partition's own folder, so tools
 that list the folder also see the files of replaced attempts. Migration moves the data files of such a
@@ -123,7 +123,7 @@ def migrate(lake: LakePaths, file: FoundFile) -> int:
     manifest = load_manifest(partition)
     if not is_whole(partition, manifest):
         raise DataError(
-            f"{partition.file(MANIFEST_NAME)} names files that are missing or cut short",
+            f"{partition.file(MANIFEST_NAME)} names files that are missing or truncated",
             "rerun the job that writes this partition: it builds the partition again",
         )
     # A migration that was killed may have replaced the manifest already.

@@ -42,8 +42,8 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 def concat_parts(parts: Iterable[pa.Table]) -> pa.Table:
     """Returns the rows of all parts of a table. The parts have the same columns, of the same types.
 
-    Spark marks columns in which it expects no nulls, and Arrow does not. Each of them also writes its own
-    metadata. Parts may differ in these marks and metadata, although `pa.concat_tables` refuses such parts.
+    Spark marks columns without nulls, and Arrow does not. Both also write their own metadata. This function
+    accepts parts that differ in these marks and metadata, which `pa.concat_tables` would refuse.
     """
     return pa.concat_tables([_plain(part) for part in parts])
 
@@ -105,7 +105,7 @@ def require_intact_file(path: str) -> str:
     return path
 
 
-# A look-up in files of at most this size together compares all files with their manifest.
+# If the files of a look-up have at most this total size, all of them are compared with their manifest.
 _COMPARED_BYTES = 2**30
 
 
@@ -113,8 +113,9 @@ def read_where(paths: Sequence[str], columns: Sequence[str], condition: pc.Expre
     """Returns some columns of the rows of files (at least one) that meet a condition.
 
     A row group is skipped if its statistics show that it has no such row. If the files have more than 1 GiB,
-    only the files with a row group that is not skipped are compared with their manifest: comparing all files
-    of a large table would take longer than the look-up. Then damaged statistics can hide a row.
+    only the files with a row group that is not skipped are compared with their manifest, because comparing
+    all files would take longer than the look-up. In this case, a row can be missed if the statistics of its
+    row group are damaged.
 
     Raises:
         DataError: a file does not exist or is damaged.

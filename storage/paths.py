@@ -70,7 +70,8 @@ class Partition:
         depth: number of levels from the folder that contains `_data` down to `path`; 2 for
             `<lake>/<table>/dt=…`.
         recorder: records when this partition is read or published. Equality and hash ignore it.
-        internal: whether only jobs read the partition. Then it has neither hard links nor a Delta log.
+        internal: whether only jobs read the partition. Such a partition has no hard links and no entry in a
+            Delta log.
     """
 
     table: str

@@ -49,8 +49,8 @@ __all__ = [
     "write_files",
 ]
 
-# Larger than any file that jobs write. With a smaller value, the Parquet writer would divide a file into row
-# groups by its own estimate of bytes.
+# This is larger than any file that jobs write. With a smaller value, the Parquet writer would divide a file
+# into row groups, at positions that depend on its own estimate of bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
 
 
@@ -253,7 +253,7 @@ def _laid_out(
     if sort_by and files == 1:
         return rows.repartition(1).sortWithinPartitions(
             *sort_by
-        )  # not coalesce, which would also run the preceding steps in one task
+        )  # not coalesce, because coalesce would also run the preceding steps in one task
     if sort_by:
         ranged = rows.repartitionByRange(files, *sort_by) if files else rows.repartitionByRange(*sort_by)
         return ranged.sortWithinPartitions(*sort_by)

@@ -76,8 +76,8 @@ def delete_leftovers(
         partition: the partition.
         manifests: the manifests whose files stay.
         grace_hours: hours.
-        replaced: the manifest that was replaced just now, if any. When it was published, the files of the
-            manifests before it were no longer listed.
+        replaced: the manifest that was replaced just now, if any. Since it was published, the files of
+            earlier manifests have not been listed.
 
     Returns:
         The number of deleted files.

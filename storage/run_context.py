@@ -32,7 +32,7 @@ class RunContext:
         name: the name of the job, such as `build_features`.
         run_date: the ISO date for which the job runs.
         phases: maps each phase that has ended to its seconds.
-        open_session: builds the Spark session. It is called when the session is first needed, so that a job
+        open_session: builds the Spark session. It is called only when the session is first needed, so a job
             with bad input fails before executors start.
         recorder: records which data the run reads and publishes. The code that runs a job passes the lineage
             of the run. In notebooks and tests nothing is recorded.

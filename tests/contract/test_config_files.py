@@ -118,7 +118,7 @@ def refused(path: Path, text: str) -> str:
         (f"{'k' * 900}: 1", "(900 characters)"),
         (f"name: {'y' * 500_000}", "(500,002 characters)"),
         ("name: x\n" + "".join(f"key{number}: 1\n" for number in range(5000)), "and 4,984 more"),
-        (" " * (1 << 20) + "name: x", "has more than 1,048,576 bytes, so it is no configuration"),
+        (" " * (1 << 20) + "name: x", "has more than 1,048,576 bytes, so it is not a configuration"),
     ],
 )
 def test_files_beyond_the_limits_are_refused_at_once(tmp_path: Path, text: str, problem: str) -> None:

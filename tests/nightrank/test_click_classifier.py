@@ -189,7 +189,10 @@ def test_unfit_rows_of_a_fitted_model_are_refused(fitted: nightrank.ClickClassif
     "call, message",
     [
         (lambda: nightrank.ClickClassifier().predict(ROWS), "the click model is not fitted"),
-        (lambda: nightrank.ClickClassifier("dlrmm").fit(ROWS, CLICKS), "model='dlrmm' is not an architecture"),
+        (
+            lambda: nightrank.ClickClassifier("dlrmm").fit(ROWS, CLICKS),
+            "model='dlrmm' is not an architecture",
+        ),
         (lambda: nightrank.ClickClassifier("sasrec").fit(ROWS, CLICKS), "predicts no probability"),
         (lambda: nightrank.ClickClassifier(depth=3).fit(ROWS, CLICKS), "depth"),
         (lambda: nightrank.ClickClassifier().fit(ROWS.to_numpy(), CLICKS), "is not a frame with columns"),

@@ -478,7 +478,7 @@ def test_versions_in_json_files_are_names_of_folders(copy: Copy, name: str) -> N
     for path, key, read in cases:
         values = json.loads(path.read_text())
         file_io.replace_json(str(path), {**values, key: name})
-        with pytest.raises(nightrank.DataError, match="is no name of a file or folder") as raised:
+        with pytest.raises(nightrank.DataError, match="is not the name of a file or folder") as raised:
             read()
         assert str(path) in raised.value.problem
 

@@ -462,9 +462,7 @@ def test_a_damaged_version_is_named(copied: Path, models: list[nightrank.Model])
 
 def test_a_model_without_scopes_has_no_look_up(tmp_path: Path, models: list[nightrank.Model]) -> None:
     """A workflow that was fitted on a frame does not know which features are those of users."""
-    with pytest.raises(
-        ConfigError, match=r"features of \(user, item\) pairs cannot be looked up: \['user',"
-    ):
+    with pytest.raises(ConfigError, match=r"features of \(user, item\) pairs cannot be looked up: \['user',"):
         models[0].export_triton(tmp_path / "repository", online=True)
     assert list((tmp_path / "repository").iterdir()) == []
 

@@ -36,6 +36,6 @@ def test_pandas_is_refused_until_it_is_allowed() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
-        "this process does without pandas\nagain\n",
+        "this process must not import pandas\nagain\n",
         "",
     )

@@ -130,7 +130,7 @@ def test_a_holder_renews_its_lease_and_notices_a_loss(
         wait_for("the renewed ticket", lambda: modified() > first, 20)
         (name,) = tickets(lake)
         file_io.delete_file(f"{lake.leases}/dt={DATE}/{name}")
-        wait_for("the loss", lambda: "was taken for dead" in caplog.text, 20)
+        wait_for("the loss", lambda: "was not renewed in time" in caplog.text, 20)
         time.sleep(0.5)
         assert tickets(lake) == []  # it is not made again
 

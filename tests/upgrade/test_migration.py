@@ -223,7 +223,7 @@ def test_a_truncated_data_file_stops_it(lake: LakePaths, capsys: pytest.CaptureF
     assert main(["--lake", lake.root, "--apply"]) == 3
     captured = capsys.readouterr()
     assert (
-        f"recommendations/dt={SECOND}/_MANIFEST.json names files that are missing or cut short"
+        f"recommendations/dt={SECOND}/_MANIFEST.json names files that are missing or truncated"
         in captured.err
     )
     assert "rerun the job that writes this partition" in captured.err
