@@ -240,7 +240,7 @@ def out_of_range(spec: FeatureSpec) -> Rows:
 def test_ids_outside_the_cardinality_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_file(path, SPEC, out_of_range(SPEC))
-    with pytest.raises(DataError, match=r"a.parquet: C1 holds ids from \d to 7, outside \[0, 7\)"):
+    with pytest.raises(DataError, match=r"a.parquet: C1 has ids from \d to 7, outside \[0, 7\)"):
         next(make_loader([DataFile(str(path), 10)]).batches())
 
 
