@@ -59,7 +59,7 @@ _BOUND = re.compile(r"FOR VALUES IN \('(\d{4}-\d\d-\d\d)'\)")
 
 
 @dataclass(frozen=True)
-class NewTable:
+class UnservedTable:
     """A table that a delivery fills before its rows are served.
 
     Attributes:
@@ -109,11 +109,11 @@ class ServedTable(ABC):
         """Returns whether the table is known to have exactly the rows of the lists with this digest."""
 
     @abstractmethod
-    def create(self, table: NewTable, columns: Sequence[str]) -> None:
+    def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
         """Creates a new table without an index."""
 
     @abstractmethod
-    def replace(self, table: NewTable, digest: str, rows: int, keep_dates: int) -> Replaced:
+    def replace(self, table: UnservedTable, digest: str, rows: int, keep_dates: int) -> Replaced:
         """Serves the rows of a new table instead of the rows of its date, and deletes rows of old dates.
 
         Readers see all old rows of the date or all new rows.
@@ -139,7 +139,7 @@ class ServedTable(ABC):
         """Adds the column `variant`."""
         self.database.execute(f"ALTER TABLE {self.name} ADD COLUMN IF NOT EXISTS {VARIANT} text")
 
-    def require_keys(self, table: NewTable) -> None:
+    def require_keys(self, table: UnservedTable) -> None:
         """Creates the primary key of a new table, which also proves that no row is there twice.
 
         Raises:
@@ -187,7 +187,7 @@ def open_table(database: Connection, name: str) -> ServedTable:
 
 
 @dataclass(frozen=True)
-class Day:
+class ServedDay:
     """A partition of the served table.
 
     Attributes:
@@ -209,7 +209,7 @@ class Day:
 class PartitionedTable(ServedTable):
     """A table with one partition for each date. The comment of a partition records its delivery."""
 
-    def days(self) -> list[Day]:
+    def days(self) -> list[ServedDay]:
         """Returns the partitions, newest first."""
         query = """
             SELECT CAST(CAST(c.oid AS regclass) AS text), pg_get_expr(c.relpartbound, c.oid),
@@ -219,7 +219,7 @@ class PartitionedTable(ServedTable):
         days = []
         for name, bound, comment in self.database.rows(query, [self.name]):
             match = _BOUND.fullmatch(str(bound))
-            days.append(Day(str(name), match[1] if match else "", _parsed(str(comment))))
+            days.append(ServedDay(str(name), match[1] if match else "", _parsed(str(comment))))
         return sorted(days, key=lambda day: day.date, reverse=True)
 
     def dates(self) -> list[str]:
@@ -233,7 +233,7 @@ class PartitionedTable(ServedTable):
                 return self.database.rows(f"SELECT count(*) FROM {day.name}") == [(str(rows),)]
         return False
 
-    def create(self, table: NewTable, columns: Sequence[str]) -> None:
+    def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
         """Creates a table that can become a partition."""
         # With this CHECK, PostgreSQL attaches the table without reading its rows. The table writes the
         # write-ahead log, because an unlogged table would be empty after a crash of the server.
@@ -243,7 +243,7 @@ class PartitionedTable(ServedTable):
         )
         self.database.execute(f"ALTER TABLE {table.name} ALTER COLUMN dt SET DEFAULT DATE '{table.date}'")
 
-    def replace(self, table: NewTable, digest: str, rows: int, keep_dates: int) -> Replaced:
+    def replace(self, table: UnservedTable, digest: str, rows: int, keep_dates: int) -> Replaced:
         """Attaches the new table as soon as transactions that use the served table allow it.
 
         Raises:
@@ -270,7 +270,7 @@ class PartitionedTable(ServedTable):
             time.sleep(_PAUSE_S)
         return Replaced(rows, deleted + self.delete_old(keep_dates))
 
-    def _create_indexes(self, table: NewTable) -> None:
+    def _create_indexes(self, table: UnservedTable) -> None:
         """Creates the other indexes of the served table, which users have added to it."""
         query = """
             SELECT CASE WHEN i.indisunique THEN 'UNIQUE ' ELSE '' END,
@@ -279,7 +279,7 @@ class PartitionedTable(ServedTable):
         for unique, definition in self.database.rows(query, [self.name]):
             self.database.execute(f"CREATE {unique}INDEX ON {table.name}{definition}")
 
-    def _attach(self, table: NewTable, digest: str, rows: int) -> int:
+    def _attach(self, table: UnservedTable, digest: str, rows: int) -> int:
         """Makes the new table the partition of its date, in one transaction.
 
         Returns:
@@ -389,14 +389,14 @@ class PlainTable(ServedTable):
         """Returns False: `replace` compares the rows."""
         return False
 
-    def create(self, table: NewTable, columns: Sequence[str]) -> None:
+    def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
         """Creates a table that exists only until its rows are copied, and writes no write-ahead log."""
         typed = ", ".join(f"{name} {TYPES.get(name, 'text')}" for name in columns)
         self.database.execute(
             f"CREATE UNLOGGED TABLE {table.name} (dt date NOT NULL DEFAULT DATE '{table.date}', {typed})"
         )
 
-    def replace(self, table: NewTable, digest: str, rows: int, keep_dates: int) -> Replaced:
+    def replace(self, table: UnservedTable, digest: str, rows: int, keep_dates: int) -> Replaced:
         """Copies changed rows from the new table, in one transaction, and drops it."""
         database, target, new = self.database, self.name, table.name
         database.execute(f"ANALYZE {new}")
@@ -444,13 +444,13 @@ class PlainTable(ServedTable):
 
 
 @contextmanager
-def new_table(served: ServedTable, date: str) -> Iterator[NewTable]:
+def new_table(served: ServedTable, date: str) -> Iterator[UnservedTable]:
     """Names a new table, and holds its session lock during the block.
 
     If the block raises an error, the table is dropped.
     """
     database, number = served.database, uuid.uuid4().hex[:8]
-    table = NewTable(f"{served.name}_ld_{datetime.now(UTC).strftime(_STAMP)}_{number}", date)
+    table = UnservedTable(f"{served.name}_ld_{datetime.now(UTC).strftime(_STAMP)}_{number}", date)
     _try_lock(database, number)  # nobody else has this number
     try:
         yield table
@@ -461,7 +461,7 @@ def new_table(served: ServedTable, date: str) -> Iterator[NewTable]:
         _unlock(database, number)
 
 
-def _drop_after_failure(database: Connection, table: NewTable) -> None:
+def _drop_after_failure(database: Connection, table: UnservedTable) -> None:
     """Drops a new table. If dropping fails too, that error is only logged."""
     try:
         database.execute(f"DROP TABLE IF EXISTS {table.name}")
