@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.report import table
 from tests.campaign.parts import PARTS
-from tests.campaign.world import KINDS, Problem, World
+from tests.campaign.world import KINDS, STEPS, Problem, World
 from tests.processes import ROOT
 from tests.standalone import standalone_cluster
 
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal faults (0)")
     parser.add_argument("--part", action="append", choices=PARTS, help="a part; repeat it for several (all)")
     parser.add_argument("--case", type=int, help="run only the case of this number, of one part")
+    parser.add_argument("--quick", action="store_true", help="disturb only build_features")
     parser.add_argument("--cluster", action="store_true", help="submit jobs to a standalone cluster")
     parser.add_argument(
         "--record", type=Path, default=RECORD, help="file of all cases (build/campaign.jsonl)"
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     if not options.summary:
         with tempfile.TemporaryDirectory(prefix="nightrank-campaign-") as scratch:
-            world = World(Path(scratch))
+            world = World(Path(scratch), STEPS[:1] if options.quick else STEPS)
             with _submitting(world, options.cluster):
                 began = time.monotonic()
                 world.prepare()
@@ -80,6 +81,9 @@ def _run(world: World, parts: Sequence[str], options: argparse.Namespace) -> boo
     """Runs cases until the time is over. Returns whether one of them has failed."""
     record: Path = options.record
     record.parent.mkdir(parents=True, exist_ok=True)
+    if record.exists() and not record.read_bytes().endswith(b"\n"):
+        with record.open("a", encoding="utf-8") as file:  # the last campaign was killed while it wrote
+            file.write("\n")
     known = [entry for entry in read_record(record) if entry["seed"] == options.seed]
     numbers = {part: sum(entry["part"] == part for entry in known) for part in parts}
     spent = dict.fromkeys(parts, 0.0)

@@ -114,11 +114,13 @@ class World:
 
     Attributes:
         folder: the folder.
+        steps: the jobs of the run, or the first ones.
         jobs: the jobs that can be disturbed; see `prepare`.
         profile: Spark's properties file with which jobs are submitted; None: they run without Spark.
     """
 
     folder: Path
+    steps: Sequence[Step] = STEPS
     jobs: list[Before] = field(default_factory=list)
     profile: Path | None = None
 
@@ -134,7 +136,7 @@ class World:
         work.mkdir()
         (self.folder / "before").mkdir()
         done: list[tuple[Step, Path, float, Content]] = []
-        for step in STEPS:
+        for step in self.steps:
             copy = self.folder / "before" / step.job
             shutil.copytree(work, copy)
             was = contents(work)
@@ -148,10 +150,9 @@ class World:
             Before(step, copy, seconds, was, becomes)
             for (step, copy, seconds, was), becomes in zip(done, after, strict=True)
         ]
-        first = self.jobs[0]
-        self.jobs.append(
-            Before(NIGHT, first.folder, sum(job.seconds for job in self.jobs) / 2, first.was, last)
-        )
+        if self.steps == STEPS:
+            first, seconds = self.jobs[0], sum(job.seconds for job in self.jobs)
+            self.jobs.append(Before(NIGHT, first.folder, seconds / 2, first.was, last))
         shutil.move(work, self.finished)
 
     @property
