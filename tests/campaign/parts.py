@@ -133,9 +133,12 @@ _FULL = (
     ' || exit 97; shift 2; "$@"; rc=$?; exit $rc'
 )
 _COPY = 'rm -rf "$1/after"; cp -a "$1/disk" "$1/after"'
+# $1 is a folder, which becomes read-only after $2 twentieths of a second, as soon as no file is open for writing.
 _READ_ONLY = (
-    'mount --bind "$1" "$1" && { sleep "$2"; until mount -o remount,bind,ro "$1" 2>/dev/null; do sleep 0.01; done & }'
-    ' || exit 97; shift 2; "$@"'
+    'mount --bind "$1" "$1" || exit 97; '
+    '{ n="$2"; while [ "$n" -gt 0 ]; do sleep 0.05; n=$((n - 1)); done; '
+    'until mount -o remount,bind,ro "$1" 2>/dev/null; do sleep 0.01; done; } & '
+    'shift 2; "$@"; rc=$?; kill $! 2>/dev/null; exit $rc'
 )
 
 
@@ -156,11 +159,12 @@ def disks(world: World, draw: random.Random) -> Case:
             script = _FULL.replace("exit $rc", f'set -- "{folder}"; {_COPY}; exit $rc')
             words = [str(folder), str(size)]
         else:
-            below = sorted(path for path in (folder / "lake").rglob("*") if path.is_dir())
-            target = draw.choice([folder / "lake", *below])
+            lake = folder / "lake"
+            tables = sorted(path for top in (lake, lake / "_data") for path in top.glob("*") if path.is_dir())
+            target = draw.choice([lake, draw.choice([lake, *tables])])
             instant = draw.uniform(0, job.seconds)
             what = f"{job.step.job}, {target.relative_to(folder)} read-only after {instant:.2f} s"
-            script, words = _READ_ONLY, [str(target), f"{instant:.2f}"]
+            script, words = _READ_ONLY, [str(target), str(int(instant * 20))]
         ended = run([*_NAMESPACE, "sh", "-c", script, "sh", *words, *command], folder)
         if ended.code == 97:
             raise RuntimeError(f"the file system cannot be mounted: {ended.output[-500:]}")

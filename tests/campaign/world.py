@@ -293,7 +293,11 @@ def contents(folder: Path) -> dict[str, tuple[str, str]]:
     """
     lake, sink = folder / "lake", folder / _SINK
     known = published(lake) if lake.exists() else {}
-    seen = {name: (digest, _rows(lake / name)) for name, digest in known.items()}
+    # The digest of a delivery depends on the folder of the sink, which is that of the case.
+    seen = {
+        name: ("" if name.startswith("deliveries/") else digest, _rows(lake / name))
+        for name, digest in known.items()
+    }
     for path in sorted(sink.rglob(MANIFEST_NAME)) if sink.exists() else []:
         manifest = _manifest(path)
         lines = sorted(line for entry in manifest.files for line in _lines(path.parent / entry.path))
