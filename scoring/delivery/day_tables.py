@@ -223,14 +223,19 @@ class PartitionedTable(ServedTable):
         return sorted(days, key=lambda day: day.date, reverse=True)
 
     def dates(self) -> list[str]:
-        """Returns the dates of the partitions, newest first."""
-        return [day.date for day in self.days()]
+        """Returns the dates of the partitions that have rows, newest first."""
+        return [day.date for day in self.days() if self._has_rows(day.date)]
+
+    def _has_rows(self, date: str) -> bool:
+        # The partition may be replaced meanwhile, so the query does not name it.
+        return bool(self.database.rows(f"SELECT 1 FROM {self.name} WHERE dt = DATE '{date}' LIMIT 1"))
 
     def is_served(self, date: str, digest: str, rows: int) -> bool:
         """Compares the recorded digest, and counts the rows of the partition."""
         for day in self.days():
             if day.date == date and day.record.get("lists") == digest:
-                return self.database.rows(f"SELECT count(*) FROM {day.name}") == [(str(rows),)]
+                query = f"SELECT count(*) FROM {self.name} WHERE dt = DATE '{date}'"
+                return self.database.rows(query) == [(str(rows),)]
         return False
 
     def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
@@ -288,7 +293,7 @@ class PartitionedTable(ServedTable):
         schema, _, _ = self.name.rpartition(".")
         served = f"{schema}.{table.served_name}" if schema else table.served_name
         record = {"nightrank": 1, "lists": digest, "rows": rows, "delivered_at": file_io.utc_now()}
-        is_new = table.date not in self.dates()
+        is_new = table.date not in [day.date for day in self.days()]
         # Both locks make concurrent deliveries wait for each other. Only the second makes readers wait.
         mode = "SHARE UPDATE EXCLUSIVE" if is_new else "ACCESS EXCLUSIVE"
         with self.database.transaction():
@@ -320,7 +325,8 @@ class PartitionedTable(ServedTable):
     def delete_old(self, keep_dates: int) -> int:
         """Drops the partitions of old dates, unless transactions use the table."""
         for _ in range(_ATTEMPTS_TO_DROP):
-            old = self.days()[keep_dates:]
+            kept = self.dates()[:keep_dates]
+            old = [day for day in self.days() if kept and day.date < kept[-1]]
             if not old:
                 return 0
             try:

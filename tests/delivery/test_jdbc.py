@@ -42,7 +42,9 @@ from storage.parquet_files import read_table
 from tests.certificates import certificate_in
 from tests.conftest import ROOT
 from tests.delivery.conftest import PublishedRuns
+from tests.delivery.dying_delivery import deliver_and_die
 from tests.delivery.postgres import Server, postgres
+from tests.processes import fork_server
 from tests.scoring.scoring_lake import RUN_DATE
 
 NUMBERS = itertools.count()
@@ -474,6 +476,23 @@ def test_a_partitioned_table_of_others_is_served_by_rows(
     assert "create the partition" in refused.value.remedy
 
 
+def test_partitions_without_rows_are_no_dates(
+    published: PublishedLists, sink: jdbc.Settings, client: Connection
+) -> None:
+    """An administrator has made the partitions of the next days. No old date is deleted for them."""
+    client.execute(PLAIN.format(sink.table) + " PARTITION BY LIST (dt)")
+    for day in ("2026-01-08", "2026-02-01", "2026-02-02"):
+        name = f"{sink.table}_{day.replace('-', '')}"
+        client.execute(f"CREATE TABLE {name} PARTITION OF {sink.table} FOR VALUES IN ('{day}')")
+    for dt in ("2026-01-07", RUN_DATE):
+        jdbc.deliver(sink, changed(published, published.rows, dt))
+        assert len(served(client, sink, dt)) == len(published.rows)
+    assert len(served(client, sink, "2026-01-07")) == len(published.rows)
+    jdbc.deliver(sink, changed(published, published.rows, "2026-01-09"))
+    assert served(client, sink, "2026-01-07") == []
+    assert len(tables(client, sink)) == 5
+
+
 def test_the_documented_step_gives_a_plain_table_partitions(
     runs: PublishedRuns, published: PublishedLists, sink: jdbc.Settings, client: Connection
 ) -> None:
@@ -534,6 +553,56 @@ def test_a_killed_delivery_changes_nothing_and_the_next_one_is_whole(
     assert os.environ["LISTS_PASSWORD"] not in message
     # The connection of the killed process is lost, and so is its lock: the rerun has dropped its table.
     assert len(tables(client, sink)) == (2 if kind == "partitions" else 1)
+
+
+# Number of the statement before which, or after which, the process dies.
+DEATHS = [*((number, "before") for number in range(1, 12)), (3, "after"), (6, "after"), (10, "after")]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("deaths", [DEATHS[::4], DEATHS], ids=["some", "all"])
+def test_a_delivery_that_dies_at_any_statement_leaves_a_whole_day(
+    published: PublishedLists,
+    sink: jdbc.Settings,
+    client: Connection,
+    deaths: list[tuple[int, str]],
+) -> None:
+    """Deliveries die one after the other. The last one lives: it serves its rows, and drops all other tables."""
+    versions = ["first", *map(str, range(len(deaths))), "last"]
+    lists = {
+        name: changed(
+            published, published.rows.set_column(2, "item_id", pa.array([name] * len(published.rows)))
+        )
+        for name in versions
+    }
+    jdbc.deliver(sink, lists["first"])
+    now, served_later = "first", 0
+    with fork_server("tests.delivery.dying_delivery") as context:
+        for index, death in enumerate(deaths):
+            process = context.Process(target=deliver_and_die, args=(sink, lists[str(index)], *death))
+            process.start()
+            process.join(60)
+            assert process.exitcode == -signal.SIGKILL, f"no death {death}"
+            rows = served(client, sink)
+            assert len(rows) == len(published.rows)
+            (version,) = {row[2] for row in rows}
+            assert version in (now, str(index))
+            served_later += version != now
+            now = version
+    assert served_later <= 1
+    wait_for_locks(client)
+    jdbc.deliver(sink, lists["last"])
+    assert {row[2] for row in served(client, sink)} == {"last"}
+    assert len(tables(client, sink)) == 2
+
+
+def wait_for_locks(client: Connection) -> None:
+    """Waits until PostgreSQL has noticed that the sessions of the dead processes are lost."""
+    query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+    end = time.monotonic() + 30
+    while client.rows(query) != [("0",)]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_tables_of_others_are_not_dropped(
