@@ -38,6 +38,7 @@ from tests.campaign.world import (
     World,
     contents,
     end,
+    kib,
     require_equal,
     require_typed,
     require_whole,
@@ -151,8 +152,7 @@ def disks(world: World, draw: random.Random) -> Case:
         (folder / "lake").mkdir(exist_ok=True)
         command = world.command(job.step, folder)
         if draw.random() < 0.6:
-            grown = max(64, _kib(world.finished / "lake") - _kib(folder / "lake"))
-            size = _kib(folder / "lake") + 16 + int(grown * draw.uniform(0, 1.1))
+            size = kib(folder) + 16 + int(max(16, job.grows_kib) * draw.uniform(0, 1.1))
             what = f"{job.step.job} on a disk of {size} KiB"
             (folder / "disk").mkdir()
             # The lake is copied out in the same namespace, since its mounts end with the process.
@@ -175,11 +175,6 @@ def disks(world: World, draw: random.Random) -> Case:
         require_whole(folder, job, what)
         _run_again(world, job, folder, what)
     return Case(what, "refused" if ended.code else "ended")
-
-
-def _kib(folder: Path) -> int:
-    sizes = (path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return sum(-(-size // 4096) * 4 for size in sizes)
 
 
 # Damage

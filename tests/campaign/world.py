@@ -99,6 +99,7 @@ class Before:
         folder: the lake before it, with the folder of the sink.
         seconds: how long it takes.
         was, becomes: what readers see before and after it.
+        grows_kib: by how much it makes the lake larger.
     """
 
     step: Step
@@ -106,6 +107,7 @@ class Before:
     seconds: float
     was: Content
     becomes: Content
+    grows_kib: int = 0
 
 
 @dataclass
@@ -145,14 +147,14 @@ class World:
                 raise RuntimeError(f"{step.job} fails without any fault:\n{ended.output[-3000:]}")
             done.append((step, copy, ended.seconds, was))
         last = contents(work)
-        after = [was for _, _, _, was in done[1:]] + [last]
+        after = [(copy, was) for _, copy, _, was in done[1:]] + [(work, last)]
         self.jobs = [
-            Before(step, copy, seconds, was, becomes)
-            for (step, copy, seconds, was), becomes in zip(done, after, strict=True)
+            Before(step, copy, seconds, was, becomes, kib(made) - kib(copy))
+            for (step, copy, seconds, was), (made, becomes) in zip(done, after, strict=True)
         ]
         if self.steps == STEPS:
             first, seconds = self.jobs[0], sum(job.seconds for job in self.jobs)
-            self.jobs.append(Before(NIGHT, first.folder, seconds / 2, first.was, last))
+            self.jobs.append(Before(NIGHT, first.folder, seconds / 2, first.was, last, kib(work)))
         shutil.move(work, self.finished)
 
     @property
@@ -239,6 +241,12 @@ def end(
 def run(command: Sequence[str], folder: Path, kill_after_s: float | None = None) -> Ended:
     """Runs a process to its end, or kills it with all its processes."""
     return end(*start(command, folder), kill_after_s)
+
+
+def kib(folder: Path) -> int:
+    """Returns the size of the lake in a folder, in KiB of whole pages."""
+    sizes = (path.stat().st_size for path in (folder / "lake").rglob("*") if path.is_file())
+    return sum(-(-size // 4096) * 4 for size in sizes)
 
 
 # What must hold

@@ -43,7 +43,7 @@ from tests.certificates import certificate_in
 from tests.conftest import ROOT
 from tests.delivery.conftest import PublishedRuns
 from tests.delivery.dying_delivery import deliver_and_die
-from tests.delivery.postgres import Server, postgres
+from tests.delivery.postgres import PASSWORD, Server, postgres
 from tests.processes import fork_server
 from tests.scoring.scoring_lake import RUN_DATE
 
@@ -697,6 +697,25 @@ def test_what_postgresql_refuses_says_what_to_correct(
     no_jar = sink.model_copy(update={"driver_jar": str(tmp_path / "gone.jar")})
     with pytest.raises(ConfigError, match=r"gone\.jar of app does not exist"):
         jdbc.deliver(no_jar, published)
+
+
+def test_a_user_without_privileges_is_told_what_to_allow(
+    published: PublishedLists, sink: jdbc.Settings, client: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.execute(f"CREATE ROLE guest LOGIN PASSWORD '{PASSWORD}'")
+    monkeypatch.setenv("LISTS_USER", "guest")
+    for match in ("permission denied for schema public", "permission denied for table"):
+        with pytest.raises(ConfigError, match=match) as refused:
+            jdbc.deliver(sink, published)
+        assert "allow the user to create and change tables" in refused.value.remedy
+        # Now the table exists, and belongs to another user.
+        client.execute("GRANT CREATE ON SCHEMA public TO guest")
+        monkeypatch.setenv("LISTS_USER", "lists")
+        jdbc.deliver(sink, published)
+        monkeypatch.setenv("LISTS_USER", "guest")
+    client.execute("REVOKE CREATE ON SCHEMA public FROM guest")
+    client.execute("DROP ROLE guest")
+    assert new_tables(client, sink) == []
 
 
 def test_without_sslmode_the_connection_is_encrypted_and_the_server_is_checked(
