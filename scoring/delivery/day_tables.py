@@ -192,7 +192,7 @@ class ServedDay:
 
     Attributes:
         name: its name, quoted where necessary.
-        date: its date; empty if it has not exactly one.
+        date: its date; empty if it has not exactly one, or if it has partitions or is in another database.
         record: what the delivery has recorded in the comment of the partition; empty if nothing.
     """
 
@@ -212,7 +212,8 @@ class PartitionedTable(ServedTable):
     def days(self) -> list[ServedDay]:
         """Returns the partitions, newest first."""
         query = """
-            SELECT CAST(CAST(c.oid AS regclass) AS text), pg_get_expr(c.relpartbound, c.oid),
+            SELECT CAST(CAST(c.oid AS regclass) AS text),
+                   CASE WHEN c.relkind = 'r' THEN pg_get_expr(c.relpartbound, c.oid) ELSE '' END,
                    coalesce(obj_description(c.oid, 'pg_class'), '')
             FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
             WHERE i.inhparent = CAST(? AS regclass)"""
