@@ -201,6 +201,7 @@ def test_every_row_is_served_once_whatever_its_texts(
     columns = list(zip(*unique, strict=True)) or [()] * 6
     kinds = [pa.string(), pa.int32(), pa.string(), pa.float32(), pa.string(), pa.string()]
     arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    arrays[4] = arrays[4].dictionary_encode()
     table = pa.Table.from_arrays(arrays, VALUES)
     jdbc.deliver(endless_sink, changed(published, table))
     actual = endless_client.rows(f"SELECT {', '.join(VALUES)} FROM {endless_sink.table}")

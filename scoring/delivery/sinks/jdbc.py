@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -222,7 +223,7 @@ def _load_table(rows: pa.Table, copy: CopyRows, connections: int) -> int:
         part = rows.slice(bounds[index], bounds[index + 1] - bounds[index])
         for batch in part.to_batches(max_chunksize=_BATCH_ROWS):
             if failed.is_set():
-                raise InfrastructureError("another connection has failed", "see the error of that connection")
+                raise _OtherConnectionError
             yield batch
 
     def run(index: int) -> int:
@@ -239,10 +240,14 @@ def _load_table(rows: pa.Table, copy: CopyRows, connections: int) -> int:
         except BaseException:  # Ctrl-C
             failed.set()
             raise
-    first = next((error for error in errors if "another connection" not in str(error)), None)
-    if first is not None:
-        raise first
+    for error in errors:
+        if not isinstance(error, _OtherConnectionError):
+            raise error
     return sum(future.result() for future in futures)
+
+
+class _OtherConnectionError(Exception):
+    """Ends a copy whose rows are not needed any more, because another connection has failed."""
 
 
 @dataclass(frozen=True)
@@ -275,11 +280,10 @@ class CopyRows:
 
 def _driver_of_worker(jar: str) -> str:
     """Returns the path of the JDBC driver in this process. Spark copies it to the folder of the executor."""
-    from pyspark import SparkFiles
-
-    if not SparkFiles._is_running_on_worker:
+    spark_files = sys.modules.get("pyspark.files")  # every Python worker of Spark has imported it
+    if spark_files is None or not spark_files.SparkFiles._is_running_on_worker:
         return jar
-    copied = SparkFiles.get(os.path.basename(jar))
+    copied = str(spark_files.SparkFiles.get(os.path.basename(jar)))
     return copied if os.path.isfile(copied) else jar
 
 
@@ -294,8 +298,9 @@ def copy_text(batch: pa.RecordBatch) -> pa.Buffer:
 
 def _values(column: pa.Array) -> pa.Array:
     """Returns the values of a column as texts, with escapes where COPY needs them."""
-    texts = column.cast(_TEXT)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    texts = values.cast(_TEXT)
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         content = _content(texts).to_pybytes()
         if any(character.encode() in content for character, _ in _ESCAPES):
             for character, escape in _ESCAPES:
