@@ -17,7 +17,7 @@ ARGS ?=
 # With 0, all tests run in one process, which needs less memory.
 TEST_WORKERS ?= 3
 
-.PHONY: help setup demo airflow airflow-test jars doctor dist wheel test test-extended test-all test-fast test-changed fuzz image-test check format docs lock clean
+.PHONY: help setup demo airflow airflow-test jars doctor dist wheel test test-extended test-all test-fast test-changed fuzz campaign image-test check format docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ test-changed: setup ## run the tests nearest to the changed files, at most 3 min
 
 fuzz: setup ## run compiled code under sanitizers, and readers of files, on mutated inputs: make fuzz ARGS='--seconds 600 --seed 3'
 	@$(IN_ENV) python -m tests.fuzz $(ARGS)
+
+campaign: setup ## kill, disturb and damage the jobs and files of a small lake at random: make campaign ARGS='--seconds 3600 --seed 3'
+	@$(IN_ENV) nice -n 10 python -m tests.campaign $(ARGS)
 
 # unshare: the mounts of buildah end with the tests, also if the tests are killed. Set IMAGE_STORE=FOLDER to keep the images there.
 image-test: jars ## build the container images with buildah and run a small chain in them (needs root, 20 GB and 20 minutes)

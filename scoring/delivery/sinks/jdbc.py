@@ -1,7 +1,8 @@
 """The JDBC sink: delivers the lists of a run date to a PostgreSQL table.
 
-Spark workers write the lists to a staging table, which only this attempt uses. Then one transaction replaces
-the rows of the run date in the served table.
+Several connections copy the lists into a new table, which nobody reads (COPY … FROM STDIN). One short
+transaction then makes this table the partition of its date. day_tables.py does so, and serves tables of
+earlier releases, which have no partitions.
 """
 
 from __future__ import annotations
@@ -9,51 +10,45 @@ from __future__ import annotations
 import logging
 import os
 import re
-import uuid
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JJavaError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
-from conf.errors import ConfigError, DataError, InfrastructureError
-from conf.lazy_pyspark import F
+from conf.errors import ConfigError, InfrastructureError, raised_in
 from conf.types import PositiveInt, Secret, SinkSettings
+from scoring.delivery.day_tables import delete_users, drop_abandoned, new_table, open_table
 from scoring.delivery.postgresql import (
-    CANNOT_HOLD,
-    DRIVER,
-    STAMP,
     URL_PARAMETERS,
-    Connection,
     connect,
-    connection_properties,
-    dates_of,
-    delete_users,
-    drop_abandoned,
+    driver_of_spark,
+    driver_on_disk,
     refused_parameters,
 )
 from scoring.delivery.published_lists import COLUMNS, Delivered, Erased, EraseRequest, PublishedLists
 from scoring.delivery.secrets import Credentials, read_credentials
 from scoring.requests import VARIANT
+from spark.rows import Rows, records, spark_types
+from spark.tasks import map_batches
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger("nightrank")
 
-_TYPES = {
-    "user_id": "text",
-    "position": "integer",
-    "item_id": "text",
-    "score": "real",
-    "reason": "text",
-    "model_version": "text",
-}
-_KEY = ("user_id", "position")
-_BATCH_ROWS = 10_000
+_BATCH_ROWS = 1 << 15
+_ROWS_PER_CONNECTION = 50_000  # a smaller part of the lists is not worth a connection
+_COPIED = pa.schema([("rows", pa.int64())])
+# What the text format of COPY writes for characters that end a value or a row. The first is for the others.
+_ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
+_TEXT = pa.large_string()
 _UNTIL_VACUUM = "PostgreSQL keeps the bytes of deleted rows until the next VACUUM of the table"
 
 
@@ -62,7 +57,7 @@ _TABLE = re.compile(r"([a-z_][a-z0-9_]{0,39}\.)?[a-z_][a-z0-9_]{0,29}")
 
 
 class Settings(SinkSettings):
-    """A PostgreSQL table of lists. Each delivery replaces the rows of one date in one transaction."""
+    """A PostgreSQL table of lists, with a partition for each date. Deliveries replace whole partitions."""
 
     url: str = Field(
         description="jdbc:postgresql://host:port/database, without user and password. Without a parameter "
@@ -81,8 +76,9 @@ class Settings(SinkSettings):
     connections: PositiveInt = Field(default=8, description="Number of tasks that write at the same time.")
     driver_jar: str | None = Field(
         default=None,
-        description="Path of the jar of the JDBC driver. Null: the driver is already on Spark's class "
-        "path, for example because of the option --packages of spark-submit.",
+        description="Path of the jar of the JDBC driver. With a local path, a small run starts no Spark. "
+        "Null: the driver is in Spark's folder of jars, or on Spark's class path by the option --packages of "
+        "spark-submit.",
     )
 
     @field_validator("url")
@@ -105,24 +101,12 @@ class Settings(SinkSettings):
         return value
 
 
-@dataclass(frozen=True)
-class DeliveryTables:
-    """The names of the two tables of a delivery.
+def _has_driver(sink: Settings) -> bool:
+    """Returns whether this process can connect without Spark, which would otherwise fetch the driver."""
+    return driver_on_disk(sink) is not None
 
-    Attributes:
-        target: the served table, which the website or app reads.
-        staging: the staging table, a temporary table of this attempt. No other process reads it.
-        columns: the columns of the lists: those of _TYPES, and `variant` if the served table has it.
-    """
 
-    target: str
-    staging: str
-    columns: tuple[str, ...]
-
-    @property
-    def values(self) -> list[str]:
-        """Returns the columns that are not in the primary key."""
-        return [name for name in self.columns if name not in _KEY]
+IN_PROCESS = _has_driver
 
 
 def check(sink: Settings) -> None:
@@ -138,52 +122,60 @@ def check(sink: Settings) -> None:
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     """Replaces the rows of the lists' date in the sink's table, and deletes rows of old dates.
 
-    One transaction does both. Only the newest `sink.keep_dates` dates remain. If the lists' date is older
-    than these dates, nothing is delivered. If the process is killed, the table has either all old rows or all
-    new rows. The staging table of a killed process remains; the first delivery more than a day later drops
-    it.
+    Readers see either all old rows of the date or all new rows. Only the newest `sink.keep_dates` dates
+    remain. If the date of the lists is not one of them, nothing is delivered. If the process is killed, the
+    served rows are unchanged, and the next delivery drops what it left.
 
     The table has the columns dt, user_id, position, item_id, score, reason and model_version. Its primary key
-    is (dt, user_id, position). Only changed rows are written. The first lists of an experiment add the column
-    `variant`, which is null for lists without an experiment.
+    is (dt, user_id, position). Lists that were already delivered are not written again. The first lists of an
+    experiment add the column `variant`, which is null for lists without an experiment.
 
     Args:
         sink: the settings of the sink.
         lists: the published lists of the date.
 
     Raises:
-        ConfigError: the driver or the credentials are missing, or PostgreSQL rejects the user, the database
-            or the table.
+        ConfigError: the driver, Java or the credentials are missing, or PostgreSQL rejects the user, the
+            database or the table.
         DataError: the table cannot store a value of the lists.
-        InfrastructureError: PostgreSQL cannot be reached, or rows in the staging table are missing or
-            repeated.
+        InfrastructureError: PostgreSQL cannot be reached, rows are missing or repeated, or transactions of
+            others do not let the delivery replace the rows.
     """
     credentials = read_credentials(sink.name, sink.user, sink.password)
-    staging = f"{sink.table}_st_{datetime.now(UTC).strftime(STAMP)}_{uuid.uuid4().hex[:8]}"
-    variant = [VARIANT] if VARIANT in lists.frame.columns else []
-    rows = lists.frame.select(*COLUMNS, "model_version", *variant)
-    with connect(rows.sparkSession, sink, credentials) as database:
-        _make_target(database, sink.table)
-        rows = _like_target(database, sink.table, rows)
-        tables = DeliveryTables(sink.table, staging, tuple(rows.columns))
-        drop_abandoned(database, tables.target)
-        kept = sorted({*dates_of(database, tables.target), lists.run_date}, reverse=True)[: sink.keep_dates]
+    spark = None if isinstance(lists.rows, pa.Table) else lists.frame.sparkSession
+    jar = _driver(sink, lambda: lists.frame.sparkSession)
+    target, digest, expected = f"{sink.url} {sink.table}", lists.manifest.digest, lists.manifest.rows
+    if spark is not None:
+        driver_of_spark(spark, sink)  # gives the driver to the executors
+    with connect(jar, sink, credentials) as database:
+        served = open_table(database, sink.table)
+        drop_abandoned(served)
+        kept = sorted({*served.dates(), lists.run_date}, reverse=True)[: sink.keep_dates]
         if lists.run_date not in kept:
             log.warning(
                 "%s keeps the dates %s: the lists of %s are not delivered", sink.name, kept, lists.run_date
             )
-            return Delivered(f"{sink.url} {sink.table}", 0, 0, 0)
-        columns = ", ".join(f"{name} {_TYPES.get(name, 'text')}" for name in tables.columns)
-        database.execute(f"CREATE UNLOGGED TABLE {tables.staging} ({columns})")
-        try:
-            _stage(sink, credentials, rows, tables.staging)
-            _require_all(database, sink, tables.staging, lists.manifest.rows)
-            database.execute(f"ANALYZE {tables.staging}")
-            written, deleted = _replace(database, tables, lists.run_date, sink.keep_dates)
-        except BaseException:
-            _drop(database, tables.staging)
-            raise
-    return Delivered(f"{sink.url} {sink.table}", lists.manifest.rows, written, deleted)
+            return Delivered(target, 0, 0, 0)
+        if served.is_served(lists.run_date, digest, expected):
+            return Delivered(target, expected, 0, served.delete_old(sink.keep_dates))
+        has_variant = VARIANT in _names(lists.rows)
+        if has_variant and not served.has_variant():
+            served.add_variant()
+        columns = (*COLUMNS, "model_version", *([VARIANT] if has_variant else []))
+        with new_table(served, lists.run_date) as table:
+            served.create(table, columns)
+            statement = f"COPY {table.name} ({', '.join(columns)}) FROM STDIN"
+            rows = _load(sink, lists.rows, CopyRows(sink, credentials, jar, statement, columns))
+            if rows != expected:
+                raise InfrastructureError(
+                    f"sink {sink.name}: PostgreSQL has stored {rows} rows, but the lists have {expected}",
+                    "run the job again: Spark ran a task twice, or the lists changed during the delivery. "
+                    "The served rows are unchanged",
+                )
+            served.require_keys(table)
+            replaced = served.replace(table, digest, expected, sink.keep_dates)
+        drop_abandoned(served)  # also those whose last statement has ended meanwhile
+    return Delivered(target, expected, replaced.written, replaced.deleted)
 
 
 def erase(sink: Settings, request: EraseRequest) -> Erased:
@@ -193,119 +185,134 @@ def erase(sink: Settings, request: EraseRequest) -> Erased:
         ConfigError, InfrastructureError: see `deliver`.
     """
     credentials = read_credentials(sink.name, sink.user, sink.password)
-    with connect(request.open_session(), sink, credentials) as database:
-        deleted = delete_users(database, sink.table, request.users)
+    with connect(_driver(sink, request.open_session), sink, credentials) as database:
+        deleted = delete_users(database, sink.table, request)
     return Erased(f"{sink.url} {sink.table}", deleted, _UNTIL_VACUUM if deleted else "")
 
 
-def _make_target(database: Connection, target: str) -> None:
-    """Creates the served table if it does not exist."""
-    columns = ", ".join(f"{name} {kind} NOT NULL" for name, kind in _TYPES.items())
-    database.execute(
-        f"CREATE TABLE IF NOT EXISTS {target} "
-        f"(dt date NOT NULL, {columns}, PRIMARY KEY (dt, {', '.join(_KEY)}))"
-    )
+def _driver(sink: Settings, open_session: Callable[[], SparkSession]) -> str:
+    """Returns the path of the JDBC driver on this machine. Only if Spark must fetch it, Spark starts."""
+    return driver_on_disk(sink) or driver_of_spark(open_session(), sink)
 
 
-def _like_target(database: Connection, target: str, rows: DataFrame) -> DataFrame:
-    """Adds the column `variant` to the served table or (as nulls) to the rows, if only one of them has it."""
-    query = (
-        "SELECT 1 FROM pg_attribute WHERE attrelid = CAST(? AS regclass) AND attname = ? AND NOT attisdropped"
-    )
-    has_variant = bool(database.rows(query, [target, VARIANT]))
-    if has_variant and VARIANT not in rows.columns:
-        return rows.withColumn(VARIANT, F.lit(None).cast("string"))
-    if VARIANT in rows.columns and not has_variant:
-        database.execute(f"ALTER TABLE {target} ADD COLUMN IF NOT EXISTS {VARIANT} text")
-    return rows
+def _names(rows: Rows) -> list[str]:
+    return list(rows.column_names if isinstance(rows, pa.Table) else rows.columns)
 
 
-def _stage(sink: Settings, credentials: Credentials, rows: DataFrame, staging: str) -> None:
-    """Fills the staging table with Spark's JDBC writer.
-
-    Each task has one connection and one transaction.
-    """
-    options: dict[str, Any] = {
-        "url": sink.url,
-        "dbtable": staging,
-        "driver": DRIVER,
-        **connection_properties(credentials),
-        "numPartitions": sink.connections,
-        "batchsize": _BATCH_ROWS,
-        "reWriteBatchedInserts": "true",  # makes the driver send many rows in one INSERT
-    }
+def _load(sink: Settings, rows: Rows, copy: CopyRows) -> int:
+    """Copies rows through up to `sink.connections` connections. Returns the number of stored rows."""
+    if isinstance(rows, pa.Table):
+        return _load_table(rows.select(list(copy.columns)), copy, sink.connections)
+    parts = rows.select(*copy.columns).coalesce(sink.connections)
     try:
-        rows.write.format("jdbc").options(**options).mode("append").save()
-    except Py4JJavaError as error:
-        # A task may report an error without its cause, because some threads of Spark cannot load PostgreSQL's
-        # classes.
-        texts = [F.col(name) for name, kind in _TYPES.items() if kind == "text"]
-        has_nul = reduce(or_, (F.contains(text, F.lit("\0")) for text in texts))
-        wrong_row = rows.where(has_nul).select(*texts).first()
-        if wrong_row is None:
+        stored = records(map_batches(parts, copy, spark_types(_COPIED)))
+    except Exception as error:
+        raised = raised_in(str(error))  # Spark returns the text of a worker's error
+        if raised is None:
             raise
-        raise DataError(
-            f"sink {sink.name}: {wrong_row.asDict()} contains the character U+0000, "
-            "which PostgreSQL does not allow in text",
-            CANNOT_HOLD,
-        ) from error
+        raise raised from error
+    return sum(int(of_task["rows"]) for of_task in stored)
 
 
-def _require_all(database: Connection, sink: Settings, staging: str, expected: int) -> None:
-    """Checks that the staging table has each row exactly once.
+def _load_table(rows: pa.Table, copy: CopyRows, connections: int) -> int:
+    """Does the work of `_load` in threads of this process."""
+    parts = max(1, min(connections, len(rows) // _ROWS_PER_CONNECTION))
+    bounds = [len(rows) * index // parts for index in range(parts + 1)]
+    failed = Event()
 
-    If Spark runs a task twice, the task may write its rows twice.
+    def batches(index: int) -> Iterator[pa.RecordBatch]:
+        part = rows.slice(bounds[index], bounds[index + 1] - bounds[index])
+        for batch in part.to_batches(max_chunksize=_BATCH_ROWS):
+            if failed.is_set():
+                raise _OtherConnectionError
+            yield batch
+
+    def run(index: int) -> int:
+        try:
+            return sum(batch.column(0)[0].as_py() for batch in copy(batches(index)))
+        except BaseException:
+            failed.set()
+            raise
+
+    with ThreadPoolExecutor(parts) as pool:
+        futures = [pool.submit(run, index) for index in range(parts)]
+        try:
+            errors = [error for future in futures if (error := future.exception())]
+        except BaseException:  # Ctrl-C
+            failed.set()
+            raise
+    for error in errors:
+        if not isinstance(error, _OtherConnectionError):
+            raise error
+    return sum(future.result() for future in futures)
+
+
+class _OtherConnectionError(Exception):
+    """Ends a copy whose rows are not needed any more, because another connection has failed."""
+
+
+@dataclass(frozen=True)
+class CopyRows:
+    """Copies batches of rows into a table, through a connection and in a transaction of its own.
+
+    Spark pickles it.
+
+    Attributes:
+        sink: the database.
+        credentials: the user and the password.
+        jar: the path of the JDBC driver on the machine of the job.
+        statement: COPY … FROM STDIN, in the text format.
+        columns: the names of the columns of the batches.
     """
-    ((rows, keys),) = database.rows(f"SELECT count(*), count(DISTINCT ({', '.join(_KEY)})) FROM {staging}")
-    if (rows, keys) != (str(expected), str(expected)):
-        raise InfrastructureError(
-            f"sink {sink.name}: the staging table has {rows} rows with {keys} distinct keys, "
-            f"but the lists have {expected} rows",
-            "run the job again: a task ran twice, or rows were lost. The served rows are unchanged",
-        )
+
+    sink: Settings
+    credentials: Credentials
+    jar: str
+    statement: str
+    columns: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Copies the rows, and yields the number of rows that PostgreSQL has stored."""
+        jar = _driver_of_worker(self.jar)
+        with connect(jar, self.sink, self.credentials) as database, database.transaction():
+            rows = database.copy(self.statement, map(copy_text, batches))
+        yield pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], schema=_COPIED)
 
 
-def _replace(database: Connection, tables: DeliveryTables, run_date: str, keep_dates: int) -> tuple[int, int]:
-    """Replaces the rows of the date by the rows of the staging table, in one transaction.
-
-    Returns:
-        The number of inserted or changed rows, and the number of deleted rows.
-    """
-    target, staging = tables.target, tables.staging
-    values = ", ".join(tables.values)
-    changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in tables.values)
-    old, new = (", ".join(f"{table}.{name}" for name in tables.values) for table in ("t", "EXCLUDED"))
-    same_key = " AND ".join(f"s.{name} = t.{name}" for name in _KEY)
-    with database.transaction():
-        # This lock makes concurrent deliveries wait for each other. Readers do not wait.
-        database.execute(f"LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE")
-        # PostgreSQL's statistics do not contain the newest date yet, so the planner expects no rows of this
-        # date. With a nested loop, it would scan the staging table once for each row.
-        database.execute("SET LOCAL enable_nestloop = off")
-        deleted = database.execute(
-            f"DELETE FROM {target} AS t WHERE dt = CAST(? AS date) "
-            f"AND NOT EXISTS (SELECT 1 FROM {staging} AS s WHERE {same_key})",
-            [run_date],
-        )
-        written = database.execute(
-            f"INSERT INTO {target} AS t (dt, {', '.join(_KEY)}, {values}) "
-            f"SELECT CAST(? AS date), {', '.join(_KEY)}, {values} FROM {staging} "
-            f"ON CONFLICT (dt, {', '.join(_KEY)}) DO UPDATE SET {changed} "
-            f"WHERE ({old}) IS DISTINCT FROM ({new})",
-            [run_date],
-        )
-        kept = dates_of(database, target)[:keep_dates]
-        if kept:
-            deleted += database.execute(f"DELETE FROM {target} WHERE dt < CAST(? AS date)", [kept[-1]])
-        database.execute(f"DROP TABLE {staging}")
-    return written, deleted
+def _driver_of_worker(jar: str) -> str:
+    """Returns the path of the JDBC driver in this process. Spark copies it to the folder of the executor."""
+    spark_files = sys.modules.get("pyspark.files")  # every Python worker of Spark has imported it
+    if spark_files is None or not spark_files.SparkFiles._is_running_on_worker:
+        return jar
+    copied = str(spark_files.SparkFiles.get(os.path.basename(jar)))
+    return copied if os.path.isfile(copied) else jar
 
 
-def _drop(database: Connection, staging: str) -> None:
-    """Drops the staging table after a failure. An error of this statement is only logged."""
-    try:
-        database.execute(f"DROP TABLE IF EXISTS {staging}")
-    except Py4JJavaError as error:
-        log.warning(
-            "%s stays until a later delivery drops it: %s", staging, error.java_exception.getMessage()
-        )
+def copy_text(batch: pa.RecordBatch) -> pa.Buffer:
+    r"""Returns rows in the text format of COPY: tabs are between the values, and null is \N."""
+    values = [_values(column) for column in batch.columns]
+    tab, end = pa.scalar("\t", _TEXT), pa.scalar("\n", _TEXT)
+    rows = pc.binary_join_element_wise(*values, tab, null_handling="replace", null_replacement="\\N")
+    lines = pc.binary_join_element_wise(rows, pa.scalar("", _TEXT), end)
+    return _content(lines)
+
+
+def _values(column: pa.Array) -> pa.Array:
+    """Returns the values of a column as texts, with escapes where COPY needs them."""
+    values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    texts = values.cast(_TEXT)
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        content = _content(texts).to_pybytes()
+        if any(character.encode() in content for character, _ in _ESCAPES):
+            for character, escape in _ESCAPES:
+                texts = pc.replace_substring(texts, character, escape)
+    return texts
+
+
+def _content(texts: pa.LargeStringArray) -> pa.Buffer:
+    """Returns the bytes of all texts, one after the other."""
+    _, offsets, content = texts.buffers()
+    if content is None or not len(texts):
+        return pa.py_buffer(b"")
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return content.slice(bounds[0], bounds[-1] - bounds[0])
