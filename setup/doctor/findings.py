@@ -1,4 +1,4 @@
-"""What a check found: something is fine, must be corrected, or could not be checked."""
+"""What a check found: something is fine, should be looked at, or must be corrected."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ class Finding:
         subject: what was checked, in one to three words.
         text: what was found.
         remedy: what to do about it; None if the node is fine in this respect.
+        is_warning: whether the jobs run although nobody has done this yet.
     """
 
     subject: str
     text: str
     remedy: str | None = None
+    is_warning: bool = False
 
     @property
     def fine(self) -> bool:
-        """Returns whether nothing must be done."""
-        return self.remedy is None
+        """Returns whether the jobs run as it is."""
+        return self.remedy is None or self.is_warning
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -47,10 +49,10 @@ def findings_of(checks: Sequence[tuple[str, Check]]) -> list[Finding]:
 def shown(findings: Sequence[Finding]) -> str:
     """Returns the findings as text: a line for each, with the remedy below it, and a closing line."""
     wide = max((len(finding.subject) for finding in findings), default=0)
-    indent = " " * (wide + 6)
+    indent = " " * (wide + 7)
     lines: list[str] = []
     for finding in findings:
-        mark = "ok  " if finding.fine else "FIX "
+        mark = "WARN " if finding.is_warning else "ok   " if finding.fine else "FIX  "
         lines += _wrapped(f"{mark}{finding.subject:<{wide}}  ", finding.text, indent)
         if finding.remedy is not None:
             lines += _wrapped(f"{indent}→ ", finding.remedy, indent)
