@@ -142,7 +142,7 @@ def test_every_source_of_a_copy_exists() -> None:
     assert missing_sources(text.replace("COPY scoring ", "COPY docs ")) == ["build: docs"]  # ignored
     wrong = text.replace("COPY --from=build /opt/nightrank/environment", "COPY --from=build /opt/environment")
     assert missing_sources(wrong) == ["cpu: /opt/environment"]
-    assert missing_sources(text.replace("postgresql-42", "postgresql-41")) == ["cpu: postgresql-41.7.14.jar"]
+    assert missing_sources(text.replace("postgresql-42", "postgresql-41")) == ["build: postgresql-41.7.14.jar"]
 
 
 def test_bases_are_one_pinned_image_of_our_python() -> None:
