@@ -356,11 +356,6 @@ def _needed_by(
     return needs
 
 
-def _jar_with_hash(path: Path) -> Package:
-    """A jar of requirements/jars.lock, whatever the name of its file. Raises SetupError if it is none."""
-    return _package(jars.locked_jar_of(path))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the bill of materials of an environment, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m setup.sbom", description=__doc__.splitlines()[0])
@@ -375,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     options = parser.parse_args(arguments)
     try:
-        more = [_jar_with_hash(path) for path in options.jar]
+        more = [_package(jars.locked_jar_of(path)) for path in options.jar]
         document = sbom(options.environment, more_jars=more)
         write(options.file, document)
     except SetupError as error:
