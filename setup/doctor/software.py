@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date, timedelta
 from pathlib import Path
 
 from conf.errors import ConfigError
@@ -23,18 +24,32 @@ _PYTHONS = ("spark.pyspark.python", "spark.pyspark.driver.python")
 # Code for another interpreter: it imports our packages, and prints the versions of Python and pyspark.
 _PROBE = "import platform, conf.types, pyspark; print(platform.python_version(), pyspark.__version__)"
 _PROBE_LIMIT_S = 60
+# OpenJDK has a release with corrections of vulnerabilities every three months.
+_OLDEST_JAVA = timedelta(days=365)
 
 
-def java() -> Iterator[Finding]:
-    """Checks that there is a Java of the version on which Spark is tested."""
+def java(today: date | None = None) -> Iterator[Finding]:
+    """Checks that there is a Java of the version on which Spark is tested, and warns if it is old."""
     home = java_home.find()
     if home is None:
         yield Finding(
             "Java", f"there is no Java {java_home.WANTED_MAJOR}", "run `make setup`, or set JAVA_HOME"
         )
         return
-    version = re.search(r'version "([^"]+)"', java_home.describe(home / "bin/java"))
-    yield Finding("Java", f"{version[1] if version else java_home.WANTED_MAJOR} in {home}")
+    described = java_home.describe(home / "bin/java")
+    version = re.search(r'version "([^"]+)"', described)
+    text = f"{version[1] if version else java_home.WANTED_MAJOR} in {home}"
+    released = java_home.released_in(described)
+    if released is not None and (today or date.today()) - released > _OLDEST_JAVA:
+        yield Finding(
+            "Java",
+            f"{text}, released on {released}: more than a year of corrections of vulnerabilities is missing",
+            f"install a maintained Java {java_home.WANTED_MAJOR}, such as Debian's "
+            f"openjdk-{java_home.WANTED_MAJOR}-jre-headless, or upgrade it",
+            is_warning=True,
+        )
+        return
+    yield Finding("Java", text)
 
 
 def spark() -> Iterator[Finding]:

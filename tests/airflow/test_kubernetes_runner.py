@@ -202,6 +202,7 @@ def test_the_pod_has_image_resources_and_template_of_the_settings(ran: dict[str,
     }
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
     assert (spec["serviceAccountName"], spec["securityContext"]["runAsUser"]) == ("writer", 10001)

@@ -6,12 +6,17 @@ is unpacked in a separate folder, with Java and Python.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from setup.install import ROOT
+from setup.jars import digest
+from setup.sbom import FILE_NAME
+from spark.profile import read_properties
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from tests.cluster.chain import CHAIN, RUN_DATE, STARTED, Lakes, lists
@@ -37,6 +42,24 @@ def test_every_worker_took_part(lakes: Lakes, cluster: Cluster) -> None:
         assert sorted(path.parent.parent.name for path in started) == ["work-0", "work-1"]
         ran = {Path(folder).parent.parent.name for folder, _ in cluster.log_lines(STARTED, application)}
         assert ran == {"work-0", "work-1"} or (job not in PARALLEL and ran)
+
+
+def test_messages_are_encrypted_as_the_pages_say(cluster: Cluster) -> None:
+    assert cluster.security["spark.network.crypto.cipher"] == "AES/GCM/NoPadding"
+    profile = read_properties(ROOT / "conf/spark/on-standalone.conf")
+    assert profile["spark.network.crypto.cipher"] == cluster.security["spark.network.crypto.cipher"]
+
+
+def test_the_archive_lists_what_it_contains(node: Node) -> None:
+    document = json.loads((node.folder / FILE_NAME).read_text())
+    environment = node.folder / "environment"
+    (jars,) = environment.glob("lib/python3.*/site-packages/pyspark/jars")
+    listed = {
+        entry["hashes"][0]["content"]: entry["name"] for entry in document["components"] if "hashes" in entry
+    }
+    unpacked = [*jars.glob("*.jar"), *environment.glob("lib/nightrank/*.so")]
+    assert {digest(path) for path in unpacked} <= listed.keys()
+    assert len(unpacked) > 200
 
 
 def test_features_are_those_of_one_machine(lakes: Lakes) -> None:

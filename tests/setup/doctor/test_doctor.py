@@ -6,6 +6,7 @@ import resource
 import socket
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,24 @@ def test_a_broken_check_hides_no_other() -> None:
 def test_findings_are_aligned_and_wrapped() -> None:
     text = shown([Finding("a", "word " * 40), Finding("longer", "bad", "do this")])
     assert max(map(len, text.splitlines())) <= 110
-    assert text.splitlines()[-3:] == ["FIX longer  bad", "            → do this", "1 thing to correct"]
+    assert text.splitlines()[-3:] == ["FIX  longer  bad", "             → do this", "1 thing to correct"]
     assert shown([Finding("a", "b")]).endswith("this node can run the jobs of the profile")
+
+
+def test_an_old_java_is_a_warning_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = (
+        'openjdk version "17.0.9" 2023-10-17\n    java.version.date = 2023-10-17\n    java.home = /java\n'
+    )
+    monkeypatch.setattr(software.java_home, "find", lambda: Path("/java"))
+    monkeypatch.setattr(software.java_home, "describe", lambda _: described)
+    assert [finding.is_warning for finding in software.java(date(2024, 10, 16))] == [False]
+    (old,) = software.java(date(2024, 10, 17))
+    assert (old.fine, old.is_warning) == (True, True)
+    assert "17.0.9 in /java, released on 2023-10-17" in old.text
+    text = shown([old])
+    assert text.startswith("WARN Java  17.0.9")
+    assert "openjdk-17-jre-headless" in text
+    assert text.endswith("this node can run the jobs of the profile")
 
 
 def test_later_files_win(tmp_path: Path) -> None:
