@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from conf.names import has_date
 from conf.raw_types import RawTable
 from conf.spark_tables import SPARK_TABLE
 from conf.types import Config
@@ -81,7 +82,7 @@ def _tables(config: Config) -> dict[str, tuple[RawTable, str | None]]:
 
 def _is_static(path: str) -> bool:
     """Returns whether the table at `path` must exist before the run."""
-    return "{date}" not in path
+    return not has_date(path)
 
 
 def _resolved(config: Config, path: str) -> str:

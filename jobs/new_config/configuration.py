@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
+from conf.names import with_any_date
 from etl.inference.column_types import SampledColumn, micros_of
 from etl.inference.roles import (
     LabelGuess,
@@ -24,8 +25,11 @@ from etl.inference.roles import (
     label_of,
     possible_events,
     roles_of,
+    stock_of,
+    title_by_values,
     title_of,
 )
+from etl.inference.sample import without_days
 from jobs.new_config.questions import Questions
 from jobs.new_config.tables import (
     NamedColumn,
@@ -65,6 +69,8 @@ _ROWS_OF_A_TRAINING = 400_000
 _SORTED_RUNS = 1.2
 # A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
 _SAME_SHARE = 0.98
+# Rows without a user are usual in a log, and no errors, above this share.
+_FEW_ANONYMOUS = 0.005
 
 
 # Tables of attributes by section, each with its column of the key.
@@ -108,6 +114,8 @@ class NewConfig:
         tables: its tables by section.
         left_out: for each column without a feature, its table, name and the reason.
         has_lists: whether lists can be made.
+        notes: comments about what was found in the log, by the section above which they stand.
+        inactive_filter: a filter of candidates that is written as a comment, with the reason; None without.
     """
 
     sections: dict[str, Any] = field(default_factory=dict)
@@ -116,6 +124,8 @@ class NewConfig:
     tables: dict[str, NewTable] = field(default_factory=dict)
     left_out: list[tuple[str, str, str]] = field(default_factory=list)
     has_lists: bool = True
+    notes: dict[str, str] = field(default_factory=dict)
+    inactive_filter: tuple[str, dict[str, Any]] | None = None
 
     def choose(self, choice: str, reason: str) -> None:
         """Records a choice and its reason."""
@@ -167,13 +177,20 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
             "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
         )
     joined = _joined_tables(wishes, log, config)
+    for section, table in config.tables.items():
+        commas = [one.sampled for one in table.columns if one.sampled.has_comma]
+        if commas:
+            config.choose(
+                f"{section}.decimal_separator: a comma",
+                f"{commas[0].source} has numbers such as {commas[0].examples[0]}",
+            )
     name = wishes.name or _name_of(wishes.log)
     config.choose(f"name: {name}", "the name of the log's file" if wishes.name is None else "--name")
     _add_tables(name, wishes, log, joined, config)
     _split(log, config)
     _features(log, joined, config)
     _model(log, config)
-    _lists(wishes, log, config)
+    _lists(wishes, log, joined, config)
     _use_data_folder(config)
     return config
 
@@ -325,18 +342,22 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
         if one.name != key.name and (table.sample.is_text or one.sampled.type == "string")
     ]
     named: dict[str, str] = {}
-    for what, column in (("title", title_of(others)), ("image", image_of(others))):
+    title, why = title_of(others), "by its name"
+    if title is None:
+        title, why = title_by_values(others), "its texts are long and distinct"
+    for what, column in (("title", title), ("image", image_of(others))):
         if column is not None:
             named[what] = table.column(column.source).name
-            config.choose(f"items.{what}: {column.source}", "by its name")
+            config.choose(f"items.{what}: {column.source}", why if what == "title" else "by its name")
+    if title is None:
+        config.choose("no titles: lists show ids", "no column looks like names of items; set items.title")
     columns = [replace(one, type="string") if one.name in named.values() else one for one in table.columns]
     return replace(table, columns=tuple(columns), titles=named)
 
 
 def _name_of(location: str) -> str:
     """Returns the name of the file without days, or of the nearest folder with a name of its own."""
-    bare = re.sub(r"\d{4}-\d{2}-\d{2}|\{date\}|\*", "", location)
-    for part in reversed(PurePosixPath(bare).parts):
+    for part in reversed(PurePosixPath(without_days(location)).parts):
         plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
         if plain and plain not in _VAGUE_NAMES:
             return plain
@@ -358,9 +379,7 @@ def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: N
         ]
         sections[section] = {**table.section([key, *used]), **table.titles}
     if log.user is not None and log.item is not None:
-        sections["keys"] = {"user": log.user.name, "item": log.item.name}
-        if log.group is not None:
-            sections["keys"]["group"] = log.group.name
+        sections["keys"] = _keys(log.user, log.item, log, config)
     label: dict[str, Any] = {}
     if log.label_column is not None:
         label["column"] = log.label_column.name
@@ -380,18 +399,40 @@ def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: N
     sections["log"] = log_section
 
 
+def _keys(user: NamedColumn, item: NamedColumn, log: _Log, config: NewConfig) -> dict[str, Any]:
+    """Returns the section `keys`. Rows without a user are left out if they are more than a few."""
+    section: dict[str, Any] = {"user": user.name, "item": item.name}
+    if log.group is not None:
+        section["group"] = log.group.name
+    anonymous = user.sampled.nulls / max(log.rows, 1)
+    if anonymous > _FEW_ANONYMOUS:
+        section["rows_without_user"] = "leave_out"
+        config.notes["keys"] = (
+            f"{anonymous:.1%} of the rows read have no user. They are counted and left out: models and lists "
+            "are for users. Without rows_without_user, a run stops if they are more than "
+            "quality.max_bad_share."
+        )
+        config.choose(
+            "keys.rows_without_user: leave_out",
+            f"{anonymous:.1%} of the rows have no {user.sampled.source}",
+        )
+    return section
+
+
 def _use_data_folder(config: NewConfig) -> None:
     """Writes local paths as `{data}/…`, with the absolute path of their common folder as `data`.
 
     So the configuration can be used from any folder, and the data can be moved with one key.
     """
     tables = [config.sections[name] for name in ("log", "users", "items") if name in config.sections]
+    tables += config.sections.get("candidates", {}).get("filters", [])
+    tables += [config.inactive_filter[1]] if config.inactive_filter else []
     paths = {id(table): str(table["path"]) for table in tables if isinstance(table, dict)}
     if not all(file_io.is_local(path) for path in paths.values()):
         del config.sections["data"]
         return
     whole = {key: os.path.abspath(path) for key, path in paths.items()}
-    fixed = [re.split(r"[*?\[]|\{date\}", path)[0] for path in whole.values()]
+    fixed = [re.split(r"[*?\[]|\{date", path)[0] for path in whole.values()]
     common = os.path.commonpath([path.rsplit("/", 1)[0] or "/" for path in fixed])
     config.sections["data"] = common
     for table in tables:
@@ -428,7 +469,7 @@ def _split(log: _Log, config: NewConfig) -> None:
         config.choose(f"split by day, {train} train days", f"the names of the files have {len(days)} days")
         return
     section = config.sections["log"]
-    section["path"] = str(section["path"]).replace("{date}", "*")
+    section["path"] = with_any_date(str(section["path"]))
     if log.time is not None:
         config.run_date = _last_day(log.time.sampled)
         config.sections["split"] = {"by": "fraction", "train": 0.8, "validation": 0.1}
@@ -588,13 +629,59 @@ def _model(log: _Log, config: NewConfig) -> None:
     )
 
 
-def _lists(wishes: Wishes, log: _Log, config: NewConfig) -> None:
+def _stock_filters(item: str, joined: _Joined, config: NewConfig) -> dict[str, Any]:
+    """Returns the filter of items that are out of stock, or writes it as a comment if it is not certain."""
+    if "items" not in joined:
+        return {}
+    table, key = joined["items"]
+    stock = stock_of([one.sampled for one in table.columns if one.name != key.name])
+    if stock is None:
+        return {}
+    column = table.column(stock.column.source)
+    of_table = config.sections["items"]
+    entry = {
+        "filter": "out_of_stock",
+        **{name: value for name, value in of_table.items() if name not in ("columns", "title", "image")},
+        "item": key.name,
+        "stock": column.name,
+        **({"sold_out": list(stock.sold_out)} if stock.sold_out else {}),
+        "columns": [
+            key.declaration,
+            (replace(column, type="string") if stock.sold_out else column).declaration,
+        ],
+    }
+    source = column.sampled.source
+    meaning = f"is one of {list(stock.sold_out)}" if stock.sold_out else "is 0, negative or false"
+    if not table.sample.has_names:
+        return {}
+    if stock.is_certain:
+        config.choose(
+            f"candidates.filters: out_of_stock by {source}",
+            f"an item is in no list if its {source} {meaning}",
+        )
+        return {"filters": [entry]}
+    config.inactive_filter = (
+        f"If {source} says which items are out of stock, remove the # of the next lines: an item is then in "
+        f"no list if its {source} {meaning}.",
+        entry,
+    )
+    config.choose(
+        f"a comment: filter out_of_stock by {source}",
+        f"{source} may say which items are out of stock; the configuration has the lines to activate",
+    )
+    return {}
+
+
+def _lists(wishes: Wishes, log: _Log, joined: _Joined, config: NewConfig) -> None:
     """Adds the sections `candidates` and `score`."""
     if log.item is None or not config.has_lists:
         config.choose("no lists", "no columns look like a user and an item (--user, --item)")
         return
+    filters = _stock_filters(log.item.name, joined, config)
     items = log.item.sampled.distinct
     if items <= _ALL_ITEMS:
+        if filters:
+            config.sections["candidates"] = filters
         config.choose("candidates: all items", f"the sample has only {items:,} items")
     else:
         config.sections["candidates"] = {
@@ -602,7 +689,8 @@ def _lists(wishes: Wishes, log: _Log, config: NewConfig) -> None:
                 {"source": "covisitation", "n": 200},
                 {"source": "als", "n": 200},
                 {"source": "popular", "n": 100},
-            ]
+            ],
+            **filters,
         }
         config.choose("candidates: bought or read together, ALS, popular", f"the sample has {items:,} items")
     score: dict[str, object] = {"k": wishes.k}

@@ -101,6 +101,8 @@ class NewTable:
             section["separator"] = sample.separator
         if self.null_texts:
             section["null_values"] = ["", *self.null_texts]
+        if any(one.sampled.has_comma for one in listed):
+            section["decimal_separator"] = ","
         if time_zone:
             section["time_zone"] = time_zone
         section["columns"] = [
