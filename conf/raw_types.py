@@ -673,6 +673,13 @@ class Keys(Strict):
         "neither used nor quarantined, but counted under the reason `missing_key:<column>`.",
     )
 
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out new settings with default values, so that the digests of earlier releases stay."""
+        values: dict[str, Any] = values_of(self)
+        new = {"rows_without_user": "quarantine"}
+        return {name: value for name, value in values.items() if value != new.get(name)}
+
     @model_validator(mode="after")
     def _differ(self) -> Keys:
         if self.item == self.user:

@@ -82,7 +82,11 @@ def _seconds(text: str) -> float:
 
 
 def run_without_session(
-    name: str, arguments: argparse.Namespace, stage: Callable[[RunContext], tuple[str, JobSummary]]
+    name: str,
+    arguments: argparse.Namespace,
+    stage: Callable[[RunContext], tuple[str, JobSummary]],
+    *,
+    with_summary: bool = True,
 ) -> int:
     """Runs a job that only shows information. The job needs no Spark session and writes no run record.
 
@@ -90,6 +94,7 @@ def run_without_session(
         name: the name of the job.
         arguments: the parsed arguments of `job_parser`.
         stage: returns the text to print, and the job summary.
+        with_summary: whether the job summary is printed too.
 
     Returns:
         The exit code.
@@ -110,7 +115,8 @@ def run_without_session(
         return report_interruption(name)
     print(text)
     total = time.monotonic() - start
-    print(summary.completed(name, context.run_date, context.phases, total).line())
+    if with_summary:
+        print(summary.completed(name, context.run_date, context.phases, total).line())
     return EXIT_OK
 
 

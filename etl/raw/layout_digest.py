@@ -47,8 +47,6 @@ def _tables(config: Config) -> list[RawTable | None]:
 
 def _digest(rules: int, config: Config, settings: Sequence[dict[str, Any] | None]) -> str:
     keys = config.keys.model_dump() if config.keys else None
-    if keys is not None and keys["rows_without_user"] == "quarantine":
-        del keys["rows_without_user"]
     prepare = [config.prepare] if config.prepare else []
     return digest_of([rules, *settings, keys, *prepare])
 
