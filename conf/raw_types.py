@@ -285,7 +285,7 @@ class RawTable(Strict):
         description="Character before the decimals of a number in text files. `.`: numbers such as 1234.50. "
         "`,`: numbers such as 1234,50 or 1.234,50, in which points may separate groups of three digits; a "
         "number with a point and no comma, such as 12.5 or 1.234, is rejected, because it is ambiguous. In "
-        "JSON lines, it holds for numbers in quotes.",
+        "JSON lines, such a number is read as JSON does: 12.5 or 1.234.",
     )
     time_zone: TimeZone = Field(
         default=UTC,
@@ -678,7 +678,7 @@ class Keys(Strict):
         """Leaves out new settings with default values, so that the digests of earlier releases stay."""
         values: dict[str, Any] = values_of(self)
         new = {"rows_without_user": "quarantine"}
-        return {name: value for name, value in values.items() if value != new.get(name)}
+        return {name: value for name, value in values.items() if name not in new or value != new[name]}
 
     @model_validator(mode="after")
     def _differ(self) -> Keys:

@@ -211,7 +211,8 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
         texts = _unquoted(texts, first == _QUOTE)
     if column.type in NUMBER_TYPES:
         if table.decimal_separator != POINT:
-            texts = _with_points(texts, tokens, first == _QUOTE)
+            has_comma = pc.fill_null(pc.match_substring(texts, ","), False)  # numbers of JSON have points
+            texts = pc.if_else(has_comma, with_decimal_points(texts), texts)
         is_plain = pa.array(first != _QUOTE)
         for name, number in (("true", "1"), ("false", "0")):
             texts = pc.if_else(pc.fill_null(pc.and_(is_plain, pc.equal(texts, name)), False), number, texts)
@@ -229,15 +230,6 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
         pa.concat_arrays([values, lists.cast(values.type)]).take(chosen),
         pa.concat_arrays([reasons, of_lists]).take(chosen),
     )
-
-
-def _with_points(texts: pa.Array, tokens: pa.Array, is_string: np.ndarray) -> pa.Array:
-    """Returns n texts in which strings have a decimal point instead of a comma. JSON numbers have one.
-
-    A text without quotes that has a comma is a string too.
-    """
-    has_comma = pc.fill_null(pc.match_substring(tokens, ","), False)
-    return pc.if_else(pc.or_(pa.array(is_string), has_comma), with_decimal_points(texts), texts)
 
 
 def _unquoted(tokens: pa.Array, is_string: np.ndarray) -> pa.Array:

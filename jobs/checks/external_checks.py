@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from conf.errors import ConfigError
 from conf.names import has_date
 from conf.raw_types import RawTable
 from conf.spark_tables import SPARK_TABLE
@@ -11,7 +12,7 @@ from conf.types import Config
 from etl.raw.files import require_raw
 from etl.readers.table_heads import check_heads
 from etl.workflow.feature_plan import plan_of
-from scoring.delivery.sinks import check_access
+from scoring.delivery.sinks import check_access, read_settings
 from scoring.rules.attributes import SECTION, files_of, typed_table
 from scoring.rules.request import attribute_table
 from spark.profile import read_properties
@@ -48,15 +49,33 @@ def check_sinks(config: Config, profile: str) -> None:
 
     Args:
         config: the configuration, with the sinks in its section `deliver`.
-        profile: Spark's properties file. In deploy mode `cluster` nothing is checked, because the driver runs
-            in a different environment.
+        profile: Spark's properties file. In deploy mode `cluster` only columns of users are checked, because
+            the driver runs in a different environment.
 
     Raises:
-        ConfigError: a user, a password or a driver is missing.
+        ConfigError: a user, a password, a driver or a column of users is missing.
     """
+    _check_user_columns(config)
     if read_properties(Path(profile)).get("spark.submit.deployMode") == "cluster":
         return
     check_access(config.deliver)
+
+
+def _check_user_columns(config: Config) -> None:
+    """Checks that the table of users has the columns that sinks deliver.
+
+    Raises:
+        ConfigError: there is no table of users, or it does not declare a column with the type string.
+    """
+    declared = {column.name: column.type for column in config.users.columns} if config.users else {}
+    for _, settings in read_settings(config.deliver):
+        wrong = [name for name in getattr(settings, "user_columns", []) if declared.get(name) != "string"]
+        if wrong:
+            raise ConfigError(
+                f"the sink {settings.name} has user_columns={wrong}, which the section `users` does not "
+                "declare with the type string",
+                "add them to users.columns, such as {name: email, type: string}",
+            )
 
 
 def _tables(config: Config) -> dict[str, tuple[RawTable, str | None]]:
