@@ -101,6 +101,8 @@ _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
     re.IGNORECASE,
 )
+# At least this share of the texts of a column of e-mail addresses are such addresses.
+_ADDRESSES = 0.9
 # Names of columns with the stock of an item; the second pattern is for columns that say the opposite.
 _STOCK_NAME = re.compile(
     r"stock|availab|inventory|(^|_)(qty|quantity|lager|bestand|lagerbestand|vorrat|vorratig|verfugbar|"
@@ -350,6 +352,15 @@ def title_by_values(columns: Sequence[SampledColumn]) -> SampledColumn | None:
         if distinct * length > most:
             best, most = column, distinct * length
     return best
+
+
+def has_addresses(column: SampledColumn) -> bool:
+    """Returns whether nearly all texts of a column are e-mail addresses."""
+    texts = column.values.drop_null()
+    if column.type not in ("string", "list<string>") or not pa.types.is_string(texts.type) or not len(texts):
+        return False
+    fitting = pc.sum(pc.match_substring_regex(texts, r"^[^@\s]+@[^@\s]+\.[^@\s.]+$")).as_py()
+    return bool(fitting >= _ADDRESSES * len(texts))
 
 
 @dataclass(frozen=True)

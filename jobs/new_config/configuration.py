@@ -21,6 +21,7 @@ from etl.inference.column_types import SampledColumn, micros_of
 from etl.inference.roles import (
     LabelGuess,
     events_of,
+    has_addresses,
     image_of,
     label_of,
     possible_events,
@@ -322,8 +323,8 @@ def _joined_tables(wishes: Wishes, log: _Log, config: NewConfig) -> _Joined:
         column = replace(key_column, name=key.name, type=key.type)
         columns = tuple(column if one.name == key_column.name else one for one in table.columns)
         table = replace(table, columns=columns)
-        if section == "items":
-            table = _with_titles(table, column, config)
+        is_items = section == "items"
+        table = _with_titles(table, column, config) if is_items else _with_addresses(table, config)
         joined[section] = table, column
         config.tables[section] = table
         taken += [one.name for one in columns]
@@ -332,6 +333,19 @@ def _joined_tables(wishes: Wishes, log: _Log, config: NewConfig) -> _Joined:
             f"its values are those of {key.sampled.source}",
         )
     return joined
+
+
+def _with_addresses(table: NewTable, config: NewConfig) -> NewTable:
+    """Returns the table of users with its columns of e-mail addresses, which are declared but no features."""
+    addresses = [one for one in table.columns if has_addresses(one.sampled)]
+    names = [one.name for one in addresses]
+    for one in addresses:
+        config.choose(
+            f"users.columns has {one.sampled.source}",
+            f"it has e-mail addresses: user_columns: [{one.name}] of a CSV sink delivers them",
+        )
+    columns = [replace(one, type="string") if one.name in names else one for one in table.columns]
+    return replace(table, columns=tuple(columns), addresses=tuple(names))
 
 
 def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTable:
@@ -374,7 +388,7 @@ def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: N
         used = [
             one
             for one in table.columns
-            if one.name in table.titles.values()
+            if one.name in (*table.titles.values(), *table.addresses)
             or isinstance(feature_of(one, table.sample.rows.num_rows), NewFeature)
         ]
         sections[section] = {**table.section([key, *used]), **table.titles}
@@ -536,6 +550,8 @@ def _features_of_tables(joined: _Joined, scopes: dict[str, list[str]], config: N
             if column.name == key.name:
                 continue
             feature = feature_of(column, table.sample.rows.num_rows)
+            if column.name in table.addresses:
+                feature = "it has e-mail addresses"
             shown = [what for what, name in table.titles.items() if name == column.name]
             if shown:
                 feature = f"people read it: it is the {shown[0]} of the item"

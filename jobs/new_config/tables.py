@@ -64,11 +64,13 @@ class NewTable:
         sample: its first rows.
         columns: all its columns, in the order of the files.
         titles: maps `title` and `image` to the columns with titles and pictures of items, as far as found.
+        addresses: the columns with e-mail addresses of users.
     """
 
     sample: TableSample
     columns: tuple[NamedColumn, ...]
     titles: Mapping[str, str] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
 
     @property
     def null_texts(self) -> list[str]:

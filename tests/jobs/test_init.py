@@ -233,6 +233,14 @@ def test_prices_with_decimal_commas_become_numbers(shop: Path) -> None:
     assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
 
 
+def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
+    users = pd.read_csv("users.csv")
+    users.assign(mail=users["user"] + "@shop.example").to_csv("users.csv", index=False)
+    config = new_config(Wishes("events_*.csv", users="users.csv"), Questions(ask=False))
+    assert {"name": "mail", "type": "string"} in config.sections["users"]["columns"]
+    assert ("users", "mail", "it has e-mail addresses") in config.left_out
+
+
 def test_many_small_files_are_a_small_log(shop: Path) -> None:
     config = new_config(Wishes("events_*.csv"), Questions(ask=False)).sections
     # A batch has 256 rows of the log: four drawn rows stand beside each.
