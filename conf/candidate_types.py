@@ -215,7 +215,7 @@ class OutOfStock(RawTable):
     def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out new settings with default values, so that the digests of earlier releases stay."""
         values: dict[str, Any] = values_of(self)
-        new = {"stock": None, "sold_out": [], "decimal_separator": POINT}
+        new: dict[str, Any] = {"stock": None, "sold_out": [], "decimal_separator": POINT}
         return {name: value for name, value in values.items() if name not in new or value != new[name]}
 
     @model_validator(mode="after")

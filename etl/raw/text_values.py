@@ -66,18 +66,22 @@ def numbers(text: pa.Array) -> pa.Array:
     return pc.if_else(pc.less_equal(pc.abs(values), FLOAT32_MAX), values, pa.scalar(None, pa.float64()))
 
 
-# A number with a decimal comma: with groups of three digits between points, or without points.
-_WITH_COMMA = r"^[+-]?([0-9]{1,3}([.][0-9]{3})+|[0-9]*),[0-9]*([eE][+-]?[0-9]+)?$"
+# A number with a decimal comma, and with points between groups of three digits.
+_WITH_GROUPS = r"^[+-]?[0-9]{1,3}([.][0-9]{3})+,[0-9]*([eE][+-]?[0-9]+)?$"
 
 
 def with_decimal_points(text: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Returns texts in which a point replaces the decimal comma of each number: 12.5 for 12,5.
+    """Returns texts in which points replace decimal commas: 12.5 for 12,5, and 1234.5 for 1.234,5.
 
-    A text with a point or a comma that is no such number becomes ",", which is no number.
+    A number with a point that does not separate a group of three digits before a comma becomes an empty text.
     """
-    is_number = pc.match_substring_regex(text, _WITH_COMMA)
-    changed = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
-    return pc.if_else(is_number, changed, pc.if_else(pc.match_substring_regex(text, "[.,]"), ",", text))
+    with_points = pc.replace_substring(text, ",", ".")
+    has_point = pc.match_substring(text, ".")
+    if not pc.any(has_point).as_py():
+        return with_points
+    ungrouped = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
+    grouped = pc.if_else(pc.match_substring_regex(text, _WITH_GROUPS), ungrouped, "")
+    return pc.if_else(has_point, grouped, with_points)
 
 
 def decimals(text: pa.Array) -> pa.Array:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conf.types import Split
 from etl.quality.report import most_frequent_of_days
 from etl.workflow.local_workflow import load_local
 from scoring.model.model_info import ModelInfo
@@ -85,5 +86,7 @@ def _with_defaults(
     if not missing or not is_published(lake.datasets.partition(defaults.run_date)):
         return dict(raw_values)
     train = read_dataset(lake, defaults.run_date).splits["train"]
-    days = [(member.dt, "train" if member.label is not None else None) for member in train]
+    days: list[tuple[str, Split | None]] = [
+        (member.dt, "train" if member.label is not None else None) for member in train
+    ]
     return {**most_frequent_of_days(lake, defaults.config_name, days, missing), **raw_values}
