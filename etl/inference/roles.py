@@ -34,6 +34,7 @@ _ITEM_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("news", "photo", "course", "show_id", "poi", "venue", "hotel", "restaurant"), 8),
     **dict.fromkeys(("content", "post", "app_id", "artist", "offer", "ad_id", "place"), 7),
     "creative": 6,
+    "site": 4,
     "url": 2,
     "page": 2,
     "category": 1,
@@ -452,6 +453,26 @@ def _keys_by_name(
     items = [column for column in _by_words(ids, _ITEM_WORDS) if column not in users[:1]]
     users = [column for column in users if column not in items[:1]]
     return users, items
+
+
+def shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Returns a column whose fields have several shown items with 0 or 1 for a click, such as `N1-0 N2-1`."""
+    for column in columns:
+        texts = column.values.drop_null()
+        if not pa.types.is_string(texts.type) or not len(texts):
+            continue
+        has_several = pc.match_substring_regex(texts.slice(0, 1_000), r"^\S+[-:_][01]([ ,;|]\S+[-:_][01])+$")
+        if pc.sum(has_several).as_py() > len(texts.slice(0, 1_000)) / 2:
+            return column
+    return None
+
+
+def share_of_most_frequent(column: SampledColumn) -> float:
+    """Returns the share of the rows with a value that have the most frequent value of a column."""
+    texts = column.values.drop_null()
+    if not len(texts):
+        return 0.0
+    return float(pc.max(texts.value_counts().field("counts")).as_py()) / len(texts)
 
 
 def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[SampledColumn]:

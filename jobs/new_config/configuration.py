@@ -26,6 +26,8 @@ from etl.inference.roles import (
     label_of,
     possible_events,
     roles_of,
+    share_of_most_frequent,
+    shown_items_in,
     stock_of,
     title_by_values,
     title_of,
@@ -72,6 +74,10 @@ _SORTED_RUNS = 1.2
 _SAME_SHARE = 0.98
 # Rows without a user are usual in a log, and no errors, above this share.
 _FEW_ANONYMOUS = 0.005
+# One of more than this number of users has at most this share of the rows; others stand for unknown users.
+_FEW_USERS, _MOST_OF_A_USER = 20, 0.25
+# Above this share of rows without an item, a time or a label, `quality.max_bad_share` becomes this multiple.
+_FEW_REJECTED, _ROOM = 0.02, 1.5
 
 
 # Tables of attributes by section, each with its column of the key.
@@ -171,12 +177,8 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
     config.tables["log"] = log.table
     config.has_lists = len(log.keys) == 2
     if log.is_of_choices and not config.has_lists:
-        sources = [column.sampled.source for column in log.table.columns]
-        raise ConfigError(
-            f"no column of {log.table.sample.path.files[0]} looks like the user or the item of a row: "
-            f"{sources}",
-            "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
-        )
+        raise _no_keys(log)
+    _ask_for_unknown_user(log, questions)
     joined = _joined_tables(wishes, log, config)
     for section, table in config.tables.items():
         commas = [one.sampled for one in table.columns if one.sampled.has_comma]
@@ -194,6 +196,34 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
     _lists(wishes, log, joined, config)
     _use_data_folder(config)
     return config
+
+
+def _no_keys(log: _Log) -> ConfigError:
+    """Returns the error of a log without columns of users and items, which has only what users chose."""
+    path, sources = log.table.sample.path.files[0], [column.sampled.source for column in log.table.columns]
+    shown = shown_items_in([column.sampled for column in log.table.columns])
+    if shown is not None:
+        return ConfigError(
+            f"the column {shown.source} of {path} has several shown items in one field, such as "
+            f"{shown.examples[0][:60]!r}",
+            "write one row for each shown item, with columns for the user, the item, the time and the click "
+            "(0 or 1)",
+        )
+    return ConfigError(
+        f"no column of {path} looks like the user or the item of a row: {sources}",
+        "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
+    )
+
+
+def _ask_for_unknown_user(log: _Log, questions: Questions) -> None:
+    """Notes a question if one user has so many rows that its id may stand for unknown users."""
+    user = None if log.user is None else log.user.sampled
+    if user is not None and user.distinct > _FEW_USERS and share_of_most_frequent(user) > _MOST_OF_A_USER:
+        questions.open.append(
+            f"Is {user.examples[0]!r} a user? {share_of_most_frequent(user):.0%} of the rows have this "
+            f"{user.source}; if it stands for unknown users, add it to log.null_values and set "
+            "keys.rows_without_user: leave_out, or choose another column with --user"
+        )
 
 
 def _log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> _Log:
@@ -298,7 +328,9 @@ def _renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
     for column in table.columns:
         role = role_of.get(column.sampled.source)
         name = role if role and not table.sample.has_names else column.name
-        if name == "label" and role != "label":
+        if role == "label" and column.type == "string":
+            name = "event" if name == "label" else name
+        elif name == "label" and role != "label":
             name = "label_2"
         is_text_key = role in ("user", "item") and table.sample.is_text
         columns.append(replace(column, name=name, type="string" if is_text_key else column.type))
@@ -353,7 +385,8 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
     others = [
         one.sampled
         for one in table.columns
-        if one.name != key.name and (table.sample.is_text or one.sampled.type == "string")
+        if one.name != key.name
+        and (table.sample.is_text or one.sampled.type == "string" or one.sampled.separator is not None)
     ]
     named: dict[str, str] = {}
     title, why = title_of(others), "by its name"
@@ -411,6 +444,24 @@ def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: N
         unit = log.time.sampled.unit
         log_section["event_time"] = {"column": log.time.name, **({"unit": unit} if unit else {})}
     sections["log"] = log_section
+    _limit_of_rejected(log, config)
+
+
+def _limit_of_rejected(log: _Log, config: NewConfig) -> None:
+    """Sets `quality.max_bad_share` if many rows of the sample have no item, time or label."""
+    needed = [one for one in (log.item, log.time, log.label_column) if one is not None]
+    missing = {one.sampled.source: one.sampled.nulls / max(log.rows, 1) for one in needed}
+    source, share = max(missing.items(), key=lambda entry: entry[1], default=("", 0.0))
+    total = min(sum(missing.values()), 1.0)
+    if total <= _FEW_REJECTED:
+        return
+    limit = round(min(_ROOM * total, 1.0), 2)
+    config.sections["quality"] = {"max_bad_share": limit}
+    config.notes["quality"] = (
+        f"{share:.1%} of the rows read have no {source}. Such rows are not used, but quarantined. By "
+        "default, a run stops if they are more than 5%."
+    )
+    config.choose(f"quality.max_bad_share: {limit}", f"{share:.1%} of the rows have no {source}")
 
 
 def _keys(user: NamedColumn, item: NamedColumn, log: _Log, config: NewConfig) -> dict[str, Any]:

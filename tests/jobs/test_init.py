@@ -241,6 +241,55 @@ def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
     assert ("users", "mail", "it has e-mail addresses") in config.left_out
 
 
+def test_several_shown_items_in_one_field_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "behaviors.tsv"
+    path.write_text(
+        "".join(f"{row}\tU{row % 40}\tN1 N2\tN{row % 9}-0 N{row % 7}-1 N3-0\n" for row in range(200))
+    )
+    with pytest.raises(ConfigError, match=r"c4 .* has several shown items in one field, such as 'N"):
+        new_config(Wishes(str(path)), Questions(ask=False))
+
+
+def test_an_id_of_very_many_rows_is_questioned(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows.loc[::3, "user"] = "unknown"
+        rows.to_csv(f"events_{day}.csv", index=False)
+    questions = Questions(ask=False)
+    new_config(Wishes("events_*.csv"), questions)
+    assert [text.split(";")[0] for text in questions.open] == [
+        "Is 'unknown' a user? 34% of the rows have this user"
+    ]
+
+
+def test_rows_without_a_time_raise_the_limit_of_rejected_rows(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows.loc[::10, "time"] = None
+        rows.to_csv(f"events_{day}.csv", index=False)
+    assert _init() == 0
+    assert load_config("shop.yaml").quality.max_bad_share == 0.15
+    assert "10.0% of the rows read have no time. Such rows are not used" in (shop / "shop.yaml").read_text()
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+
+
+def test_events_of_files_without_names_are_known_to_check(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows.to_csv(f"events_{day}.csv", index=False, header=False)
+    assert _init() == 0
+    text = (shop / "shop.yaml").read_text()
+    for name in ("event", "label"):
+        (shop / "shop.yaml").write_text(
+            text.replace("event, type", f"{name}, type").replace("column: event,", f"column: {name},")
+        )
+        capsys.readouterr()
+        assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["unknown_events"] == []
+
+
 def test_many_small_files_are_a_small_log(shop: Path) -> None:
     config = new_config(Wishes("events_*.csv"), Questions(ask=False)).sections
     # A batch has 256 rows of the log: four drawn rows stand beside each.
@@ -313,7 +362,7 @@ def test_without_a_header_the_names_are_roles(tmp_path: Path) -> None:
         "time",
         "user",
         "item",
-        "label",
+        "event",
     ]
     assert config.sections["log"]["format"] == "tsv"
     assert yaml.safe_dump(config.sections)

@@ -41,9 +41,7 @@ def test_terminal_shows_each_second_once_and_clears_the_clock(monkeypatch: pytes
     assert drawn[2:] == ["  train_model              done       1.4 s  30 steps"]
 
 
-def test_a_terminal_shows_the_progress_of_a_training(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_terminal_shows_the_progress_of_a_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
     stream, stage_log = Terminal(), tmp_path / "train_model.log"
