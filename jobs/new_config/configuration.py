@@ -583,6 +583,17 @@ def _features(log: _Log, joined: _Joined, config: NewConfig) -> None:
         groups += _key_features(log.user.name, log.item.name, scopes, of_choices=log.is_of_choices)
         config.sections["scopes"] = {side: names for side, names in scopes.items() if names}
     if log.is_of_choices:
+        roles = {one.name for one in (*log.keys, log.time, log.label_column) if one is not None}
+        config.left_out += [
+            (
+                "log",
+                one.sampled.source,
+                "an item that a user did not choose has no row with it in this log; "
+                "attributes of items need a table (--items)",
+            )
+            for one in log.table.columns
+            if one.name not in roles
+        ]
         by_day = config.sections["split"]["by"] == "day"
         days = {"days": config.sections["split"]["train_days"]} if by_day else {}
         config.sections["history"] = {"length": 50, **days}

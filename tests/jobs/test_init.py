@@ -233,6 +233,14 @@ def test_prices_with_decimal_commas_become_numbers(shop: Path) -> None:
     assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
 
 
+def test_other_columns_of_a_log_of_choices_are_named(shop: Path) -> None:
+    for day in DAYS:
+        pd.read_csv(f"events_{day}.csv").assign(price=1.5).to_csv(f"events_{day}.csv", index=False)
+    assert _init() == 0
+    text = (shop / "shop.yaml").read_text()
+    assert "No feature: log.price, because an item that a user did not choose has no row with it" in text
+
+
 def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
     users = pd.read_csv("users.csv")
     users.assign(mail=users["user"] + "@shop.example").to_csv("users.csv", index=False)
