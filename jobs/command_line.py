@@ -19,13 +19,25 @@ if TYPE_CHECKING:  # nightly reads its arguments before it imports the configura
 INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C, as shells and nightly count
 
 
-def job_parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
-    """Returns a parser with the options that every job has. `date_option` is a second name of --run-date."""
+_ALWAYS_JSON = "The last line on standard output is one JSON object."
+
+
+def job_parser(
+    name: str, description: str, date_option: str = "--run-date", output: str = _ALWAYS_JSON
+) -> argparse.ArgumentParser:
+    """Returns a parser with the options that every job has.
+
+    Args:
+        name: the name of the job.
+        description: what it does.
+        date_option: a second name of --run-date.
+        output: what the job writes to standard output last.
+    """
     parser = argparse.ArgumentParser(
         prog=program_name(f"{name}.py"),
         description=description,
         epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure "
-        "(worth a retry). The last line on standard output is one JSON object.",
+        f"(worth a retry). {output}",
     )
     parser.add_argument(
         "--config",

@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line: the options of every job, and the user."""
-    parser = job_parser("show", DESCRIPTION, date_option="--date")
+    output = "On a terminal, only the table is printed; otherwise the last line is one JSON object."
+    parser = job_parser("show", DESCRIPTION, date_option="--date", output=output)
     parser.add_argument("--user", required=True, metavar="ID", help="the user's id, as in the log")
     parser.add_argument(
         "--json",
