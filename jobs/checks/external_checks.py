@@ -49,16 +49,16 @@ def check_sinks(config: Config, profile: str) -> None:
 
     Args:
         config: the configuration, with the sinks in its section `deliver`.
-        profile: Spark's properties file. In deploy mode `cluster` only columns of users are checked, because
-            the driver runs in a different environment.
+        profile: Spark's properties file. In deploy mode `cluster` nothing is checked, because the driver runs
+            in a different environment.
 
     Raises:
         ConfigError: a user, a password, a driver or a column of users is missing.
     """
-    _check_user_columns(config)
     if read_properties(Path(profile)).get("spark.submit.deployMode") == "cluster":
         return
     check_access(config.deliver)
+    _check_user_columns(config)
 
 
 def _check_user_columns(config: Config) -> None:
