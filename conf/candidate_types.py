@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetPydanticSchema,
+    SerializationInfo,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
     TypeAdapter,
@@ -23,7 +24,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from conf.feature_types import SPLITS, Split
 from conf.plugins import SOURCE
-from conf.raw_types import POINT, Days, PositiveInt, RawTable, Strict
+from conf.raw_types import POINT, Days, PositiveInt, RawTable, Strict, without_defaults
 from conf.train_types import ModelConfig
 
 # The base classes of the settings of candidate sources, and the type of an entry of `candidates.sources`.
@@ -212,11 +213,12 @@ class OutOfStock(RawTable):
         return self.filter
 
     @model_serializer(mode="wrap")
-    def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
         """Leaves out new settings with default values, so that the digests of earlier releases stay."""
-        values: dict[str, Any] = values_of(self)
-        new: dict[str, Any] = {"stock": None, "sold_out": [], "decimal_separator": POINT}
-        return {name: value for name, value in values.items() if name not in new or value != new[name]}
+        new = {"stock": None, "sold_out": [], "decimal_separator": POINT}
+        return without_defaults(values_of(self), new, info)
 
     @model_validator(mode="after")
     def _has_its_columns(self) -> OutOfStock:

@@ -12,6 +12,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializationInfo,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
@@ -135,6 +136,18 @@ class Strict(BaseModel):
         """Returns the type of a key; None if the section does not have it."""
         field = cls.model_fields.get(key)
         return None if field is None else field.annotation
+
+
+def without_defaults(
+    values: Mapping[str, Any], defaults: Mapping[str, Any], info: SerializationInfo
+) -> dict[str, Any]:
+    """Returns the dumped values of a section without those settings that have their default.
+
+    A dump of the values that were set (`exclude_unset`) keeps them.
+    """
+    if info.exclude_unset:
+        return dict(values)
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
 class FormatSettings(Strict):
@@ -307,12 +320,11 @@ class RawTable(Strict):
     )
 
     @model_serializer(mode="wrap")
-    def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
         """Leaves out new settings with default values, so that the digests of earlier releases stay."""
-        values: dict[str, Any] = values_of(self)
-        return {
-            name: value for name, value in values.items() if (name, value) != ("decimal_separator", POINT)
-        }
+        return without_defaults(values_of(self), {"decimal_separator": POINT}, info)
 
     @model_validator(mode="before")
     @classmethod
@@ -463,9 +475,10 @@ class TableOfRoles(RawTable):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
         """Leaves out settings with default values, so that the digests of earlier releases do not change."""
-        values: dict[str, Any] = values_of(self)
         new = {
             "separator": None,
             "null_values": [""],
@@ -474,7 +487,7 @@ class TableOfRoles(RawTable):
             "columns": [],
             "max_expansion": MAX_EXPANSION,
         }
-        return {name: value for name, value in values.items() if name not in new or value != new[name]}
+        return without_defaults(values_of(self), new, info)
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
         """Returns the table with a type for each column to read, and maps each such column to its name there.
@@ -674,11 +687,11 @@ class Keys(Strict):
     )
 
     @model_serializer(mode="wrap")
-    def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
         """Leaves out new settings with default values, so that the digests of earlier releases stay."""
-        values: dict[str, Any] = values_of(self)
-        new = {"rows_without_user": "quarantine"}
-        return {name: value for name, value in values.items() if name not in new or value != new[name]}
+        return without_defaults(values_of(self), {"rows_without_user": "quarantine"}, info)
 
     @model_validator(mode="after")
     def _differ(self) -> Keys:

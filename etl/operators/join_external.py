@@ -134,7 +134,9 @@ class JoinExternal(Operator):
         default=("",), description="Texts that stand for null in files of text, besides the empty text."
     )
     decimal_separator: DecimalSeparator = Field(
-        default=POINT, description="Character before the decimals of a number in files of text."
+        default=POINT,
+        description="Character before the decimals of a number in files of text. `.`: numbers such as 12.50. "
+        "`,`: numbers such as 12,50 or 1.234,50.",
     )
     time_zone: str = Field(default=UTC, description="Time zone of times without an offset, and of dates.")
     key: str | None = Field(
