@@ -11,17 +11,20 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetPydanticSchema,
+    SerializationInfo,
     SerializeAsAny,
+    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
 from conf.feature_types import SPLITS, Split
 from conf.plugins import SOURCE
-from conf.raw_types import Days, PositiveInt, RawTable, Strict
+from conf.raw_types import POINT, Days, PositiveInt, RawTable, Strict, without_defaults
 from conf.train_types import ModelConfig
 
 # The base classes of the settings of candidate sources, and the type of an entry of `candidates.sources`.
@@ -188,19 +191,48 @@ class NotAllowed(RawTable):
 
 
 class OutOfStock(RawTable):
-    """A table of items that must not be shown to any user."""
+    """A table of items that must not be shown to any user, or a table of items with their stock."""
 
     filter: Literal["out_of_stock"] = Field(description="Excludes the items of this table for all users.")
     item: str = Field(description="Column of this table with the key of the item.")
+    stock: str | None = Field(
+        default=None,
+        description="Column of this table with the stock of the item. Items with 0, a negative number or "
+        "false are excluded, or with a text of `sold_out`. An item without a value is not excluded. Null: "
+        "all items of the table are excluded.",
+    )
+    sold_out: list[str] = Field(
+        default=[],
+        description="Texts in the column `stock` that mean that the item is out of stock, such as [sold "
+        "out]. Only for a column of type string.",
+    )
 
     @property
     def name(self) -> str:
         """Returns the name of the filter in messages and tables."""
         return self.filter
 
+    @model_serializer(mode="wrap")
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Leaves out new settings with default values, so that the digests of earlier releases stay."""
+        new: dict[str, Any] = {"stock": None, "sold_out": [], "decimal_separator": POINT}
+        return without_defaults(values_of(self), new, info)
+
     @model_validator(mode="after")
-    def _has_its_column(self) -> OutOfStock:
-        _require_columns(self, [self.item])
+    def _has_its_columns(self) -> OutOfStock:
+        _require_columns(self, [self.item, *([self.stock] if self.stock else [])])
+        kind = self.types[self.stock] if self.stock else None
+        if kind in ("ints", "strings"):
+            raise ValueError(
+                f"stock={self.stock!r} is a column of lists: give it the type int, float, bool or string"
+            )
+        if (kind == "string") != bool(self.sold_out):
+            raise ValueError(
+                f"stock={self.stock!r} and sold_out={self.sold_out} do not fit: list the texts that mean out "
+                "of stock in `sold_out` if `stock` is a column of type string, and only then"
+            )
         return self
 
 

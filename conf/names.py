@@ -69,7 +69,48 @@ def lake_root(root: str) -> str:
 
 def raw_location(path: str) -> str:
     """Checks the path or URI of raw data, which is only read."""
-    return _require_scheme(plain_text(path), RAW_SCHEMES)
+    _check_dates(plain_text(path))
+    return _require_scheme(path, RAW_SCHEMES)
+
+
+# The day in a path: `{date}` for YYYY-MM-DD, or a notation of it such as `{date:%Y%m%d}`.
+_DATE_KEY = re.compile(r"\{date(?::([^{}]*))?\}")
+_DATE_NOTATION = re.compile(r"(?:[^%]|%[Ymd])+")
+
+
+def has_date(path: str) -> bool:
+    """Returns whether a path has the day of its files."""
+    return bool(_DATE_KEY.search(path))
+
+
+def with_date(path: str, day: str) -> str:
+    """Returns a path in which an ISO date replaces each `{date}`, in the notation of the path."""
+    parsed = date.fromisoformat(day)
+    return _DATE_KEY.sub(lambda key: parsed.strftime(key[1]) if key[1] else day, path)
+
+
+def with_any_date(path: str) -> str:
+    """Returns a glob that matches the files of all days."""
+    return _DATE_KEY.sub(lambda key: re.sub("(%.)+", "*", key[1] or "%Y"), path)
+
+
+def _check_dates(path: str) -> None:
+    """Checks that the days in a path, if there are any, determine year, month and day."""
+    notations = [key[1] for key in _DATE_KEY.finditer(path)]
+    if not notations:
+        return
+    for notation in notations:
+        if notation is not None and not (notation.isascii() and _DATE_NOTATION.fullmatch(notation)):
+            raise ValueError(
+                f"{{date:{notation}}} is no notation of a day: write %Y, %m and %d in it, such as "
+                "{date:%Y%m%d}; {date} alone is YYYY-MM-DD"
+            )
+    together = "".join("%Y%m%d" if notation is None else notation for notation in notations)
+    if missing := [part for part in ("%Y", "%m", "%d") if part not in together]:
+        raise ValueError(
+            f"{path!r} has a day without {' and '.join(missing)}: write {{date:%Y%m%d}}, or one folder for "
+            "each part, such as year={date:%Y}/month={date:%m}/day={date:%d}"
+        )
 
 
 def _require_scheme(path: str, known: tuple[str, ...]) -> str:

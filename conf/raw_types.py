@@ -12,12 +12,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializationInfo,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
-from conf.names import ColumnName, PlainText, RawLocation, column_name
+from conf.names import ColumnName, PlainText, RawLocation, column_name, has_date
 from conf.plugin_names import PluginNames
 from conf.plugins import READER, description
 from conf.spark_tables import SPARK_TABLE, split_table_path
@@ -42,6 +43,7 @@ _OPERATOR_TYPES: Mapping[ColumnType, OperatorType] = {
     "list<string>": "strings",
 }
 TIME_TYPES = ("date", "timestamp")
+NUMBER_TYPES = ("int", "float", "decimal")
 LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
@@ -87,6 +89,8 @@ def _null_values(values: Any) -> Any:
 
 
 NullValues = Annotated[list[str], BeforeValidator(_null_values)]
+DecimalSeparator = Literal[".", ","]
+POINT: DecimalSeparator = "."
 
 
 def expand_range(name: str) -> list[str]:
@@ -134,6 +138,18 @@ class Strict(BaseModel):
         return None if field is None else field.annotation
 
 
+def without_defaults(
+    values: Mapping[str, Any], defaults: Mapping[str, Any], info: SerializationInfo
+) -> dict[str, Any]:
+    """Returns the dumped values of a section without those settings that have their default.
+
+    A dump of the values that were set (`exclude_unset`) keeps them.
+    """
+    if info.exclude_unset:
+        return dict(values)
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+
+
 class FormatSettings(Strict):
     """Base of the settings of a format of raw files. The docstring of a format describes it in the reference.
 
@@ -141,7 +157,7 @@ class FormatSettings(Strict):
         is_text: whether files have lines of text. Rows of other formats have no text; errors show them as
             JSON.
         is_separated: whether a line has fields with a separator between them.
-        has_null_values: whether a text may mean null.
+        has_null_values: whether a text may mean null, and numbers are written as texts.
     """
 
     is_text: ClassVar[bool] = False
@@ -259,8 +275,9 @@ class RawTable(Strict):
 
     path: RawLocation = Field(
         description="Path or URI of the files. It may contain globs. `{lake}` and `{data}` are replaced by "
-        "the values of these keys. If the files are stored by day, write `{date}` for the day (YYYY-MM-DD). "
-        "Text files whose names end in .gz, .bz2 or .zst are decompressed."
+        "the values of these keys. If the files are stored by day, write `{date}` for the day (YYYY-MM-DD), "
+        "or a notation of it such as `{date:%Y%m%d}`. A path may have the parts of a day in several places: "
+        "`{date:%Y}/{date:%m}/{date:%d}`. Text files whose names end in .gz, .bz2 or .zst are decompressed."
     )
     format: Format = Field(
         description="Readers of other packages have the names of their entry points (docs/extending.md).",
@@ -275,6 +292,13 @@ class RawTable(Strict):
         default=[""],
         description="Texts that stand for null in every column of text files, also in quotes. An empty field "
         'is always null. Write each text in quotes, such as `["", "\\\\N", "NULL"]`.',
+    )
+    decimal_separator: DecimalSeparator = Field(
+        default=POINT,
+        description="Character before the decimals of a number in text files. `.`: numbers such as 1234.50. "
+        "`,`: numbers such as 1234,50 or 1.234,50, in which points may separate groups of three digits; a "
+        "number with a point and no comma, such as 12.5 or 1.234, is rejected, because it is ambiguous. In "
+        "JSON lines, such a number is read as JSON does: 12.5 or 1.234.",
     )
     time_zone: TimeZone = Field(
         default=UTC,
@@ -294,6 +318,13 @@ class RawTable(Strict):
         description="The columns. With `tsv`, list all columns of the files, in their order. With all other "
         "formats, list only the columns to read, in any order."
     )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Leaves out new settings with default values, so that the digests of earlier releases stay."""
+        return without_defaults(values_of(self), {"decimal_separator": POINT}, info)
 
     @model_validator(mode="before")
     @classmethod
@@ -320,6 +351,16 @@ class RawTable(Strict):
             raise ValueError(
                 f"null_values are texts that stand for null in text files, but the format is {self.format}, "
                 "which has nulls: remove them"
+            )
+        if self.decimal_separator != POINT and not format_settings(self.format).has_null_values:
+            raise ValueError(
+                f"decimal_separator says how text files write numbers, but the format is {self.format}, "
+                "whose numbers are no texts: remove it"
+            )
+        if self.decimal_separator == self.field_separator and self.format == "tsv":
+            raise ValueError(
+                "decimal_separator and separator are both a comma, but fields of tsv files have no quotes: "
+                "correct one of the two"
             )
         if self.format == "tsv":
             for column in self.columns:
@@ -434,17 +475,19 @@ class TableOfRoles(RawTable):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_defaults(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
         """Leaves out settings with default values, so that the digests of earlier releases do not change."""
-        values: dict[str, Any] = values_of(self)
         new = {
             "separator": None,
             "null_values": [""],
+            "decimal_separator": POINT,
             "time_zone": UTC,
             "columns": [],
             "max_expansion": MAX_EXPANSION,
         }
-        return {name: value for name, value in values.items() if name not in new or value != new[name]}
+        return without_defaults(values_of(self), new, info)
 
     def typed(self, defaults: Mapping[str, ColumnType]) -> tuple[RawTable, dict[str, str]]:
         """Returns the table with types for the columns to read, and maps these columns to their names in it.
@@ -624,7 +667,7 @@ class Log(RawTable):
     @property
     def by_day(self) -> bool:
         """Returns whether the files of the log are stored by day: its path contains `{date}`."""
-        return "{date}" in self.path
+        return has_date(self.path)
 
 
 class Keys(Strict):
@@ -638,6 +681,19 @@ class Keys(Strict):
         "the ads of one display. With this key, evaluate_model also measures the ranking in each group. "
         "Null: there are no groups.",
     )
+    rows_without_user: Literal["quarantine", "leave_out"] = Field(
+        default="quarantine",
+        description="What happens to rows whose user is empty, such as those of anonymous visitors. "
+        "`quarantine`: they are errors, which count for `quality.max_bad_share`. `leave_out`: they are "
+        "neither used nor quarantined, but counted under the reason `missing_key:<column>`.",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Leaves out new settings with default values, so that the digests of earlier releases stay."""
+        return without_defaults(values_of(self), {"rows_without_user": "quarantine"}, info)
 
     @model_validator(mode="after")
     def _differ(self) -> Keys:

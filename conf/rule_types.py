@@ -28,7 +28,8 @@ class Attribute(TableOfRoles):
 
     path: RawLocation = Field(
         description="Path or URI of the files, or of a folder of files. It may contain globs, `{data}`, "
-        "`{lake}` and `{date}`. Text files whose names end in .gz, .bz2 or .zst are decompressed."
+        "`{lake}` and `{date}` (or `{date:%Y%m%d}`). Text files whose names end in .gz, .bz2 or .zst are "
+        "decompressed."
     )
     key: PlainText = Field(
         description="Column with the id of the item, as in the log. It is a `string`, unless `columns` gives "

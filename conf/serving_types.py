@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from conf.names import ColumnName, FolderName, IsoDate, PlainText
+from conf.names import ColumnName, FolderName, IsoDate, PlainText, has_date
 from conf.raw_types import (
     EventTime,
     Keys,
@@ -165,7 +165,7 @@ class Impressions(TableOfRoles):
     @field_validator("path")
     @classmethod
     def _has_date(cls, path: str) -> str:
-        if "{date}" not in path:
+        if not has_date(path):
             raise ValueError(f"{path!r} must contain {{date}}, because each day has its own files")
         return path
 

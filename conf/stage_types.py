@@ -146,8 +146,9 @@ class Score(Strict):
     k: PositiveInt = Field(default=10, description="Number of items in a user's list.")
     context: dict[str, str | int | float] = Field(
         default={},
-        description="The raw values with which lists are scored: maps each raw column of the features of "
-        "scope `context` to one value.",
+        description="The raw values with which lists are scored: maps raw columns of the features of scope "
+        "`context` to one value. A column that is missing here has the most frequent value of the train rows "
+        "of the run date. The summary of score_daily and the report show the values that were used.",
     )
     rows_per_step: PositiveInt | None = Field(
         default=None,

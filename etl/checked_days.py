@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from conf.errors import DataError
+from conf.names import has_date
 from conf.types import SPLITS, RawTable, Split
 from etl.passes import DayPasses, passes_of
 from etl.prepare.prepared_passes import PreparedPasses
@@ -184,7 +185,7 @@ def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
                 check_heads(table, raw.paths, section, key)
                 checked.add((section, raw.paths))
     for name, external in plan.external_tables.items():
-        latest = None if "{date}" in external.path else find_raw(plan.config, external, days[-1].dt)
+        latest = None if has_date(external.path) else find_raw(plan.config, external, days[-1].dt)
         if latest is not None:  # a missing table is not an error here, because only a fit reads it
             check_heads(external, latest.paths, name, None)
 

@@ -19,13 +19,25 @@ if TYPE_CHECKING:  # nightly reads its arguments before it imports the configura
 INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C, as in shells and nightly
 
 
-def job_parser(name: str, description: str, date_option: str = "--run-date") -> argparse.ArgumentParser:
-    """Returns a parser with the options that every job has. `date_option` is a second name of --run-date."""
+_ALWAYS_JSON = "The last line on standard output is one JSON object."
+
+
+def job_parser(
+    name: str, description: str, date_option: str = "--run-date", output: str = _ALWAYS_JSON
+) -> argparse.ArgumentParser:
+    """Returns a parser with the options that every job has.
+
+    Args:
+        name: the name of the job.
+        description: what it does.
+        date_option: a second name of --run-date.
+        output: what the job writes to standard output last.
+    """
     parser = argparse.ArgumentParser(
         prog=program_name(f"{name}.py"),
         description=description,
         epilog="Exit codes: 0 done, 2 bad configuration or arguments, 3 bad data, 4 infrastructure "
-        "(worth a retry). The last line on standard output is one JSON object.",
+        f"(worth a retry). {output}",
     )
     parser.add_argument(
         "--config",
@@ -82,7 +94,11 @@ def _seconds(text: str) -> float:
 
 
 def run_without_session(
-    name: str, arguments: argparse.Namespace, stage: Callable[[RunContext], tuple[str, JobSummary]]
+    name: str,
+    arguments: argparse.Namespace,
+    stage: Callable[[RunContext], tuple[str, JobSummary]],
+    *,
+    with_summary: bool = True,
 ) -> int:
     """Runs a job that only shows information. The job needs no Spark session and writes no run record.
 
@@ -90,6 +106,7 @@ def run_without_session(
         name: the name of the job.
         arguments: the parsed arguments of `job_parser`.
         stage: returns the text to print, and the job summary.
+        with_summary: whether the job summary is printed too.
 
     Returns:
         The exit code.
@@ -110,7 +127,8 @@ def run_without_session(
         return report_interruption(name)
     print(text)
     total = time.monotonic() - start
-    print(summary.completed(name, context.run_date, context.phases, total).line())
+    if with_summary:
+        print(summary.completed(name, context.run_date, context.phases, total).line())
     return EXIT_OK
 
 

@@ -21,13 +21,25 @@ DESCRIPTION = (
 def main(argv: list[str] | None = None) -> int:
     """Prints the list of a user and the job summary, and returns the exit code."""
     arguments = _parser().parse_args(argv)
-    return run_without_session("show", arguments, lambda context: run(context, arguments.user))
+    return run_without_session(
+        "show",
+        arguments,
+        lambda context: run(context, arguments.user),
+        with_summary=arguments.json or not sys.stdout.isatty(),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line: the options of every job, and the user."""
-    parser = job_parser("show", DESCRIPTION, date_option="--date")
+    output = "On a terminal, only the table is printed; otherwise the last line is one JSON object."
+    parser = job_parser("show", DESCRIPTION, date_option="--date", output=output)
     parser.add_argument("--user", required=True, metavar="ID", help="the user's id, as in the log")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="also print the list as one JSON object on the last line, which is the default if standard "
+        "output is not a terminal",
+    )
     return parser
 
 

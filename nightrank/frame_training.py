@@ -16,7 +16,7 @@ from conf.errors import ConfigError, DataError
 from conf.load import read_section, read_yaml
 from conf.messages import counted
 from conf.types import ModelConfig, Split, Train
-from nightrank.frames import require_torch
+from nightrank.frames import require_torch, shown_progress
 from nightrank.model import Model
 from nightrank.saved_models import delete_folder, private_folder
 from nightrank.spark_frames import AnyFrame, local_table
@@ -39,7 +39,8 @@ def train(
     """Trains a model on one rank in this process, from random weights, and returns it.
 
     The weights are those that train_model computes from a dataset with the same rows. The model and its files
-    are temporary: `Model.save` keeps them. A pickle of the model contains them.
+    are temporary: `Model.save` keeps them. A pickle of the model contains them. On a terminal and in a
+    notebook, a bar shows the progress and the time left.
 
     Args:
         workflow: a fitted workflow, which computes the features. If it has the operator target_encoding, it
@@ -88,7 +89,8 @@ def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table],
     try:
         items = _features_with_ids_of(str(model.settings.get("history")), workflow)
         plan = make_table_plan(model, train, workflow.spec, tables, lake, items)
-        train_in_process(plan)
+        with shown_progress() as report:
+            train_in_process(plan, report)
         return Model.in_temporary_folder(folder, read_model_info(plan.model_path), workflow)
     except BaseException:
         delete_folder(folder)

@@ -6,7 +6,8 @@ pandas and Polars are imported only if the caller has imported them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, TypeVar, Union, cast
@@ -21,11 +22,43 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+# Takes an entry of a training's history.
+Report = Callable[[Mapping[str, Any]], None]
 Frame: TypeAlias = Union["pd.DataFrame", "pl.DataFrame", pa.Table]
 Column: TypeAlias = Union["pd.Series", "pl.Series", pa.ChunkedArray]
 FrameKind = Literal["pandas", "polars", "arrow"]
 Names = TypeVar("Names")
 _PASS = "pass a DataFrame of pandas or Polars, or a table or record batch of Arrow"
+
+
+@contextmanager
+def shown_progress() -> Iterator[Report | None]:
+    """Shows the progress of a training: a bar of tqdm, with the steps, the loss and the time left.
+
+    A bar is shown if standard error is a terminal or this process belongs to a notebook, and if tqdm is
+    installed. Otherwise the context manager returns None. tqdm's variable TQDM_DISABLE=1 hides bars.
+    """
+    in_notebook = "ipykernel" in sys.modules
+    if not (sys.stderr.isatty() or in_notebook) or find_spec("tqdm") is None:
+        yield None
+        return
+    from tqdm import tqdm
+
+    bars: list[Any] = []
+
+    def show(entry: Mapping[str, Any]) -> None:
+        if not bars or bars[-1].desc != entry["training"] or entry["step"] < bars[-1].n:
+            for bar in bars:
+                bar.close()
+            bars.append(tqdm(total=entry["steps"], desc=entry["training"], unit="step", file=sys.stderr))
+        bars[-1].set_postfix_str(f"loss {entry['loss']:.4f}", refresh=False)
+        bars[-1].update(entry["step"] - bars[-1].n)
+
+    try:
+        yield show
+    finally:
+        for bar in bars:
+            bar.close()
 
 
 def arrow_table(rows: Frame | pa.RecordBatch, columns: Sequence[str]) -> pa.Table:

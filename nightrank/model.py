@@ -44,7 +44,7 @@ from nightrank.saved_models import (
 from nightrank.workflow import Workflow, fitted_workflow, learned_by
 from scoring.feature_rows import list_manifests
 from scoring.model.champion import blend_request, served_blend
-from scoring.model.context_features import encode_context
+from scoring.model.context_features import TrainingRows, encode_context
 from scoring.model.model_info import ModelInfo
 from scoring.requests import CANDIDATES, EXCLUDED, PROBABILITY, SOURCE_SCORES, ListRequest, require_listable
 from scoring.rules.request import rules_request
@@ -316,8 +316,9 @@ class Model:
         Args:
             user_ids: the ids of the users, as in the log.
             k: maximum number of items of a list; None for `score.k` of the configuration, or 10.
-            context: maps each raw column of the context features to its value; None for `score.context` of
-                the configuration.
+            context: maps raw columns of the context features to their values; None for `score.context` of
+                the configuration. If the lake was opened with its configuration, a column without a value
+                has the most frequent value of the train rows of the run date.
             unknown: what happens if a user is not in the table of users. `raise`: DataError. `skip`: the user
                 has no list.
 
@@ -626,7 +627,9 @@ class UserLists:
         score = self.score or (self.config.score if self.config else Score())
         version = self.info.spec.workflow_version
         length = k or score.k
-        values = encode_context(self.lake, self.info, score.context if context is None else context)
+        defaults = None if self.config is None else TrainingRows(self.config.name, self.date)
+        chosen = score.context if context is None else context
+        values = encode_context(self.lake, self.info, chosen, defaults)
         files = data_files(self.lake.candidate_items(version).partition(self.date), items)
         rules = blend = None
         if self.config is not None:

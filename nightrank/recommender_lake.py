@@ -21,7 +21,7 @@ from conf.errors import ConfigError
 from conf.load import read_section
 from conf.types import SPLITS, Config
 from nightrank.estimator import Recipe, Training, operators, python_value
-from nightrank.frames import require_torch
+from nightrank.frames import require_torch, shown_progress
 from nightrank.interactions import ITEM, LABEL, TIME, USER, iso_time
 from nightrank.saved_models import delete_folder
 from scoring.requests import EXCLUDED, ITEM_INDEX
@@ -205,11 +205,13 @@ def train_in(
         warnings.filterwarnings("ignore", module=r"petastorm\.")  # petastorm treats some names as patterns
         built = build(workers, plan_of(config), context.lake, run_date, None, context.phase)
         plan = make_plan(config, context.lake, built.dataset)
-        description = train_in_process(plan)
+        with shown_progress() as report:
+            description = train_in_process(plan, report)
         path = plan.model_path
         if training.refit:
             refit = make_refit_plan(config, context.lake, built.dataset, description["version"])
-            train_in_process(refit)
+            with shown_progress() as report:
+                train_in_process(refit, report)
             path = refit.model_path
     _build_candidates(context, built.dataset)
     _write_popular(context, built.dataset)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from shutil import get_terminal_size
 from types import TracebackType
 from typing import Any, TextIO
@@ -76,11 +78,20 @@ class StageProgress:
         self._shown_s = -1
         print(printable_lines(text), file=self._stream, flush=True)
 
-    def tick(self, job: str, seconds: float) -> None:
-        """Shows the seconds of the running stage. The caller calls this method several times per second."""
-        if int(seconds) != self._shown_s:
+    def tick(self, job: str, seconds: float, stage_log: Path | None = None) -> None:
+        """Shows the seconds of the running stage, and the progress of its training.
+
+        The caller calls this method several times per second.
+
+        Args:
+            job: the name of the stage.
+            seconds: the seconds since it began.
+            stage_log: the log of the stage, in which `TrainingBar` writes lines; None for no log.
+        """
+        if int(seconds) != self._shown_s and self._clock.is_terminal:
             self._shown_s = int(seconds)
-            self._clock.draw(_stage_line(job, "running", self._shown_s, ""))
+            training = "" if stage_log is None else training_progress_in(stage_log)
+            self._clock.draw(_stage_line(job, "running", self._shown_s, printable(training)))
 
     def finished(self, job: str, state: str, seconds: float, remark: str) -> None:
         """Writes the line of a stage that has ended."""
@@ -143,6 +154,24 @@ class TrainingBar:
             self._bar.draw(line if len(line) < get_terminal_size().columns else f"  {text}")
         else:
             log.info(text)
+
+
+# The line of a training in a log, such as `dlrm    300/1,200  loss 0.51000  …  7:30 left`.
+_TRAINING_LINE = re.compile(r"\S+ +[\d,]+/[\d,]+  loss .* left\b")
+_TAIL_BYTES = 4096
+
+
+def training_progress_in(stage_log: Path) -> str:
+    """Returns the last line of a training's progress in a stage's log; empty without such a line."""
+    try:
+        with stage_log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            tail = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = _TRAINING_LINE.findall(tail)
+    return re.sub(" +", " ", lines[-1]) if lines else ""
 
 
 def _training_line(entry: Mapping[str, Any]) -> str:

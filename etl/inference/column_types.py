@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from conf.raw_types import ColumnType
 from conf.time_notation import ISO, UTC
 from etl.inference.sample import TableSample
-from etl.raw.text_values import integers, numbers
+from etl.raw.text_values import integers, numbers, with_decimal_points
 from etl.raw.time_text import dates, timestamps
 
 # Texts that other programs write in place of null. The empty text is always null.
@@ -23,9 +23,14 @@ _ALWAYS_NULL = ("\\N", "NULL", "null", "NaN", "nan", "None")
 # A column has a type if at least this share of its values has the type. The other values may be errors in
 # single rows.
 _FITTING_SHARE = 0.99
+# At least this share of the values of numbers with a decimal comma have one.
+_COMMA_SHARE = 0.5
 _DIGITS_ONLY = r"^[0-9]+$"
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _FLOAT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+# Numbers with a decimal comma, and texts with a comma or a point: see `with_decimal_points`.
+_COMMA_FLOAT = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+),[0-9]+$"
+_WHOLE_OR_COMMA_FLOAT = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?$"
 _BOOLS = ("true", "false", "t", "f", "yes", "no", "y", "n")
 # Notations of times, as (format, type), in the order in which they are tried.
 _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
@@ -85,7 +90,9 @@ class SampledColumn:
         distinct: number of distinct values in the sample, without null.
         examples: up to three of the most frequent values, as texts.
         null_texts: the texts in the sample that stand for null.
-        values: the values with nulls. If the files are text files, the values are strings.
+        values: the values with nulls. If the files are text files, the values are strings. Numbers have
+            decimal points.
+        has_comma: whether its numbers have a decimal comma in the files.
     """
 
     source: str
@@ -98,6 +105,7 @@ class SampledColumn:
     examples: tuple[str, ...]
     null_texts: tuple[str, ...]
     values: pa.ChunkedArray
+    has_comma: bool = False
 
     @property
     def is_time(self) -> bool:
@@ -120,9 +128,21 @@ def sampled_columns(sample: TableSample) -> list[SampledColumn]:
 
     Columns of other types, such as structures in Parquet files, are left out.
     """
-    names = sample.rows.column_names
-    columns = (_column(name, sample.rows.column(name), is_text=sample.is_text) for name in names)
-    return [column for column in columns if column is not None]
+    rows = sample.rows
+    sampled = (_column(name, rows.column(name), sample) for name in rows.column_names)
+    columns = [column for column in sampled if column is not None]
+    with_comma = [column for column in columns if column.has_comma]
+    with_point = [column for column in columns if column.type == "float" and not column.has_comma]
+    if not with_comma or not with_point or not (sample.is_text or sample.format == "jsonl"):
+        return columns
+    # A table has one decimal separator. Columns with the rarer one are texts.
+    rarer = {one.source for one in (with_comma if len(with_comma) <= len(with_point) else with_point)}
+    return [
+        replace(one, type="string", values=rows.column(one.source), has_comma=False)
+        if one.source in rarer
+        else one
+        for one in columns
+    ]
 
 
 def micros_of(column: SampledColumn) -> np.ndarray:
@@ -147,7 +167,7 @@ def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return np.asarray(pc.cast(array, pa.float64(), safe=False).drop_null().to_numpy())
 
 
-def _column(name: str, values: pa.ChunkedArray, *, is_text: bool) -> SampledColumn | None:
+def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledColumn | None:
     if pa.types.is_dictionary(values.type):
         values = pc.cast(values, values.type.value_type)
     if pa.types.is_large_string(values.type):
@@ -155,7 +175,8 @@ def _column(name: str, values: pa.ChunkedArray, *, is_text: bool) -> SampledColu
     if pa.types.is_null(values.type):
         values = pc.cast(values, pa.string())
     if pa.types.is_string(values.type):
-        return _text_column(name, values, in_text_file=is_text)
+        is_json = sample.format == "jsonl"
+        return _text_column(name, values, in_text_file=sample.is_text, has_number_texts=is_json)
     kind = _native_type(values.type)
     if kind is None:
         return None
@@ -185,10 +206,13 @@ def _native_type(kind: pa.DataType) -> ColumnType | None:
     return scalar
 
 
-def _text_column(name: str, values: pa.ChunkedArray, *, in_text_file: bool) -> SampledColumn:
+def _text_column(
+    name: str, values: pa.ChunkedArray, *, in_text_file: bool, has_number_texts: bool
+) -> SampledColumn:
     """Infers the type of a column of strings.
 
-    In formats with typed columns, strings can only be times, lists or texts.
+    In formats with typed columns, strings can only be times, lists or texts. In JSON lines, strings can also
+    be numbers with decimals.
     """
     values, null_texts = _without_nulls(values, in_text_file=in_text_file)
     filled = values.drop_null()
@@ -199,6 +223,10 @@ def _text_column(name: str, values: pa.ChunkedArray, *, in_text_file: bool) -> S
     probe = filled.combine_chunks().unique()[:_PROBED]
     if in_text_file and (typed := _number_or_bool(name, column, probe)) is not None:
         return typed
+    if has_number_texts and _is_float(probe):
+        return replace(column, type="float")
+    if (in_text_file or has_number_texts) and _has_decimal_commas(probe):
+        return replace(column, type="float", values=with_decimal_points(values), has_comma=True)
     # ids with leading zeros or more than 18 digits, such as article numbers, stay texts
     if _matching(probe, _DIGITS_ONLY):
         return column
@@ -220,8 +248,17 @@ def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> Sample
         if digits is not None:
             return replace(column, type=digits[1], format=digits[0])
         return replace(column, type="int", unit=_unit(name, column, probe))
-    is_number = _matching(probe, _FLOAT) and not _matching(probe, _DIGITS_ONLY)
-    return replace(column, type="float") if is_number else None
+    return replace(column, type="float") if _is_float(probe) else None
+
+
+def _is_float(probe: pa.Array) -> bool:
+    return _matching(probe, _FLOAT) and not _matching(probe, _DIGITS_ONLY)
+
+
+def _has_decimal_commas(probe: pa.Array) -> bool:
+    """Returns whether texts are numbers, most of which have a decimal comma."""
+    share = pc.mean(pc.cast(pc.match_substring_regex(probe, _COMMA_FLOAT), pa.float64())).as_py()
+    return bool(share >= _COMMA_SHARE) and _matching(probe, _WHOLE_OR_COMMA_FLOAT)
 
 
 def _without_nulls(values: pa.ChunkedArray, *, in_text_file: bool) -> tuple[pa.ChunkedArray, tuple[str, ...]]:

@@ -7,9 +7,11 @@ are used.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.inference.column_types import SampledColumn, numbers_of
@@ -33,6 +35,7 @@ _ITEM_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("news", "photo", "course", "show_id", "poi", "venue", "hotel", "restaurant"), 8),
     **dict.fromkeys(("content", "post", "app_id", "artist", "offer", "ad_id", "place"), 7),
     "creative": 6,
+    "site": 4,
     "url": 2,
     "page": 2,
     "category": 1,
@@ -80,8 +83,50 @@ _MOST_EVENTS = 30
 _FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
 # If the points of two columns differ by at most this number, both columns are candidates for the role.
 _DOUBT = 3
-# Maximum share of nulls in the column of a key. Rows without a key are quarantined.
-_MOST_NULL_KEYS = 0.04
+# Maximum share of nulls in the column of a key. Rows without a key are quarantined. The column of the user
+# may have more: rows of anonymous visitors are left out.
+_MOST_NULL_KEYS, _MOST_ANONYMOUS = 0.04, 0.6
+# Names of the title of an item in other languages. Accents are removed before names are compared.
+_FOREIGN_TITLES = (
+    *("titel", "bezeichnung", "artikelbezeichnung", "artikelname", "produktname", "produktbezeichnung"),
+    *("titre", "nom", "nom_produit", "libelle", "designation", "intitule"),
+    *("titulo", "nombre", "nombre_producto", "denominacion", "nome", "nome_prodotto", "titolo"),
+    *("naam", "productnaam", "navn", "produktnavn", "namn", "nimi"),
+    *("nazwa", "tytul", "nazev", "nazov", "naziv", "nume", "denumire", "ad", "urun_adi", "baslik"),
+    *("название", "наименование", "назва", "заголовок", "имя", "τιτλος", "ονομα"),
+    *("商品名", "商品名称", "商品名稱", "名称", "名稱", "标题", "標題", "品名", "商品标题"),
+    *("タイトル", "名前", "商品タイトル", "상품명", "제목", "이름"),
+)
+# A text is a title by its values if the texts of its column differ in this share of the rows, are at most so
+# long, and this share of them has several words or letters beyond ASCII.
+_TITLE_DISTINCT, _LONGEST_TITLE, _TITLE_WORDS = 0.3, 120, 0.4
+_NO_TITLE_NAME = re.compile(
+    r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
+    re.IGNORECASE,
+)
+# At least this share of the texts of a column of e-mail addresses are such addresses.
+_ADDRESSES = 0.9
+# Names of columns with the stock of an item; the second pattern is for columns that say the opposite.
+_STOCK_NAME = re.compile(
+    r"stock|availab|inventory|(^|_)(qty|quantity|lager|bestand|lagerbestand|vorrat|vorratig|verfugbar|"
+    r"verfuegbar|lieferbar|disponible|disponibilite|disponibilita|disponibilidad|existencias|giacenza|"
+    r"estoque|voorraad|skladem|dostepny|наличие|остаток|库存|庫存|在庫|재고)($|_)",
+    re.IGNORECASE,
+)
+_SOLD_OUT_NAME = re.compile(
+    r"out_of_stock|outofstock|sold_?out|unavailable|ausverkauft|agotado|epuise|esaurito", re.IGNORECASE
+)
+_NO_STOCK_NAME = re.compile(
+    r"date|time|since|until|_at$|warehouse|location|price|value|min_|max_", re.IGNORECASE
+)
+_TRUE = ("true", "t", "yes", "y", "1")
+# Texts that say that an item is out of stock.
+_SOLD_OUT = re.compile(
+    r"\s*(out[ _-]?of[ _-]?stock|outofstock|sold[ _-]?out|not[ _-]?available|unavailable|discontinued|"
+    r"ausverkauft|nicht[ _-]lieferbar|nicht[ _-]verf(ü|ue)gbar|agotado|sin[ _-]stock|[eé]puis[eé]|rupture.*|"
+    r"esaurito|non[ _-]disponibile|esgotado|uitverkocht|缺货|无货|売り切れ|在庫切れ|품절)\s*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -143,7 +188,11 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
         and column.distinct > 1
     ]
     filled = [column for column in ids if column.nulls <= _MOST_NULL_KEYS * max(rows, 1)]
-    users, items = _keys_by_name(filled or ids) if has_names else _keys_by_order(filled or ids, rows)
+    known = [column for column in ids if column.nulls <= _MOST_ANONYMOUS * max(rows, 1)]
+    if has_names:
+        users, items = _keys_by_name(known or ids, filled or ids)
+    else:
+        users, items = _keys_by_order(filled or ids, rows)
     group = None
     if label.has_shown:
         keys = {column.source for column in (*users[:1], *items[:1])}
@@ -281,7 +330,105 @@ def _times(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
 
 def title_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
     """Returns the column with the titles in a table of items, by its name; None without such a column."""
-    return _text_named(_TITLE_NAMES, columns)
+    return _text_named((*_TITLE_NAMES, *_FOREIGN_TITLES), columns)
+
+
+def title_by_values(columns: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Returns the column of a table of items whose texts look most like titles; None if there is none.
+
+    These are the most distinct and longest texts, of several words, that are no descriptions.
+    """
+    best, most = None, 0.0
+    for column in columns:
+        is_text = column.type == "string" or (column.type == "list<string>" and column.separator == " ")
+        if not is_text or _NO_TITLE_NAME.search(plain_name(column.source)):
+            continue
+        texts = column.values.drop_null()
+        if not len(texts):
+            continue
+        distinct = column.distinct / len(texts)
+        length = pc.mean(pc.utf8_length(texts)).as_py()
+        has_words = pc.match_substring_regex(texts, r"\pL[^\pL]* .*\pL|[^\x00-\x7F]")
+        share = pc.sum(has_words).as_py() / len(texts)
+        is_address = pc.any(pc.match_substring_regex(texts[:100], "^https?://|^/")).as_py()
+        if distinct < _TITLE_DISTINCT or length > _LONGEST_TITLE or share < _TITLE_WORDS or is_address:
+            continue
+        if distinct * length > most:
+            best, most = column, distinct * length
+    return best
+
+
+def has_addresses(column: SampledColumn) -> bool:
+    """Returns whether nearly all texts of a column are e-mail addresses."""
+    texts = column.values.drop_null()
+    if column.type not in ("string", "list<string>") or not pa.types.is_string(texts.type) or not len(texts):
+        return False
+    fitting = pc.sum(pc.match_substring_regex(texts, r"^[^@\s]+@[^@\s]+\.[^@\s.]+$")).as_py()
+    return bool(fitting >= _ADDRESSES * len(texts))
+
+
+@dataclass(frozen=True)
+class StockGuess:
+    """The column of a table of items that says which of them are in stock.
+
+    Attributes:
+        column: the column.
+        sold_out: the texts that mean out of stock; empty for numbers and flags.
+        is_certain: whether values of the column and its name leave no doubt.
+    """
+
+    column: SampledColumn
+    sold_out: tuple[str, ...]
+    is_certain: bool
+
+
+def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
+    """Returns which column of a table of items has the stock, by its name; None if there is none.
+
+    It is certain for numbers from 0 and flags of both values, and for texts that are known.
+    """
+    for column in columns:
+        name = plain_name(column.source)
+        is_opposite = bool(_SOLD_OUT_NAME.search(name))
+        if (is_opposite or _STOCK_NAME.search(name)) and not _NO_STOCK_NAME.search(name):
+            guess = _sold_out_in(column) if is_opposite else _stock_in(column)
+            if guess is not None:
+                return guess
+    return None
+
+
+def _sold_out_in(column: SampledColumn) -> StockGuess | None:
+    """Returns a column of flags in text files that says that an item is out of stock."""
+    if not pa.types.is_string(column.values.type) or column.distinct > _MOST_EVENTS:
+        return None
+    texts = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
+    sold_out = tuple(sorted(text for text in texts if text.lower() in _TRUE))
+    return StockGuess(column, sold_out, is_certain=len(texts) == 2) if sold_out else None
+
+
+def _stock_in(column: SampledColumn) -> StockGuess | None:
+    """Returns a column of texts, flags or numbers that says whether an item is in stock."""
+    if column.type == "string" and column.distinct <= _MOST_EVENTS:
+        texts = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
+        sold_out = tuple(sorted(text for text in texts if _SOLD_OUT.fullmatch(text)))
+        return StockGuess(column, sold_out, is_certain=len(sold_out) < len(texts)) if sold_out else None
+    if column.type == "bool":
+        return StockGuess(column, (), is_certain=column.distinct == 2)
+    if column.type in ("int", "float") and not column.is_time:
+        numbers = numbers_of(column.values)
+        return StockGuess(column, (), is_certain=bool(len(numbers)) and numbers.min() == 0 < numbers.max())
+    return None
+
+
+def plain_name(source: str) -> str:
+    """Returns the name of a column in small letters, without accents, with one underscore between words."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", source)
+    letters = "".join(
+        char
+        for char in unicodedata.normalize("NFKD", spaced.lower())
+        if not "\u0300" <= char <= "\u036f"  # marks of accents
+    )
+    return re.sub(r"[\W_]+", "_", unicodedata.normalize("NFC", letters)).strip("_")
 
 
 def image_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
@@ -295,18 +442,40 @@ def _text_named(names: Sequence[str], columns: Sequence[SampledColumn]) -> Sampl
     Titles may be divided by blanks or commas, so a column of titles may have the type list<string>.
     """
     by_name = {
-        re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column.source).lower()): column
+        plain_name(column.source): column
         for column in columns
         if column.type in ("string", "list<string>") and column.nulls < len(column.values)
     }
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def _keys_by_name(ids: Sequence[SampledColumn]) -> tuple[list[SampledColumn], list[SampledColumn]]:
-    users = _by_words(ids, _USER_WORDS)
+def _keys_by_name(
+    with_anonymous: Sequence[SampledColumn], ids: Sequence[SampledColumn]
+) -> tuple[list[SampledColumn], list[SampledColumn]]:
+    users = _by_words(with_anonymous, _USER_WORDS)
     items = [column for column in _by_words(ids, _ITEM_WORDS) if column not in users[:1]]
     users = [column for column in users if column not in items[:1]]
     return users, items
+
+
+def shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Returns a column whose fields have several shown items with 0 or 1 for a click, such as `N1-0 N2-1`."""
+    for column in columns:
+        texts = column.values.drop_null()
+        if not pa.types.is_string(texts.type) or not len(texts):
+            continue
+        has_several = pc.match_substring_regex(texts.slice(0, 1_000), r"^\S+[-:_][01]([ ,;|]\S+[-:_][01])+$")
+        if pc.sum(has_several).as_py() > len(texts.slice(0, 1_000)) / 2:
+            return column
+    return None
+
+
+def share_of_most_frequent(column: SampledColumn) -> float:
+    """Returns the share of the rows with a value that have the most frequent value of a column."""
+    texts = column.values.drop_null()
+    if not len(texts):
+        return 0.0
+    return float(pc.max(texts.value_counts().field("counts")).as_py()) / len(texts)
 
 
 def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[SampledColumn]:
@@ -321,7 +490,8 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
         if not weight:
             return 0.0
         is_id = bool(_ID_WORD.search(name)) or name in words
-        return weight + (5 if is_id else 0)
+        is_filled = column.nulls <= _MOST_NULL_KEYS * max(len(column.values), 1)
+        return weight + (5 if is_id else 0) - (0 if is_filled else 1)
 
     scored = sorted(((points(column), -number) for number, column in enumerate(ids)), reverse=True)
     best = scored[0][0] if scored else 0.0

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from itertools import islice
 from typing import Any
 
@@ -21,6 +22,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import fs, orc
 
 from conf.errors import ConfigError, DataError
+from conf.names import has_date, with_any_date
 from conf.raw_types import SEPARATORS
 from etl.raw.delta_tables import files_at
 from etl.raw.file_splits import FileSplit, compression, read_blocks
@@ -31,14 +33,31 @@ from storage import file_io
 _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
 # Number of lines from which the separator and the header are inferred.
-_LINES = 500
+_LINES, _FEW_LINES = 500, 50
 # A separator divides at least this share of the lines into equally many fields.
 _REGULAR_SHARE = 0.9
 
 _DATE = re.compile(r"(?<!\d)(\d{4}-\d{2}-\d{2})(?!\d)")
+# The days in names of files and folders: a pattern with groups for year, month and day, and what the
+# configuration has in its place.
+_DAYS = tuple(
+    (re.compile(rf"(?<!\d){pattern}(?!\d)"), key)
+    for pattern, key in (
+        (r"(\d{4})-(\d{2})-(\d{2})", "{date}"),
+        (r"((?:19|20)\d{2})_(\d{2})_(\d{2})", "{date:%Y_%m_%d}"),
+        (r"((?:19|20)\d{2})\.(\d{2})\.(\d{2})", "{date:%Y.%m.%d}"),
+        (r"((?:19|20)\d{2})(\d{2})(\d{2})", "{date:%Y%m%d}"),
+        (r"((?:19|20)\d{2})/(\d{2})/(\d{2})", "{date:%Y/%m/%d}"),
+        (
+            r"year=((?:19|20)\d{2})/month=(\d{2})/day=(\d{2})",
+            "year={date:%Y}/month={date:%m}/day={date:%d}",
+        ),
+    )
+)
 _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_COMMA_OF_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 _ENDINGS = {
     ".parquet": "parquet",
     ".orc": "orc",
@@ -96,7 +115,8 @@ class TableSample:
 def find_table(location: str) -> RawPath:
     """Finds the files of a table by the path of a file or folder, or by a glob, which may contain `{date}`.
 
-    If the names of the files differ by a date YYYY-MM-DD, the pattern has `{date}` in its place.
+    If the names of the files differ by a day, such as 2026-01-31, 2026_01_31 or 20260131, the pattern has
+    `{date}` in its place, with the notation of the names.
 
     Raises:
         ConfigError: there is no file, or a folder contains several folders whose names differ by more than a
@@ -108,7 +128,7 @@ def find_table(location: str) -> RawPath:
     if not files:
         raise ConfigError(f"there is no file at {location}", "pass the path of a file, a folder or a glob")
     days = {_day_of(name) for name in files}
-    if "{date}" in location or (len(days) > 1 and None not in days):
+    if has_date(location) or (len(days) > 1 and None not in days):
         return _by_day(location, files)
     if len(files) == 1:
         return RawPath(files[0], files, ())
@@ -168,7 +188,7 @@ def _files(location: str) -> tuple[str, ...]:
 
     Hidden files are left out.
     """
-    pattern = location.replace("{date}", "*")
+    pattern = with_any_date(location)
     if "*" in pattern or "?" in pattern:
         return find_files(pattern, "tsv")
     files, inner = file_io.filesystem(location)
@@ -191,12 +211,12 @@ def _files(location: str) -> tuple[str, ...]:
 def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
     """Returns the path of files whose names contain their day."""
     days = sorted({day for name in files if (day := _day_of(name)) is not None})
-    if "{date}" in location:
+    if has_date(location):
         return RawPath(location, files, tuple(days))
     templates = {_with_date_key(name) for name in files}
     if len(templates) > 1:
         templates = {f"{template.rsplit('/', 1)[0]}/*{_ending(template)}" for template in templates}
-    if len(templates) > 1 or "{date}" not in next(iter(templates)):
+    if len(templates) > 1 or not has_date(next(iter(templates))):
         raise ConfigError(
             f"the files below {location} are in folders that differ by more than a date: "
             f"{sorted(templates)[:3]}",
@@ -206,15 +226,40 @@ def _by_day(location: str, files: tuple[str, ...]) -> RawPath:
 
 
 def _day_of(name: str) -> str | None:
-    """Returns the last date in the name of a file; None if the name has no date."""
-    dates = _DATE.findall(name)
-    return dates[-1] if dates else None
+    """Returns the last day in the name of a file, as YYYY-MM-DD; None if the name has no date."""
+    last = _last_day(name)
+    return None if last is None else "-".join(last[0].groups())
 
 
 def _with_date_key(name: str) -> str:
-    """Returns the name of a file, in which `{date}` replaces the last date."""
-    dates = list(_DATE.finditer(name))
-    return f"{name[: dates[-1].start()]}{{date}}{name[dates[-1].end() :]}" if dates else name
+    """Returns the name of a file, in which `{date}` in its notation replaces the last day."""
+    last = _last_day(name)
+    return name if last is None else f"{name[: last[0].start()]}{last[1]}{name[last[0].end() :]}"
+
+
+def without_days(name: str) -> str:
+    """Returns the path of a log without the days in it, and without wildcards."""
+    bare = with_any_date(name)
+    while (last := _last_day(bare)) is not None:
+        bare = bare[: last[0].start()] + bare[last[0].end() :]
+    return bare.replace("*", "")
+
+
+def _last_day(name: str) -> tuple[re.Match[str], str] | None:
+    """Returns the last day in a name with the key that replaces it; of equal ends, the longest match."""
+    days = [
+        (match, key) for pattern, key in _DAYS for match in pattern.finditer(name) if _is_day(match.groups())
+    ]
+    return max(days, key=lambda day: (day[0].end(), -day[0].start()), default=None)
+
+
+def _is_day(parts: Sequence[str]) -> bool:
+    year, month, day = map(int, parts)
+    try:
+        date(year, month, day)
+    except ValueError:
+        return False
+    return True
 
 
 def _pattern_of(location: str, files: Sequence[str]) -> str:
@@ -303,7 +348,12 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
 def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
     """Returns the separator that divides lines into equally many fields, and whether fields are quoted."""
     best: tuple[tuple[float, int], str, bool] | None = None
+    # A comma between two digits may be that of a number, if another separator divides the lines.
+    without_commas = [_COMMA_OF_NUMBER.sub("", line) for line in lines]
+    others = [one for one in ("\t", ";", "|") if all(one in line for line in lines[:_FEW_LINES])]
     for separator in SEPARATORS:
+        if separator == "," and others and not any("," in line for line in without_commas[:_FEW_LINES]):
+            continue
         if separator == ":" and not any("::" in line for line in lines[:5]):
             continue  # a single colon separates hours and minutes, not fields
         quoted = _has_quoted_fields(lines, separator)

@@ -14,7 +14,7 @@ from conf.load import read_section
 from conf.names import PlainText
 from conf.plugin_names import list_names
 from conf.plugins import READER
-from conf.raw_types import Column, Format, OperatorType, Strict, operator_type
+from conf.raw_types import POINT, Column, DecimalSeparator, Format, OperatorType, Strict, operator_type
 from conf.time_notation import ISO, UTC, TimeFormat
 from conf.types import JoinedTable
 from etl.ops.base import KEYS, Operator, Step, Type
@@ -133,6 +133,11 @@ class JoinExternal(Operator):
     null_values: Texts = Field(
         default=("",), description="Texts that stand for null in files of text, besides the empty text."
     )
+    decimal_separator: DecimalSeparator = Field(
+        default=POINT,
+        description="Character before the decimals of a number in files of text. `.`: numbers such as 12.50. "
+        "`,`: numbers such as 12,50 or 1.234,50.",
+    )
     time_zone: str = Field(default=UTC, description="Time zone of times without an offset, and of dates.")
     key: str | None = Field(
         default=None,
@@ -174,6 +179,7 @@ class JoinExternal(Operator):
             "format": self.format,
             "separator": self.separator,
             "null_values": list(self.null_values),
+            "decimal_separator": self.decimal_separator,
             "time_zone": self.time_zone,
             "columns": columns,
         }

@@ -298,6 +298,32 @@ def profiles_of(
     return profiles, compared
 
 
+def most_frequent_of_days(
+    lake: LakePaths, config_name: str, days: Sequence[tuple[str, Split | None]], columns: Sequence[str]
+) -> dict[str, str | Number]:
+    """Returns the value of each raw column that most rows of some days have, by the profiles of these days.
+
+    The counts of the 20 most frequent values of each day are added. Of several values with the same number
+    of rows, the smallest is returned. A column of which no profile has a value is left out.
+
+    Args:
+        lake: the lake with the profiles.
+        config_name: the name of the configuration.
+        days: the dates, with the split of the rows if a date has rows of several splits.
+        columns: the raw columns.
+    """
+    totals: dict[str, Counter[str | Number]] = {name: Counter() for name in columns}
+    for dt, split in days:
+        partition = lake.profiles(config_name, split).partition(dt)
+        known = read_manifest(partition).facts["columns"] if is_published(partition) else {}
+        for name, total in totals.items():
+            for value, count in known.get(name, {"top": ()})["top"]:
+                total[value] += count
+    return {
+        name: min(total, key=lambda value: (-total[value], value)) for name, total in totals.items() if total
+    }
+
+
 def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:
     """Returns the pieces of the train days, and the piece of the last test day, which is compared."""
     train = [piece for piece in pieces if piece.split == "train"]

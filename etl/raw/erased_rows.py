@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from conf.lazy_pyspark import F
+from conf.names import has_date
 from conf.types import Config, RawTable
 from storage.erased_users import ErasedUsers, read_erased
 from storage.paths import LakePaths
@@ -45,7 +46,7 @@ def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | N
     A table that is not stored by day may still have users who were erased on an earlier day.
     """
     erased = read_erased(LakePaths(config.lake))
-    return erased.of_day(dt if "{date}" in table.path else None) if erased else None
+    return erased.of_day(dt if has_date(table.path) else None) if erased else None
 
 
 def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:

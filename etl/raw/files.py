@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pyarrow import fs
 
 from conf.errors import DataError
-from conf.names import scheme_of
+from conf.names import scheme_of, with_date
 from conf.plugins import READER
 from conf.raw_types import Format, format_settings
 from conf.spark_tables import SPARK_TABLE
@@ -56,7 +56,7 @@ class RawFiles:
 
 def raw_path(config: Config, table: RawTable, dt: str) -> str:
     """Returns the table's path or glob pattern for one day."""
-    return table.path.replace("{lake}", config.lake).replace("{data}", config.data).replace("{date}", dt)
+    return with_date(table.path.replace("{lake}", config.lake).replace("{data}", config.data), dt)
 
 
 def find_raw(
@@ -161,7 +161,7 @@ def require_raw(
         raise DataError(
             f"no raw file at {pattern} (from {key})",
             f"deliver the raw files of {dt}, or correct {key} in the configuration or with --set; {{date}} "
-            "stands for YYYY-MM-DD",
+            "stands for YYYY-MM-DD, and {date:%Y%m%d} for YYYYMMDD",
         )
     if raw.bytes == 0:
         raise DataError(

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from conf.raw_types import DECLARE_TIME, SEPARATORS, TIME_TYPES, Column, Log, RawTable, format_settings
+from conf.raw_types import (
+    DECLARE_TIME,
+    NUMBER_TYPES,
+    POINT,
+    SEPARATORS,
+    TIME_TYPES,
+    Column,
+    Log,
+    RawTable,
+    format_settings,
+)
 from conf.time_notation import ISO, only_date
 from etl.raw import row_rules, text_values
 from etl.raw.csv_header import common_header
@@ -49,7 +59,8 @@ _ABOUT_LINES = {
 _ABOUT_COLUMNS = {
     "time_range": "correct log.event_time.unit, which says whether times are in s, ms or us",
     "missing_time": "give every row a time in {column}, or remove log.event_time",
-    "missing_key": "give every row an id in {column}, or leave these rows out of the files",
+    "missing_key": "give every row an id in {column}, or leave these rows out of the files; for rows without "
+    "a user, set keys.rows_without_user: leave_out",
     "key": "correct the ids in {column}",
 }
 
@@ -200,8 +211,18 @@ def _type_remedy(table: RawTable, section: str, rejected: RejectedLine, column: 
     if value is None:
         return f"correct the values of {column}"
     number = _is_number(value)
-    if declared.type in ("int", "float", "decimal") and _DECIMAL_COMMA.fullmatch(value):
-        return f"write the numbers of {column} with a decimal point, and without separators of thousands"
+    if declared.type in NUMBER_TYPES and _DECIMAL_COMMA.fullmatch(value):
+        if table.decimal_separator != POINT:
+            return f"write the numbers of {column} with one decimal comma, or correct the file"
+        return (
+            f'set `decimal_separator: ","` in the section {section} if its numbers have decimal commas; or '
+            f"write the numbers of {column} with a decimal point, and without separators of thousands"
+        )
+    if declared.type in NUMBER_TYPES and number and table.decimal_separator != POINT and "." in value:
+        return (
+            f"write the numbers of {column} with a decimal comma, or remove `decimal_separator` from the "
+            f"section {section} if its numbers have decimal points"
+        )
     keys = format_settings(table.format).has_null_values and not number
     null = f", add {_quoted(value)} to {section}.null_values if it stands for null" if keys else ""
     kind = "float or string" if number and rejected.reason.startswith("integer:") else "string"

@@ -107,6 +107,18 @@ def row_rules(
     return (*rules, time_rule(event_time, kind, zone))
 
 
+def reasons_left_out(label: Label, keys: Keys | None) -> tuple[str, ...]:
+    """Returns the reasons of rows that are neither used nor quarantined, by the label and the keys."""
+    others = [OTHER_EVENT] if label.weights is not None and label.other_events == "drop" else []
+    if keys is not None and keys.rows_without_user == "leave_out":
+        others.append(_missing_key(keys.user))
+    return tuple(others)
+
+
+def _missing_key(column: str) -> str:
+    return f"missing_key:{column}"
+
+
 def bad_key(column: str) -> RowCheck:
     """Returns the check of ids that have the type `string`. Ids that are numbers always obey the rule."""
     return RowCheck(reason(column), are_bad_keys)
@@ -209,7 +221,7 @@ def _is_zero_or_one(values: pa.Array) -> pa.Array:
 
 def _key(output: str, column: str, is_text: bool) -> RowRule:
     """Returns the rule of an id. The computed value is the text of the id, which must obey `RULE`."""
-    missing = RowCheck(f"missing_key:{column}", lambda values: values.is_null())
+    missing = RowCheck(_missing_key(column), lambda values: values.is_null())
     checks = (missing, bad_key(column)) if is_text else (missing,)
     return RowRule(output, column, checks, text_array)
 

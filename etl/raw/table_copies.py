@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from conf.names import has_date
 from conf.raw_types import Log, RawTable, TableOfRoles
 from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
@@ -26,7 +27,7 @@ _NAME_CHARACTERS = 60
 
 def is_by_day(table: RawTable) -> bool:
     """Returns whether the rows of the table are read by day."""
-    return "{date}" in table.path
+    return has_date(table.path)
 
 
 def source_columns(table: RawTable) -> list[str]:

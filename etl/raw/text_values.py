@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.lazy_pyspark import F
-from conf.raw_types import Column, ColumnType, OperatorType
+from conf.raw_types import NUMBER_TYPES, POINT, Column, ColumnType, DecimalSeparator, OperatorType
 from conf.time_notation import UTC
 from etl.raw.time_text import dates, timestamps
 from storage.feature_spec import FLOAT32_MAX
@@ -64,6 +64,24 @@ def numbers(text: pa.Array) -> pa.Array:
     plain = pc.if_else(is_number, pc.utf8_ltrim(text, "+"), pa.scalar(None, pa.string()))
     values = plain.cast(pa.float64())
     return pc.if_else(pc.less_equal(pc.abs(values), FLOAT32_MAX), values, pa.scalar(None, pa.float64()))
+
+
+# A number with a decimal comma, and with points between groups of three digits.
+_WITH_GROUPS = r"^[+-]?[0-9]{1,3}([.][0-9]{3})+,[0-9]*([eE][+-]?[0-9]+)?$"
+
+
+def with_decimal_points(text: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Returns texts in which points replace decimal commas: 12.5 for 12,5, and 1234.5 for 1.234,5.
+
+    A number with a point that does not separate a group of three digits before a comma becomes an empty text.
+    """
+    with_points = pc.replace_substring(text, ",", ".")
+    has_point = pc.match_substring(text, ".")
+    if not pc.any(has_point).as_py():
+        return with_points
+    ungrouped = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
+    grouped = pc.if_else(pc.match_substring_regex(text, _WITH_GROUPS), ungrouped, "")
+    return pc.if_else(has_point, grouped, with_points)
 
 
 def decimals(text: pa.Array) -> pa.Array:
@@ -193,7 +211,11 @@ def _split_quoted(text: pa.Array, separator: str) -> pa.Array:
 
 
 def typed_column(
-    raw: pa.Array, column: Column, null_values: Sequence[str], time_zone: str = UTC
+    raw: pa.Array,
+    column: Column,
+    null_values: Sequence[str],
+    time_zone: str = UTC,
+    decimal_separator: DecimalSeparator = POINT,
 ) -> tuple[pa.Array, pa.Array | None]:
     """Converts n fields to typed values. Returns an array of n values, and an array of n reasons or None.
 
@@ -205,6 +227,7 @@ def typed_column(
         column: name, type, time format and separator of elements.
         null_values: texts that mean null.
         time_zone: the IANA name of the zone of times without an offset.
+        decimal_separator: the character before the decimals of a number.
 
     Returns:
         The values have the Arrow type in `ARROW_TYPES` for the operator type of the column. A bool is 1 or 0,
@@ -219,7 +242,8 @@ def typed_column(
     if column.type == "list<string>":
         return text_lists(text, column.element_separator), None
     kind, convert = _CONVERT[column.type]
-    values = convert(text, column, time_zone)
+    has_comma = decimal_separator != POINT and column.type in NUMBER_TYPES
+    values = convert(with_decimal_points(text) if has_comma else text, column, time_zone)
     bad = pc.and_(pc.is_valid(text), pc.is_null(values))
     if not pc.any(bad).as_py():
         return values, None

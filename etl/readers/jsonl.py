@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import DataError
-from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
+from conf.raw_types import LIST_TYPES, NUMBER_TYPES, POINT, Column, EventTime, RawTable
 from etl.native.library import is_built
 from etl.native.scan import RejectedRows, ScannedJson, scan_json
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
-from etl.raw.text_values import typed_column
+from etl.raw.text_values import typed_column, with_decimal_points
 from etl.readers.base import RawBlock, TableReader, map_in_threads
 from etl.readers.text import rows_with, texts_of_lines, without_null_values
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 BROKEN, NOT_UTF8 = "json", "not_utf8"
 _HEAD_BYTES = 2**20  # the reader looks for the columns in this number of bytes of each file
-_NUMBER_TYPES = ("int", "float", "decimal")
 _QUOTE, _OBJECT, _ARRAY = ord('"'), ord("{"), ord("[")
 _MOST_SHOWN = 20  # largest number of fields of a line in an error message
 
@@ -211,7 +210,10 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
     texts = pc.if_else(pc.equal(texts, "null"), null, texts)
     if (first == _QUOTE).any():
         texts = _unquoted(texts, first == _QUOTE)
-    if column.type in _NUMBER_TYPES:
+    if column.type in NUMBER_TYPES:
+        if table.decimal_separator != POINT:
+            has_comma = pc.fill_null(pc.match_substring(texts, ","), False)  # numbers of JSON have points
+            texts = pc.if_else(has_comma, with_decimal_points(texts), texts)
         is_plain = pa.array(first != _QUOTE)
         for name, number in (("true", "1"), ("false", "0")):
             texts = pc.if_else(pc.fill_null(pc.and_(is_plain, pc.equal(texts, name)), False), number, texts)

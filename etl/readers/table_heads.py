@@ -91,7 +91,9 @@ def _first_bad_line(
     for column, position in zip(table.columns, positions, strict=True):
         if position is None:  # an optional column that the file does not have
             continue
-        values, malformed = typed_column(fields[position], column, table.null_values, table.time_zone)
+        values, malformed = typed_column(
+            fields[position], column, table.null_values, table.time_zone, table.decimal_separator
+        )
         if malformed is not None:
             reasons = pc.coalesce(reasons, malformed)
         if column.name == id_column and column.type == "string":

@@ -117,7 +117,9 @@ class TextReader(TableReader):
             if column.type == "string" and len(table.null_values) == 1:
                 columns[column.name], counts[column.name] = encoded, of_values
                 continue
-            distinct, reasons = typed_column(encoded.dictionary, column, table.null_values, table.time_zone)
+            distinct, reasons = typed_column(
+                encoded.dictionary, column, table.null_values, table.time_zone, table.decimal_separator
+            )
             if reasons is not None:
                 codes = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
                 reason = reasons.drop_null()[0].as_py()

@@ -25,6 +25,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from conf.errors import ConfigError, DataError
+from conf.names import has_date, with_date
 from conf.raw_types import Log, RawTable
 from conf.spark_tables import split_table_path
 from conf.types import Config
@@ -184,7 +185,6 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 # Opens tables of Spark's catalogue, and decides whether their rows have changed.
 
-_DATE = "{date}"
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _MOST_FIELDS = 2**31 - 1  # no limit, so that the text of a plan contains the names of all fields
@@ -228,11 +228,11 @@ def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFr
     name = ".".join(_named(parts, dt))
     rows = _open(spark, _named(parts, dt), name, key)
     if rows is None:
-        if any(_DATE in part for part in parts):
+        if any(has_date(part) for part in parts):
             return None
         raise ConfigError(f"{key}: Spark's catalogue has no table or view {name}", _CATALOGUE)
     for column, value in conditions:
-        rows = rows.where(_is_of(rows, name, column, value.replace(_DATE, dt), table.time_zone, key))
+        rows = rows.where(_is_of(rows, name, column, with_date(value, dt), table.time_zone, key))
     return rows.select(*_columns(rows, table, name))
 
 
@@ -241,7 +241,7 @@ def identity(spark: SparkSession, table: RawTable, dt: str) -> str:
     parts, conditions = split_table_path(table.path)
     known = spark.catalog.getTable(".".join(map(_quoted, _named(parts, dt))))
     path = ".".join([*(known.namespace or []), known.name])
-    below = "".join(f"/{column}={value.replace(_DATE, dt)}" for column, value in conditions)
+    below = "".join(f"/{column}={with_date(value, dt)}" for column, value in conditions)
     return f"spark-table://{known.catalog or 'session'}/{path}{below}"
 
 
@@ -319,7 +319,7 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
 
 def _named(parts: Sequence[str], dt: str) -> list[str]:
     """Returns the parts of a name with a date in digits only, because Spark's names have no hyphens."""
-    return [part.replace(_DATE, dt.replace("-", "")) for part in parts]
+    return [with_date(part.replace("{date}", dt.replace("-", "")), dt) for part in parts]
 
 
 def _open(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> DataFrame | None:

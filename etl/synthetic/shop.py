@@ -22,7 +22,7 @@ import numpy as np
 from conf.errors import ConfigError
 
 FIRST_DAY = date(2026, 1, 1)
-_FORMAT = 1  # increase this number if the same seed writes different files
+_FORMAT = 1  # part of each seed; increase this number if the same seed draws other values
 _BRANDS = ("Nordvik", "Brückner", "Olmeca", "Atelier Noé", "Hartwell & Sons", "Kumo", "Faro", "Łódź Works")
 _COLOURS = ("black", "white", "navy", "olive", "red", "sand")
 _NOUNS = {
@@ -132,10 +132,11 @@ def _users(rng: np.random.Generator, users: int) -> list[list[object]]:
     country = rng.choice(_COUNTRIES, users, p=_COUNTRY_SHARES)
     born, has_year = rng.integers(1950, 2008, users), rng.random(users) < 0.7
     newsletter = rng.random(users) < 0.4
-    rows: list[list[object]] = [["user", "country", "birth_year", "newsletter"]]
+    rows: list[list[object]] = [["user", "email", "country", "birth_year", "newsletter"]]
     for user in range(users):
         year = int(born[user]) if has_year[user] else ""
-        rows.append([_user(user), country[user], year, bool(newsletter[user])])
+        email = f"{_user(user)}@mail.example"
+        rows.append([_user(user), email, country[user], year, bool(newsletter[user])])
     return rows
 
 

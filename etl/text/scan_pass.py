@@ -23,7 +23,7 @@ from etl.native.scan import Rejections
 from etl.quality.column_summary import LABEL_CELLS
 from etl.raw.erased_rows import ERASED
 from etl.raw.file_splits import FileSplit
-from etl.raw.row_rules import MISDATED, NO_ROWS, Misdated, count_misdated
+from etl.raw.row_rules import MISDATED, NO_ROWS, Misdated, count_misdated, reasons_left_out
 from etl.raw.text_values import text_array
 from etl.text import parse_block
 from etl.text.gpu_tasks import GpuTasks, gpu_tasks
@@ -193,7 +193,13 @@ def scan_file_split(
     lines, good, dropped, misdated = 0, 0, Counter[str](), NO_ROWS
     blocks: list[CountedBlock] = []
     needed = columns_to_parse(layout, counted)
-    left_out = frozenset((ERASED, *(row_filter.reason for row_filter in layout.filters)))
+    left_out = frozenset(
+        (
+            ERASED,
+            *reasons_left_out(layout.label, layout.keys),
+            *(row_filter.reason for row_filter in layout.filters),
+        )
+    )
     sample = _Sample()
     with _writer(task.spill, index) if task.spill else nullcontext() as spilled:
         for parsed in read_split(task.file_split, layout, needed):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from conf.errors import ConfigError
 from conf.names import column_name
-from conf.raw_types import OTHER_EVENT, fits_column
+from conf.raw_types import fits_column
 from conf.types import RESERVED, Config, FeatureGroup, JoinedTable
 from etl.operators.categorify import Categorify
 from etl.operators.join_external import JoinExternal
@@ -20,6 +20,7 @@ from etl.ops.keyed import table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.raw.erased_rows import ERASED
 from etl.raw.layout_digest import GROUP_METHOD, METHOD, layout_digest
+from etl.raw.row_rules import reasons_left_out
 from etl.split.negatives import DRAW
 from etl.split.time_split import CUT
 from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
@@ -113,11 +114,10 @@ class FeaturePlan:
     def reasons_left_out(self) -> tuple[str, ...]:
         """Returns the reasons of rows that are not used, and not quarantined either.
 
-        These are rows of events that `log.label` does not list, rows that operators of `prepare` drop, and
-        rows of erased users.
+        These are rows of events that `log.label` does not list, rows without a user if the configuration
+        leaves them out, rows that operators of `prepare` drop, and rows of erased users.
         """
-        label = self.config.log.label
-        others = [OTHER_EVENT] if label.weights is not None and label.other_events == "drop" else []
+        others = reasons_left_out(self.config.log.label, self.config.keys)
         return (*others, *(operator.reason for operator in self.filters), ERASED)
 
     @cached_property
@@ -494,6 +494,6 @@ def _positions_method(config: Config) -> str | None:
     if settings is None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
-    names |= {"null_values", "time_zone", "columns"}
+    names |= {"null_values", "decimal_separator", "time_zone", "columns"}
     values = {"separator": ",", **settings.model_dump(include=names)}  # the default of earlier releases
     return f"{_POSITIONS}, {digest_of(values)}"

@@ -44,7 +44,7 @@ class StageRunner:
             StoppedError: a signal arrived.
         """
         for stage in stages:
-            tick = partial(self.progress.tick, stage.name)
+            tick = partial(self.progress.tick, stage.name, stage_log=stage.log)
             outcome = self.launcher.run(stage, self.interruptions, tick)
             self.outcomes.append(outcome)
             if outcome.exit_code != EXIT_OK:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from conf.errors import ConfigError, DataError
 from conf.experiments import Experiment
 from conf.types import Config, ModelConfig
-from etl.operators.drop_low_cardinality import DropLowCardinality
 from etl.workflow.feature_plan import FeaturePlan, features_with_oov_id, plan_of
 from reporting.monitoring.lineage_events import check_openlineage
 from scoring.candidates.read_sources import read_sources
@@ -82,8 +81,7 @@ def _require_keys(config: Config, need: str, setting: str) -> None:
 def check_lists(config: Config) -> None:
     """Checks that a model that is trained on these features can make top-k lists.
 
-    If the operator drop_low_cardinality may leave out a context feature, the raw value of this feature in
-    score.context is optional.
+    A raw column without a value in score.context gets the most frequent value of the train rows.
 
     Raises:
         ConfigError: the model cannot make top-k lists.
@@ -94,14 +92,8 @@ def check_lists(config: Config) -> None:
     require_no_pairs(_features(config, feature_plan).pairs)
     values = config.score.context
     chains = [chain for chain in feature_plan.chains if set(chain.outputs) & set(config.scopes.context)]
-    certain = {
-        name
-        for chain in chains
-        if not any(isinstance(step.operator, DropLowCardinality) for step in chain.steps)
-        for name in chain.inputs
-    }
     possible = {name for chain in chains for name in chain.inputs}
-    require_context(sorted(certain | (possible & set(values))), values)
+    require_context(sorted(possible & set(values)), values)
 
 
 def _models(config: Config) -> list[tuple[str, ModelConfig]]:

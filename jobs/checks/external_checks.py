@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from conf.errors import ConfigError
+from conf.names import has_date
 from conf.raw_types import RawTable
 from conf.spark_tables import SPARK_TABLE
 from conf.types import Config
 from etl.raw.files import require_raw
 from etl.readers.table_heads import check_heads
 from etl.workflow.feature_plan import plan_of
-from scoring.delivery.sinks import check_access
+from scoring.delivery.sinks import check_access, read_settings
 from scoring.rules.attributes import SECTION, files_of, typed_table
 from scoring.rules.request import attribute_table
 from spark.profile import read_properties
@@ -51,11 +53,29 @@ def check_sinks(config: Config, profile: str) -> None:
             in a different environment.
 
     Raises:
-        ConfigError: a user, a password or a driver is missing.
+        ConfigError: a user, a password, a driver or a column of users is missing.
     """
     if read_properties(Path(profile)).get("spark.submit.deployMode") == "cluster":
         return
     check_access(config.deliver)
+    _check_user_columns(config)
+
+
+def _check_user_columns(config: Config) -> None:
+    """Checks that the table of users has the columns that sinks deliver.
+
+    Raises:
+        ConfigError: there is no table of users, or it does not declare a column with the type string.
+    """
+    declared = {column.name: column.type for column in config.users.columns} if config.users else {}
+    for _, settings in read_settings(config.deliver):
+        wrong = [name for name in getattr(settings, "user_columns", []) if declared.get(name) != "string"]
+        if wrong:
+            raise ConfigError(
+                f"the sink {settings.name} has user_columns={wrong}, which the section `users` does not "
+                "declare with the type string",
+                "add them to users.columns, such as {name: email, type: string}",
+            )
 
 
 def _tables(config: Config) -> dict[str, tuple[RawTable, str | None]]:
@@ -81,7 +101,7 @@ def _tables(config: Config) -> dict[str, tuple[RawTable, str | None]]:
 
 def _is_static(path: str) -> bool:
     """Returns whether the table at `path` must exist before the run."""
-    return "{date}" not in path
+    return not has_date(path)
 
 
 def _resolved(config: Config, path: str) -> str:

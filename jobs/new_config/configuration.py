@@ -16,16 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
+from conf.names import with_any_date
 from etl.inference.column_types import SampledColumn, micros_of
 from etl.inference.roles import (
     LabelGuess,
     events_of,
+    has_addresses,
     image_of,
     label_of,
     possible_events,
     roles_of,
+    share_of_most_frequent,
+    shown_items_in,
+    stock_of,
+    title_by_values,
     title_of,
 )
+from etl.inference.sample import without_days
 from jobs.new_config.questions import Questions
 from jobs.new_config.tables import (
     NamedColumn,
@@ -66,6 +73,12 @@ _ROWS_OF_A_TRAINING = 400_000
 _SORTED_RUNS = 1.2
 # A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
 _SAME_SHARE = 0.98
+# Rows without a user are usual in a log, and no errors, above this share.
+_FEW_ANONYMOUS = 0.005
+# One of more than this number of users has at most this share of the rows; others stand for unknown users.
+_FEW_USERS, _MOST_OF_A_USER = 20, 0.25
+# Above this share of rows without an item, a time or a label, `quality.max_bad_share` becomes this multiple.
+_FEW_REJECTED, _ROOM = 0.02, 1.5
 
 
 # Maps the section of each table of attributes to the column of its key.
@@ -109,6 +122,8 @@ class NewConfig:
         tables: its tables by section.
         left_out: for each column without a feature, its table, name and the reason.
         has_lists: whether lists can be made.
+        notes: comments about what was found in the log, by the section above which they stand.
+        inactive_filter: a filter of candidates that is written as a comment, with the reason; None without.
     """
 
     sections: dict[str, Any] = field(default_factory=dict)
@@ -117,6 +132,8 @@ class NewConfig:
     tables: dict[str, NewTable] = field(default_factory=dict)
     left_out: list[tuple[str, str, str]] = field(default_factory=list)
     has_lists: bool = True
+    notes: dict[str, str] = field(default_factory=dict)
+    inactive_filter: tuple[str, dict[str, Any]] | None = None
 
     def choose(self, choice: str, reason: str) -> None:
         """Records a choice and its reason."""
@@ -161,22 +178,53 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
     config.tables["log"] = log.table
     config.has_lists = len(log.keys) == 2
     if log.is_of_choices and not config.has_lists:
-        sources = [column.sampled.source for column in log.table.columns]
-        raise ConfigError(
-            f"no column of {log.table.sample.path.files[0]} looks like the user or the item of a row: "
-            f"{sources}",
-            "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
-        )
+        raise _no_keys(log)
+    _ask_for_unknown_user(log, questions)
     joined = _joined_tables(wishes, log, config)
+    for section, table in config.tables.items():
+        commas = [one.sampled for one in table.columns if one.sampled.has_comma]
+        if commas:
+            config.choose(
+                f"{section}.decimal_separator: a comma",
+                f"{commas[0].source} has numbers such as {commas[0].examples[0]}",
+            )
     name = wishes.name or _name_of(wishes.log)
     config.choose(f"name: {name}", "the name of the log's file" if wishes.name is None else "--name")
     _add_tables(name, wishes, log, joined, config)
     _split(log, config)
     _features(log, joined, config)
     _model(log, config)
-    _lists(wishes, log, config)
+    _lists(wishes, log, joined, config)
     _use_data_folder(config)
     return config
+
+
+def _no_keys(log: _Log) -> ConfigError:
+    """Returns the error of a log without columns of users and items, which has only what users chose."""
+    path, sources = log.table.sample.path.files[0], [column.sampled.source for column in log.table.columns]
+    shown = shown_items_in([column.sampled for column in log.table.columns])
+    if shown is not None:
+        return ConfigError(
+            f"the column {shown.source} of {path} has several shown items in one field, such as "
+            f"{shown.examples[0][:60]!r}",
+            "write one row for each shown item, with columns for the user, the item, the time and the click "
+            "(0 or 1)",
+        )
+    return ConfigError(
+        f"no column of {path} looks like the user or the item of a row: {sources}",
+        "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
+    )
+
+
+def _ask_for_unknown_user(log: _Log, questions: Questions) -> None:
+    """Notes a question if one user has so many rows that its id may stand for unknown users."""
+    user = None if log.user is None else log.user.sampled
+    if user is not None and user.distinct > _FEW_USERS and share_of_most_frequent(user) > _MOST_OF_A_USER:
+        questions.open.append(
+            f"Is {user.examples[0]!r} a user? {share_of_most_frequent(user):.0%} of the rows have this "
+            f"{user.source}; if it stands for unknown users, add it to log.null_values and set "
+            "keys.rows_without_user: leave_out, or choose another column with --user"
+        )
 
 
 def _log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> _Log:
@@ -281,7 +329,9 @@ def _renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
     for column in table.columns:
         role = role_of.get(column.sampled.source)
         name = role if role and not table.sample.has_names else column.name
-        if name == "label" and role != "label":
+        if role == "label" and column.type == "string":
+            name = "event" if name == "label" else name
+        elif name == "label" and role != "label":
             name = "label_2"
         is_text_key = role in ("user", "item") and table.sample.is_text
         columns.append(replace(column, name=name, type="string" if is_text_key else column.type))
@@ -306,8 +356,8 @@ def _joined_tables(wishes: Wishes, log: _Log, config: NewConfig) -> _Joined:
         column = replace(key_column, name=key.name, type=key.type)
         columns = tuple(column if one.name == key_column.name else one for one in table.columns)
         table = replace(table, columns=columns)
-        if section == "items":
-            table = _with_titles(table, column, config)
+        is_items = section == "items"
+        table = _with_titles(table, column, config) if is_items else _with_addresses(table, config)
         joined[section] = table, column
         config.tables[section] = table
         taken += [one.name for one in columns]
@@ -318,26 +368,44 @@ def _joined_tables(wishes: Wishes, log: _Log, config: NewConfig) -> _Joined:
     return joined
 
 
+def _with_addresses(table: NewTable, config: NewConfig) -> NewTable:
+    """Returns the table of users with its columns of e-mail addresses, which are declared but no features."""
+    addresses = [one for one in table.columns if has_addresses(one.sampled)]
+    names = [one.name for one in addresses]
+    for one in addresses:
+        config.choose(
+            f"users.columns has {one.sampled.source}",
+            f"it has e-mail addresses: user_columns: [{one.name}] of a CSV sink delivers them",
+        )
+    columns = [replace(one, type="string") if one.name in names else one for one in table.columns]
+    return replace(table, columns=tuple(columns), addresses=tuple(names))
+
+
 def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTable:
     """Returns the table of items with the columns of its titles and pictures, which become texts."""
     others = [
         one.sampled
         for one in table.columns
-        if one.name != key.name and (table.sample.is_text or one.sampled.type == "string")
+        if one.name != key.name
+        and (table.sample.is_text or one.sampled.type == "string" or one.sampled.separator is not None)
     ]
     named: dict[str, str] = {}
-    for what, column in (("title", title_of(others)), ("image", image_of(others))):
+    title, why = title_of(others), "by its name"
+    if title is None:
+        title, why = title_by_values(others), "its texts are long and distinct"
+    for what, column in (("title", title), ("image", image_of(others))):
         if column is not None:
             named[what] = table.column(column.source).name
-            config.choose(f"items.{what}: {column.source}", "by its name")
+            config.choose(f"items.{what}: {column.source}", why if what == "title" else "by its name")
+    if title is None:
+        config.choose("no titles: lists show ids", "no column looks like names of items; set items.title")
     columns = [replace(one, type="string") if one.name in named.values() else one for one in table.columns]
     return replace(table, columns=tuple(columns), titles=named)
 
 
 def _name_of(location: str) -> str:
     """Returns the name of the file without days, or of the nearest folder whose name is not too general."""
-    bare = re.sub(r"\d{4}-\d{2}-\d{2}|\{date\}|\*", "", location)
-    for part in reversed(PurePosixPath(bare).parts):
+    for part in reversed(PurePosixPath(without_days(location)).parts):
         plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
         if plain and plain not in _VAGUE_NAMES:
             return plain
@@ -354,14 +422,12 @@ def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: N
         used = [
             one
             for one in table.columns
-            if one.name in table.titles.values()
+            if one.name in (*table.titles.values(), *table.addresses)
             or isinstance(feature_of(one, table.sample.rows.num_rows), NewFeature)
         ]
         sections[section] = {**table.section([key, *used]), **table.titles}
     if log.user is not None and log.item is not None:
-        sections["keys"] = {"user": log.user.name, "item": log.item.name}
-        if log.group is not None:
-            sections["keys"]["group"] = log.group.name
+        sections["keys"] = _keys(log.user, log.item, log, config)
     label: dict[str, Any] = {}
     if log.label_column is not None:
         label["column"] = log.label_column.name
@@ -379,6 +445,44 @@ def _add_tables(name: str, wishes: Wishes, log: _Log, joined: _Joined, config: N
         unit = log.time.sampled.unit
         log_section["event_time"] = {"column": log.time.name, **({"unit": unit} if unit else {})}
     sections["log"] = log_section
+    _limit_of_rejected(log, config)
+
+
+def _limit_of_rejected(log: _Log, config: NewConfig) -> None:
+    """Sets `quality.max_bad_share` if many rows of the sample have no item, time or label."""
+    needed = [one for one in (log.item, log.time, log.label_column) if one is not None]
+    missing = {one.sampled.source: one.sampled.nulls / max(log.rows, 1) for one in needed}
+    source, share = max(missing.items(), key=lambda entry: entry[1], default=("", 0.0))
+    total = min(sum(missing.values()), 1.0)
+    if total <= _FEW_REJECTED:
+        return
+    limit = round(min(_ROOM * total, 1.0), 2)
+    config.sections["quality"] = {"max_bad_share": limit}
+    config.notes["quality"] = (
+        f"{share:.1%} of the rows read have no {source}. Such rows are not used, but quarantined. By "
+        "default, a run stops if they are more than 5%."
+    )
+    config.choose(f"quality.max_bad_share: {limit}", f"{share:.1%} of the rows have no {source}")
+
+
+def _keys(user: NamedColumn, item: NamedColumn, log: _Log, config: NewConfig) -> dict[str, Any]:
+    """Returns the section `keys`. Rows without a user are left out if they are more than a few."""
+    section: dict[str, Any] = {"user": user.name, "item": item.name}
+    if log.group is not None:
+        section["group"] = log.group.name
+    anonymous = user.sampled.nulls / max(log.rows, 1)
+    if anonymous > _FEW_ANONYMOUS:
+        section["rows_without_user"] = "leave_out"
+        config.notes["keys"] = (
+            f"{anonymous:.1%} of the rows read have no user. They are counted and left out: models and lists "
+            "are for users. Without rows_without_user, a run stops if they are more than "
+            "quality.max_bad_share."
+        )
+        config.choose(
+            "keys.rows_without_user: leave_out",
+            f"{anonymous:.1%} of the rows have no {user.sampled.source}",
+        )
+    return section
 
 
 def _use_data_folder(config: NewConfig) -> None:
@@ -387,12 +491,14 @@ def _use_data_folder(config: NewConfig) -> None:
     So the configuration works from any folder. If the data are moved, only the key `data` changes.
     """
     tables = [config.sections[name] for name in ("log", "users", "items") if name in config.sections]
+    tables += config.sections.get("candidates", {}).get("filters", [])
+    tables += [config.inactive_filter[1]] if config.inactive_filter else []
     paths = {id(table): str(table["path"]) for table in tables if isinstance(table, dict)}
     if not all(file_io.is_local(path) for path in paths.values()):
         del config.sections["data"]
         return
     whole = {key: os.path.abspath(path) for key, path in paths.items()}
-    fixed = [re.split(r"[*?\[]|\{date\}", path)[0] for path in whole.values()]
+    fixed = [re.split(r"[*?\[]|\{date", path)[0] for path in whole.values()]
     common = os.path.commonpath([path.rsplit("/", 1)[0] or "/" for path in fixed])
     config.sections["data"] = common
     for table in tables:
@@ -429,7 +535,7 @@ def _split(log: _Log, config: NewConfig) -> None:
         config.choose(f"split by day, {train} train days", f"the names of the files have {len(days)} days")
         return
     section = config.sections["log"]
-    section["path"] = str(section["path"]).replace("{date}", "*")
+    section["path"] = with_any_date(str(section["path"]))
     if log.time is not None:
         config.run_date = _last_day(log.time.sampled)
         config.sections["split"] = {"by": "fraction", "train": 0.8, "validation": 0.1}
@@ -478,6 +584,17 @@ def _features(log: _Log, joined: _Joined, config: NewConfig) -> None:
         groups += _key_features(log.user.name, log.item.name, scopes, of_choices=log.is_of_choices)
         config.sections["scopes"] = {side: names for side, names in scopes.items() if names}
     if log.is_of_choices:
+        roles = {one.name for one in (*log.keys, log.time, log.label_column) if one is not None}
+        config.left_out += [
+            (
+                "log",
+                one.sampled.source,
+                "an item that a user did not choose has no row with it in this log; "
+                "attributes of items need a table (--items)",
+            )
+            for one in log.table.columns
+            if one.name not in roles
+        ]
         by_day = config.sections["split"]["by"] == "day"
         days = {"days": config.sections["split"]["train_days"]} if by_day else {}
         config.sections["history"] = {"length": 50, **days}
@@ -496,6 +613,8 @@ def _features_of_tables(joined: _Joined, scopes: dict[str, list[str]], config: N
             if column.name == key.name:
                 continue
             feature = feature_of(column, table.sample.rows.num_rows)
+            if column.name in table.addresses:
+                feature = "it has e-mail addresses"
             shown = [what for what, name in table.titles.items() if name == column.name]
             if shown:
                 feature = f"people read it: it is the {shown[0]} of the item"
@@ -589,13 +708,59 @@ def _model(log: _Log, config: NewConfig) -> None:
     )
 
 
-def _lists(wishes: Wishes, log: _Log, config: NewConfig) -> None:
+def _stock_filters(item: str, joined: _Joined, config: NewConfig) -> dict[str, Any]:
+    """Returns the filter of items that are out of stock, or writes it as a comment if it is not certain."""
+    if "items" not in joined:
+        return {}
+    table, key = joined["items"]
+    stock = stock_of([one.sampled for one in table.columns if one.name != key.name])
+    if stock is None:
+        return {}
+    column = table.column(stock.column.source)
+    of_table = config.sections["items"]
+    entry = {
+        "filter": "out_of_stock",
+        **{name: value for name, value in of_table.items() if name not in ("columns", "title", "image")},
+        "item": key.name,
+        "stock": column.name,
+        **({"sold_out": list(stock.sold_out)} if stock.sold_out else {}),
+        "columns": [
+            key.declaration,
+            (replace(column, type="string") if stock.sold_out else column).declaration,
+        ],
+    }
+    source = column.sampled.source
+    meaning = f"is one of {list(stock.sold_out)}" if stock.sold_out else "is 0, negative or false"
+    if not table.sample.has_names:
+        return {}
+    if stock.is_certain:
+        config.choose(
+            f"candidates.filters: out_of_stock by {source}",
+            f"an item is in no list if its {source} {meaning}",
+        )
+        return {"filters": [entry]}
+    config.inactive_filter = (
+        f"If {source} says which items are out of stock, remove the # of the next lines: an item is then in "
+        f"no list if its {source} {meaning}.",
+        entry,
+    )
+    config.choose(
+        f"a comment: filter out_of_stock by {source}",
+        f"{source} may say which items are out of stock; the configuration has the lines to activate",
+    )
+    return {}
+
+
+def _lists(wishes: Wishes, log: _Log, joined: _Joined, config: NewConfig) -> None:
     """Adds the sections `candidates` and `score`."""
     if log.item is None or not config.has_lists:
         config.choose("no lists", "no columns look like a user and an item (--user, --item)")
         return
+    filters = _stock_filters(log.item.name, joined, config)
     items = log.item.sampled.distinct
     if items <= _ALL_ITEMS:
+        if filters:
+            config.sections["candidates"] = filters
         config.choose("candidates: all items", f"the sample has only {items:,} items")
     else:
         config.sections["candidates"] = {
@@ -603,7 +768,8 @@ def _lists(wishes: Wishes, log: _Log, config: NewConfig) -> None:
                 {"source": "covisitation", "n": 200},
                 {"source": "als", "n": 200},
                 {"source": "popular", "n": 100},
-            ]
+            ],
+            **filters,
         }
         config.choose("candidates: bought or read together, ALS, popular", f"the sample has {items:,} items")
     score: dict[str, object] = {"k": wishes.k}

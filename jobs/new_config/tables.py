@@ -65,11 +65,13 @@ class NewTable:
         columns: all its columns, in the order of the files.
         titles: maps `title` and `image` to the columns with titles and pictures of items; without columns
             that do not exist.
+        addresses: the columns with e-mail addresses of users.
     """
 
     sample: TableSample
     columns: tuple[NamedColumn, ...]
     titles: Mapping[str, str] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
 
     @property
     def null_texts(self) -> list[str]:
@@ -102,6 +104,8 @@ class NewTable:
             section["separator"] = sample.separator
         if self.null_texts:
             section["null_values"] = ["", *self.null_texts]
+        if any(one.sampled.has_comma for one in listed):
+            section["decimal_separator"] = ","
         if time_zone:
             section["time_zone"] = time_zone
         section["columns"] = [

@@ -51,15 +51,21 @@ def yaml_of(config: NewConfig, questions: Iterable[str]) -> str:
     ]
     for key, value in config.sections.items():
         parts.append(_comment(_COMMENTS[key]) if key in _COMMENTS else "")
+        parts.append(_comment(config.notes[key]) if key in config.notes else "")
         if key == "train" and "refit" in value:
             parts.append(_comment(_OF_REFITS))
         parts.append(_section(key, value))
+        if key == "candidates" and config.inactive_filter is not None:
+            parts.append(_inactive(config.inactive_filter, "  "))
         if key == "features":
             parts += [
                 _comment(f"No feature: {section}.{name}, because {why}.", "  ")
                 for section, name, why in config.left_out
             ]
         parts.append("\n" if key not in ("name",) else "")
+    if config.inactive_filter is not None and "candidates" not in config.sections:
+        parts.append(_inactive(config.inactive_filter, ""))
+        parts.append("\n")
     if config.has_lists:
         parts.append(_comment(_OF_MEASURES))
         parts.append("measure: {against: next_day}\n")
@@ -70,6 +76,17 @@ def _comment(text: str, indent: str = "") -> str:
     return "".join(f"{indent}# {line}\n" for line in wrap(text, _WIDTH - 2))
 
 
+def _inactive(of_candidates: tuple[str, dict[str, object]], indent: str) -> str:
+    """Returns a filter of candidates as a comment: below the section, or with the section's name."""
+    reason, entry = of_candidates
+    lines = ["filters:", *_entries([entry])] if indent else ["candidates:", "  filters:", *_entries([entry])]
+    return _comment(reason, indent) + "".join(f"# {indent}{line}\n" for line in lines)
+
+
+def _entries(values: Iterable[object]) -> list[str]:
+    return [f"    - {_flow(value)}" for value in values]
+
+
 def _section(key: str, value: object) -> str:
     """Returns a section: its keys on separate lines, and their values in braces."""
     if isinstance(value, Mapping) and (
@@ -77,8 +94,8 @@ def _section(key: str, value: object) -> str:
     ):
         lines = [f"{key}:"]
         for name, inner in value.items():
-            if name == "columns" and isinstance(inner, list):
-                lines += [f"  {name}:", *(f"    - {_flow(entry)}" for entry in inner)]
+            if name in ("columns", "sources", "filters") and isinstance(inner, list):
+                lines += [f"  {name}:", *_entries(inner)]
             else:
                 lines.append(f"  {name}: {_flow(inner)}")
         return "\n".join(lines) + "\n"

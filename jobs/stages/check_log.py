@@ -113,7 +113,7 @@ def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles) -> _Head:
         head.rows += len(block.row_lines) + len(block.rejected)
         head.clicks += int(np.count_nonzero(np.asarray(block.columns[LABEL])))
         label = plan.config.log.label
-        if label.positive and label.column is not None:
+        if label.positive and label.column is not None and label.column != LABEL:  # LABEL is computed
             head.events |= set(pc.unique(block.columns[label.column].cast("string")).to_pylist())
         bounds = bounds_of_day(plan.config, raw.dt)
         if bounds is not None:
@@ -160,6 +160,8 @@ def _require_day(plan: FeaturePlan, head: _Head) -> None:
 def _unknown_events(plan: FeaturePlan, heads: Sequence[_Head]) -> list[str]:
     """Returns the events of `log.label.positive` and `weights` that no row has, sorted."""
     label = plan.config.log.label
+    if label.column == LABEL:
+        return []
     seen = {event for head in heads for event in head.events}
     return sorted({*(label.positive or ()), *(label.weights or {})} - seen)
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from conf.errors import ConfigError
+from conf.lazy_pyspark import F
 from conf.load import config_digest
 from etl.latest.item_titles import title_columns
-from scoring.delivery.published_lists import LakeTable, PublishedLists
+from etl.prepare.attributes import plain_array, read_attribute_table
+from etl.raw.files import require_raw
+from etl.spark.raw_frames import read_attributes
+from scoring.delivery.published_lists import LakeTable, PublishedLists, RawUsers
 from scoring.delivery.sinks import deliver_to, read_settings, works_in_process
 from spark.choose_workers import stay_in_process
-from spark.rows import read_rows
+from spark.rows import Rows, read_rows
 from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, read_manifest
@@ -52,6 +58,7 @@ def run(context: RunContext) -> JobSummary:
         context.config.output.grace_hours,
         _features(context, manifest),
         partial(_titles, context) if title_columns(context.config) else None,
+        partial(_raw_users, context) if context.config.users is not None else None,
     )
     deliveries = []
     for module, settings in sinks:
@@ -90,6 +97,36 @@ def _titles(context: RunContext) -> LakeTable:
         DataError: there are none.
     """
     return _open(context, context.lake.item_titles, ITEM_KEY)
+
+
+def _raw_users(context: RunContext) -> RawUsers:
+    """Opens the raw table of users of the run date.
+
+    Raises:
+        DataError: it has no files.
+    """
+    config, dt = context.config, context.run_date
+    if config.users is None or config.keys is None:
+        raise RuntimeError("internal error, please report: the configuration has no table of users")
+    table, key = config.users, config.keys.user
+    raw = require_raw(config, table, dt, "users.path", context.recorder)
+
+    def read(names: Sequence[str]) -> Rows:
+        # Only these columns are read, so that a bad value of another column does not stop a delivery.
+        columns = [
+            column for column in table.columns if column.name in (key, *names) or table.format == "tsv"
+        ]
+        part = table.model_copy(update={"columns": columns})
+        if context.in_process:
+            rows = read_attribute_table(config, part, key, "users", dt, key, context.recorder)
+            arrays = {name: plain_array(rows[name]).cast(pa.string()) for name in (key, *names)}
+            return pa.table({USER_KEY: arrays.pop(key), **arrays})
+        frame = read_attributes(context.spark, config, part, key, "users", dt, key, context.recorder)
+        return frame.select(
+            F.col(f"`{key}`").cast("string").alias(USER_KEY), *(f"`{name}`" for name in names)
+        )
+
+    return RawUsers(raw.digest, read)
 
 
 def _open(context: RunContext, table: Table, key: str) -> LakeTable:

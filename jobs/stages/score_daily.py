@@ -15,7 +15,7 @@ from scoring.candidates.treatment_items import publish_treatment_items
 from scoring.delivery.publish_limits import publish_changes
 from scoring.feature_rows import list_manifests
 from scoring.model.champion import blend_request, served_blend, serving_model_and_dataset
-from scoring.model.context_features import encoded_context
+from scoring.model.context_features import encoded_context, raw_context
 from scoring.model.experiment import Treatment, read_treatment, with_variants
 from scoring.model.model_info import ModelInfo
 from scoring.ranking.list_summary import summarize_lists
@@ -70,6 +70,7 @@ def run(context: RunContext) -> JobSummary:
     users, items, candidates = list_manifests(context.lake, dataset.workflow_version, context.run_date)
     stay_in_process(context, users.rows * context.config.score.k)
     request, rule_digests = list_request(context, model, items)
+    shown_context = raw_context(context, model)
     blend = served_blend(context, candidates)
     if blend is not None:
         request = replace(request, blend=blend_request(blend, candidates))
@@ -115,6 +116,7 @@ def run(context: RunContext) -> JobSummary:
                 **refit,
                 **ranked_by,
                 **shown,
+                **({"context": shown_context} if shown_context else {}),
                 "scores": _score_kind(context, variants, blend),
                 "precision": score.precision,
                 "scored_at": file_io.utc_now(),
@@ -136,6 +138,7 @@ def run(context: RunContext) -> JobSummary:
             **versions,
             **refit,
             **({"ranked_by": blend.chosen} if blend else {}),
+            **({"context": shown_context} if shown_context else {}),
             **shown,
             "churn": changes.get("churn"),
         },

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from conf.messages import counted
 from conf.types import Config
 from etl.workflow.local_workflow import load_local
 from jobs.checks import check_training
@@ -83,6 +84,14 @@ def execute(context: RunContext, plan: TrainPlan) -> dict[str, Any]:
         )
         description = read_description(plan.model_path)
     else:
+        log.info(
+            "trains %s: %s, %s of %s in %s",
+            plan.model.architecture,
+            counted(sum(file.rows for file in plan.train_files), "row"),
+            counted(plan.steps_per_epoch * plan.train.epochs, "step"),
+            counted(plan.train.global_batch_size, "row"),
+            counted(plan.train.epochs, "epoch"),
+        )
         with context.phase("train"), TrainingBar() as bar:
             description = train_plan(lambda: context.spark, plan, bar.show)
     context.recorder.record_write(plan.model_path, description["version"])

@@ -64,7 +64,9 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         lists = sample_lists(lake, partition, run.recommendations, dataset, _SAMPLE_USERS, config.negatives)
     items = [*list_sections.most_recommended(counts), *(item for one in lists for item in one.items)]
     titles = titles_of(lake, run_date, items)
+    listed = run.recommendations.facts if run.recommendations is not None else {}
     sections = [
+        list_sections.render_sample(lists, run.list_scores, titles, listed.get("context")),
         last_thirty_days.render(read_history(config, run_date), run_date, config.quality.psi_warn),
         last_thirty_days.render_runs(config, run_date, recorder),
         data.render(run),
@@ -77,7 +79,6 @@ def build(config: Config, run_date: str, recorder: LineageRecorder = NOT_RECORDE
         production.render_impressions(run),
         list_sections.render_changes(run),
         list_sections.render_coverage(run, counts, titles),
-        list_sections.render_sample(lists, run.list_scores, titles),
         stages.render(stages.read_stage_times(lake, run_date, config.name)),
     ]
     failure = open_failure(config, run_date)

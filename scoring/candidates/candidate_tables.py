@@ -5,6 +5,7 @@ The inputs are feature rows, users, and the tables of the section `candidates`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -110,6 +111,21 @@ def _with_text(rows: Rows, column: str, name: str) -> Rows:
     return rows.append_column(name, plain_array(rows[column]).cast(pa.string()))
 
 
+def sold_out(rows: Rows, stock: str, texts: Sequence[str]) -> Rows:
+    """Returns the rows of items that are out of stock. A row without a value is in stock.
+
+    Args:
+        rows: the rows of a table of items.
+        stock: the column with the stock: numbers, or texts if there are `texts`.
+        texts: the texts that mean that an item is out of stock.
+    """
+    if not isinstance(rows, pa.Table):
+        return rows.where(F.col(stock).isin(*texts) if texts else F.col(stock) <= 0)
+    values = plain_array(rows[stock])
+    is_out = pc.is_in(values, pa.array(texts, pa.string())) if texts else pc.less_equal(values, 0)
+    return rows.filter(pc.fill_null(is_out, False))
+
+
 def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
     """Reads and checks the tables of candidate generation.
 
@@ -138,7 +154,8 @@ def read_candidate_tables(context: RunContext, version: str) -> CandidateTables:
             filters.append(_attribute_filter(context, number, table))
         elif isinstance(table, OutOfStock):
             rows = _read(context, table, table.item, _section(number), table.item)
-            out_of_stock = select(_with_text(rows, table.item, ITEM_KEY), [ITEM_KEY])
+            excluded = rows if table.stock is None else sold_out(rows, table.stock, table.sold_out)
+            out_of_stock = select(_with_text(excluded, table.item, ITEM_KEY), [ITEM_KEY])
         else:
             assert_never(table)
     segments = _segments(context, version, users, attributes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,20 @@ class LakeTable:
 
 
 @dataclass(frozen=True)
+class RawUsers:
+    """The raw table of users of a configuration, whose texts are delivered and not stored in the lake.
+
+    Attributes:
+        digest: the digest of its files.
+        read: takes columns of type string. Returns rows with user_key and these columns, one row per user: an
+            Arrow table if the rows of the lists are one, else a frame of Spark.
+    """
+
+    digest: str
+    read: Callable[[Sequence[str]], pa.Table | DataFrame]
+
+
+@dataclass(frozen=True)
 class PublishedLists:
     """The published lists of a date.
 
@@ -49,6 +63,7 @@ class PublishedLists:
         open_titles: opens the titles and pictures of items (etl/latest/item_titles.py), and raises DataError
             if the run has none. None if the configuration sets no title and no image of items (`items.title`,
             `items.image`).
+        open_users: opens the raw table of users of the date; None if the configuration has none.
     """
 
     rows: pa.Table | DataFrame
@@ -57,6 +72,7 @@ class PublishedLists:
     grace_hours: float = 24.0
     open_features: Mapping[str, Callable[[], LakeTable]] = field(default_factory=dict)
     open_titles: Callable[[], LakeTable] | None = None
+    open_users: Callable[[], RawUsers] | None = None
 
     @property
     def frame(self) -> DataFrame:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from conf.names import with_date
 from conf.rule_types import Attribute
 from conf.types import ListRules
 from scoring.rules.read_settings import attributes_used, read_rule_settings
@@ -38,16 +39,21 @@ class AttributeTable:
         return Attribute.model_validate_json(self.settings)
 
 
-def attribute_table(attribute: Attribute, folders: Mapping[str, str]) -> AttributeTable:
+def attribute_table(
+    attribute: Attribute, folders: Mapping[str, str], run_date: str | None = None
+) -> AttributeTable:
     """Returns the table of an attribute.
 
     Args:
         attribute: an attribute of the configuration.
         folders: maps the name of a placeholder, such as `lake`, to the text that replaces it in the path.
+        run_date: the date that replaces `{date}` in the path; None if the path has no date.
     """
     path = attribute.path
     for placeholder, value in folders.items():
         path = path.replace(f"{{{placeholder}}}", value)
+    if run_date is not None:
+        path = with_date(path, run_date)
     return AttributeTable(path, attribute.key, attribute.column, attribute.model_dump_json())
 
 
@@ -98,8 +104,7 @@ def rules_request(
     if rules is None:
         return None
     tables = {
-        name: attribute_table(attribute, {**folders, "date": run_date})
-        for name, attribute in rules.attributes.items()
+        name: attribute_table(attribute, folders, run_date) for name, attribute in rules.attributes.items()
     }
     requests = []
     for plugin, settings in read_rule_settings(rules):

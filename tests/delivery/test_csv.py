@@ -8,7 +8,7 @@ import io
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,22 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pydantic import ValidationError
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import DataError, InfrastructureError
+from conf.errors import ConfigError, DataError, InfrastructureError
+from jobs.checks import check_sinks
 from jobs.stages.deliver_recommendations import run as deliver_recommendations
-from scoring.delivery.published_lists import Erased, EraseRequest, LakeTable, PublishedLists
+from scoring.delivery.published_lists import (
+    Erased,
+    EraseRequest,
+    LakeTable,
+    PublishedLists,
+    RawUsers,
+)
 from scoring.delivery.sinks import csv as sink_csv
+from spark.profile import DEFAULT_PROFILE, find_profile
 from storage import file_io
 from storage.manifest import FileEntry, Manifest, read_manifest
 from storage.paths import Partition
@@ -215,6 +224,61 @@ def test_a_run_without_the_configured_titles_is_an_error(runs: PublishedRuns, tm
     job = runs.job(RUN_DATE, deliver={"sinks": [sink]}, items=items)
     with pytest.raises(DataError, match="item_titles has no published partition"):
         deliver_recommendations(job)
+
+
+MAILS = {"a": "a@shop.example", "b": 'b, "c"@x', "z": "z@shop.example"}
+
+
+@pytest.mark.parametrize("road", ["table", "frame"])
+@pytest.mark.parametrize("layout", ["places", "users"])
+def test_columns_of_users_follow_the_id_and_are_erased_with_the_line(
+    spark: SparkSession, tmp_path: Path, layout: str, road: str
+) -> None:
+    sink = sink_to(tmp_path, layout=layout, user_columns=["e mail"])
+    users = pa.table({"user_key": [*MAILS], "e mail": [*MAILS.values()]})
+
+    def read(names: Sequence[str]) -> pa.Table | DataFrame:
+        assert names == ["e mail"]
+        return users if road == "table" else spark.createDataFrame(users.to_pandas())
+
+    lists = lists_of({"a": ["x", "y"], "b": ["y"], "c": ["x"]}, k=2)
+    lists = replace(
+        lists if road == "table" else in_spark(spark, lists), open_users=lambda: RawUsers("d", read)
+    )
+    sink_csv.deliver(sink, lists)
+    header, *lines = rows_of(sink)
+    assert header[:2] == ["user_id", "e mail"]
+    assert {row[0]: row[1] for row in lines} == {"a": MAILS["a"], "b": MAILS["b"], "c": ""}
+    assert len(lines) == (4 if layout == "places" else 3)
+    request = EraseRequest(frozenset({"a"}), {}, lambda: spark)
+    sink_csv.erase(sink, request)
+    assert not any(b"a@shop" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert read_manifest(partition_of(sink)).facts["entries"] == 2
+
+
+def test_the_job_reads_the_texts_of_users_when_it_delivers(runs: PublishedRuns, tmp_path: Path) -> None:
+    names = sorted(runs.lists.user_id.unique())
+    mails = tmp_path / "users.csv"
+    columns = [{"name": "user", "type": "string"}, {"name": "email", "type": "string"}]
+    users = {"path": str(mails), "format": "csv", "columns": columns}
+    sink = sink_to(tmp_path / "out", layout="users", user_columns=["email"])
+    settings = sink.model_dump()
+    for domain in ("one.example", "two.example"):
+        mails.write_text("user,email\n" + "".join(f"{name},{name}@{domain}\n" for name in names[1:]))
+        deliver_recommendations(runs.job(RUN_DATE, deliver={"sinks": [settings]}, users=users))
+        mail_of = {row[0]: row[1] for row in rows_of(sink)[1:]}
+        assert mail_of == {name: f"{name}@{domain}" if name != names[0] else "" for name in names}
+    without = runs.job(RUN_DATE, deliver={"sinks": [settings]})
+    with pytest.raises(ConfigError, match="but the configuration has no table of users"):
+        deliver_recommendations(without)
+    with pytest.raises(ConfigError, match=r"user_columns=\['email'\], which the section `users` does not"):
+        check_sinks(without.config, find_profile(DEFAULT_PROFILE))
+
+
+def test_columns_of_users_have_names_of_their_own(tmp_path: Path) -> None:
+    for names in (["item_1"], ["score"], ["a", "a"]):
+        with pytest.raises(ValidationError, match="a line has other columns of these names"):
+            sink_to(tmp_path, user_columns=names)
 
 
 @pytest.mark.parametrize("road", ["table", "frame"])

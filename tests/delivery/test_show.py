@@ -100,6 +100,22 @@ def test_the_page_names_model_workflow_scores_and_reasons(
     assert (closing["user"], closing["model_version"]) == ("u004", "m1")
 
 
+@pytest.mark.parametrize("options, has_json", [([], False), (["--json"], True)])
+def test_a_terminal_gets_the_table_and_json_only_on_request(
+    runs: PublishedRuns,
+    config: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    has_json: bool,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert show.main(["--config", str(config), "--date", RUN_DATE, "--user", "u004", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "List (" in printed
+    assert printed.splitlines()[-1].startswith("{") == has_json
+
+
 def test_ids_are_shown_as_the_values_they_stand_for() -> None:
     names = {"who": {7: "ada"}, "tags": {5: "red", 6: "blue"}}
     features = {"who": 7, "tags": [6, 5, 2], "hash": 7, "age": 0.123456789, "none": None}

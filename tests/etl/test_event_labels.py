@@ -26,6 +26,7 @@ from etl.fit.fit_workflow import require_weights, workflow_version
 from etl.operators.groupby import Groupby
 from etl.raw.layout_digest import layout_digest
 from etl.raw.row_rules import RowRule, row_rules
+from etl.text import scan_pass
 from etl.workflow.feature_plan import plan_of
 from spark.local_workers import LocalWorkers
 from storage import feature_spec
@@ -197,6 +198,33 @@ def test_both_ways_to_read_a_log_give_the_same_rows_as_pandas(
         "missing_key:user",
         "other_event" if other == "drop" else "event:event",
     }
+
+
+@pytest.mark.parametrize("rows_without_user", ["quarantine", "leave_out"])
+def test_left_out_rows_need_no_place_in_the_quarantine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_without_user: str
+) -> None:
+    """Rows of other events, and of anonymous users if they are left out, are only counted, however many."""
+    monkeypatch.setattr(scan_pass, "_KEPT_LINES", 1)
+    monkeypatch.setattr(scan_pass, "_KEPT_OF_REASON", 2)
+    written = write_days(tmp_path)
+    keys = {"user": "user", "item": "item", "rows_without_user": rows_without_user}
+    label = {"positive": ["cart", "purchase"], "weights": WEIGHTS}
+    config = shop(tmp_path, label, keys=keys, quality={"max_bad_share": 0.9})
+    built = cases.run_build(LocalWorkers(1, lambda: pytest.fail("a session")), config, DAYS[3])
+    for day in DAYS:
+        counts = built.counts[day]
+        events = Counter(row[0] for row in written[day] if row[3] != "much" and row[0])
+        assert (
+            counts.dropped["other_event"] == sum(events[name] for name in events if name not in WEIGHTS) > 2
+        )
+        of_nobody = sum(not row[1] for row in written[day] if row[0] in WEIGHTS and row[3] != "much")
+        assert counts.dropped["missing_key:user"] == of_nobody > 0
+        left_out = counts.dropped["other_event"] + (of_nobody if rows_without_user == "leave_out" else 0)
+        assert counts.bad == sum(counts.dropped.values()) - left_out
+        stored = {reason for _, reason in quarantine_of(config, day)}
+        assert "other_event" not in stored
+        assert ("missing_key:user" in stored) == (rows_without_user == "quarantine")
 
 
 def test_events_without_weights_drop_no_row(spark: SparkSession, tmp_path: Path) -> None:

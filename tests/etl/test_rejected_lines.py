@@ -96,6 +96,12 @@ def write_log(folder: Path, form: str, log: dict[str, Any], values: dict[str, st
         ({}, {"n": "NULL"}, "n has the value 'NULL'", 'add "NULL" to log.null_values if it stands for null'),
         ({}, {"n": "\\N"}, "n has the value '\\\\N'", 'add "\\\\N" to log.null_values'),
         ({}, {"n": "1.5"}, "n has the value '1.5'", "give n the type float or string in log.columns"),
+        (
+            {"decimal_separator": ","},
+            {"n": "1.5"},
+            "n has the value '1.5'",
+            "write the numbers of n with a decimal comma, or remove `decimal_separator` from the section log",
+        ),
         ({}, {"user": ""}, "user has no value", "give every row an id in user"),
         ({}, {"user": "u\x07"}, "user has the value 'u\\x07', which is not an id", "correct the ids in user"),
         ({}, {"item": "caf\xe9"}, "is not UTF-8 text", "iconv -f LATIN1 -t UTF-8"),
@@ -115,6 +121,13 @@ def test_the_remedy_fits_the_most_frequent_reason(
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
     assert f"{config.lake}/quarantine" in caught.value.remedy
+
+
+def test_a_decimal_comma_names_its_setting(tmp_path: Path) -> None:
+    config = write_log(tmp_path, "tsv", {}, {"n": "1,5"})
+    with pytest.raises(DataError, match="n has the value '1,5'") as caught:
+        cases.run_build(LocalWorkers(1, no_session), config, DAYS[-1])
+    assert 'set `decimal_separator: ","` in the section log' in caught.value.remedy
 
 
 def test_different_values_of_the_reason_are_shown_and_a_wrong_separator_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import json
 import math
 import random
 import re
@@ -32,6 +33,7 @@ from etl.raw.layout_digest import layout_digest
 from etl.raw.row_rules import bounds_of_day, count_misdated, time_rule
 from etl.raw.text_values import typed_column
 from etl.readers.arrow_values import can_hold, stored_values
+from etl.readers.discovery import reader_of
 from etl.readers.text import TextReader
 from etl.spark.raw_frames import read_attributes
 from etl.text import parse_block
@@ -392,6 +394,34 @@ def test_decimals_are_the_nearest_doubles(texts: list[str]) -> None:
     assert (reasons or [None] * len(texts)) == wrong
 
 
+COMMAS = {
+    "12,50": 12.5, "1.234,50": 1234.5, "-,5": -0.5, "7": 7.0, "1.234.567,": 1234567.0, "2,5e3": 2500.0,
+    "12.5": None, "1.234": None, "12.34,5": None, "1,2,3": None, ",": None, "x,5": None, "1.2345,6": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
+def test_decimal_commas_are_read_and_ambiguous_points_rejected(tmp_path: Path, form: str) -> None:
+    lines = {
+        "csv": ["key;n", *(f"k;{text}" for text in COMMAS)],
+        "tsv": [f"k;{text}" for text in COMMAS],
+        "jsonl": [json.dumps({"key": "k", "n": text}) for text in COMMAS],
+    }[form]
+    (tmp_path / "t.txt").write_text("\n".join(lines) + "\n")
+    section = {"path": str(tmp_path / "t.txt"), "format": form, "decimal_separator": ","}
+    section |= {} if form == "jsonl" else {"separator": ";"}
+    columns = [{"name": "key", "type": "string"}, {"name": "n", "type": "float"}]
+    table = RawTable.model_validate({**section, "columns": columns})
+    reader = reader_of(form).open(table, (str(tmp_path / "t.txt"),))
+    (block,) = (block for one in reader.splits() for block in reader.blocks(one, ["key"]))
+    numbers = block.columns["n"].to_pylist()
+    of_json = {"12.5": 12.5, "1.234": 1.234} if form == "jsonl" else {}
+    expected = [*{**COMMAS, **of_json}.values()]
+    assert numbers == expected
+    rejected = {index for index, value in enumerate(expected) if value is None}
+    assert dict(block.malformed.pairs()) == dict.fromkeys(rejected, "number:n")
+
+
 def test_booleans_have_ten_texts_in_any_case() -> None:
     true, false = ["true", "T", "Yes", "y", "1", "TRUE"], ["false", "F", "nO", "N", "0"]
     assert typed([*true, *false, "", None], "bool") == ([1] * 6 + [0] * 5 + [None] * 2, None)
@@ -454,6 +484,10 @@ def test_settings_that_mean_nothing_are_refused(column: dict[str, Any], problem:
             {"format": "parquet", "null_values": ["NULL"]},
             "null_values are texts that stand for null in text files",
         ),
+        ({"format": "orc", "decimal_separator": ","}, "whose numbers are no texts"),
+        ({"format": "tsv", "separator": ",", "decimal_separator": ","}, "are both a comma"),
+        ({"format": "tsv", "path": "a/{date:%Y%j}.tsv"}, "is no notation of a day: write %Y, %m and %d"),
+        ({"format": "tsv", "path": "a/{date:%Y}/{date:%m}.tsv"}, "has a day without %d"),
         ({"format": "tsv", "time_zone": "Berlin"}, "'Berlin' is not the name of a time zone"),
         ({"format": "tsv", "time_zone": "../Europe/Berlin"}, "is not the name of a time zone"),
         ({"format": "tsv", "time_zone": "localtime"}, "is not the name of a time zone"),
@@ -1106,6 +1140,7 @@ def test_each_new_setting_makes_stored_days_obsolete(tmp_path: Path) -> None:
     settings_of_columns: list[Callable[[], str]] = [
         lambda: digest_log(tmp_path, {}),
         lambda: digest_log(tmp_path, {}, time_zone="Europe/Berlin"),
+        lambda: digest_log(tmp_path, {}, decimal_separator=","),
         lambda: digest_log(tmp_path, {"type": "timestamp"}),
         lambda: digest_log(tmp_path, {"type": "timestamp", "format": "%d.%m.%Y"}),
         lambda: digest_log(tmp_path, {"type": "date", "format": "%d.%m.%Y"}),

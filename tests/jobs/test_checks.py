@@ -304,7 +304,7 @@ def test_lists_that_could_not_be_made_are_refused(
         check_lists(config)
 
 
-def test_a_missing_value_of_the_context_is_refused_unless_its_feature_may_be_left_out(tmp_path: Path) -> None:
+def test_columns_of_the_context_need_no_value_and_others_are_refused(tmp_path: Path) -> None:
     sections: dict[str, Any] = {
         "features": [
             {"columns": ["I1", "I11"], "kind": "dense", "ops": ["log1p"]},
@@ -315,14 +315,14 @@ def test_a_missing_value_of_the_context_is_refused_unless_its_feature_may_be_lef
     }
     base = yaml.safe_load((ROOT / "conf/datasets/generated.yaml").read_text())
     path = tmp_path / "whole.yaml"
-    for context, accepted in (({"I11": 1, "C21": "x"}, True), ({"I11": 1}, True), ({"C21": "x"}, False)):
+    for context, accepted in (({"I11": 1, "C21": "x"}, True), ({}, True), ({"C21": "x", "C2": "y"}, False)):
         model = {"architecture": "logistic_regression"}
         path.write_text(yaml.safe_dump({**base, **sections, "model": model, "score": {"context": context}}))
         config = load_config(str(path))
         if accepted:
             check_lists(config)
         else:
-            with pytest.raises(ConfigError, match=r"columns without a value: \['I11'\]"):
+            with pytest.raises(ConfigError, match=r"names that are not such a column: \['C2'\]"):
                 check_lists(config)
 
 

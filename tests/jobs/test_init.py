@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
+from conf.candidate_types import OutOfStock
 from conf.errors import ConfigError
 from conf.load import load_config
 from jobs import check_config, init
@@ -86,6 +88,15 @@ def test_a_shop_gets_lists_without_an_edit(shop: Path) -> None:
     assert len(pd.read_parquet(lists.path).user_id.unique()) == 60
 
 
+def test_days_of_digits_in_names_of_files_are_days_of_the_log(shop: Path) -> None:
+    for day in DAYS:
+        (shop / f"events_{day}.csv").rename(shop / f"events_{day.replace('-', '')}.csv")
+    assert _init() == 0
+    config = load_config("shop.yaml")
+    assert (config.log.path, config.split.by) == ("{data}/events_{date:%Y%m%d}.csv", "day")
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+
+
 def test_the_file_says_what_was_left_out_and_is_not_replaced(
     shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +125,177 @@ def test_a_title_that_looks_like_a_list_is_a_text_and_pictures_are_found(shop: P
     title, image = config["items"]["title"], config["items"]["image"]
     assert (types[title], types[image]) == ("string", "string")
     assert not {title, image} & {name for group in config["features"] for name in group["columns"]}
+
+
+@pytest.mark.parametrize(
+    "name", ["titel", "Nombre", "nom", "product_name", "商品名", "Título", "Наименование"]
+)
+def test_titles_have_names_of_other_languages(shop: Path, name: str) -> None:
+    items = pd.read_csv("items.csv").rename(columns={"title": name})
+    items.assign(zusatz=[f"a much longer text of item {row}" for row in range(40)]).to_csv(
+        "items.csv", index=False
+    )
+    config = new_config(Wishes("events_*.csv", items="items.csv"), Questions(ask=False))
+    columns = {column["name"]: column for column in config.sections["items"]["columns"]}
+    title = columns[config.sections["items"]["title"]]
+    assert (title.get("source", title["name"]), title["type"]) == (name, "string")
+    assert (f"items.title: {name}", "by its name") in config.reasons
+
+
+def test_titles_are_found_by_their_texts_or_said_to_be_missing(shop: Path) -> None:
+    items = pd.read_csv("items.csv").rename(columns={"title": "xyz"})
+    items["description"] = [f"a much longer text about the item {row}" for row in range(40)]
+    items["code"] = [f"{row:08x}" for row in range(40)]
+    items["group"] = ["warm shoes", "cold shoes"] * 20
+    items.to_csv("items.csv", index=False)
+    config = new_config(Wishes("events_*.csv", items="items.csv"), Questions(ask=False))
+    assert config.sections["items"]["title"] == "xyz"
+    assert ("items.title: xyz", "its texts are long and distinct") in config.reasons
+    items.drop(columns="xyz").to_csv("items.csv", index=False)
+    config = new_config(Wishes("events_*.csv", items="items.csv"), Questions(ask=False))
+    assert "title" not in config.sections["items"]
+    assert ("no titles: lists show ids", "no column looks like names of items; set items.title") in (
+        config.reasons
+    )
+
+
+def test_rows_of_anonymous_visitors_are_left_out_and_counted(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows.loc[::4, "user"] = None
+        rows.assign(session=[f"s{row % 90}" for row in range(len(rows))]).to_csv(
+            f"events_{day}.csv", index=False
+        )
+    assert _init() == 0
+    text = (shop / "shop.yaml").read_text()
+    assert "# 25.0% of the rows read have no user. They are counted and left out" in text
+    config = load_config("shop.yaml")
+    assert config.keys is not None
+    assert (config.keys.user, config.keys.rows_without_user) == ("user", "leave_out")
+    capsys.readouterr()
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out.splitlines()[-1])["left_out"] == 700
+    (shop / "shop.yaml").write_text(text.replace(", rows_without_user: leave_out", ""))
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 3
+    shown = capsys.readouterr()
+    assert "100 of the first 400 rows of 2026-01-01 would be quarantined" in shown.err
+    assert "set keys.rows_without_user: leave_out" in shown.err
+
+
+@pytest.mark.parametrize(
+    "values, entry",
+    [
+        ({"stock": [0, 3]}, {"stock": "stock"}),
+        ({"Verfügbar": ["ja", "ausverkauft"]}, {"sold_out": ["ausverkauft"]}),
+        ({"sold_out": ["true", "false"]}, {"stock": "sold_out", "sold_out": ["true"]}),
+        ({"in_stock": [True, False]}, {"stock": "in_stock"}),
+    ],
+)
+def test_a_column_of_stock_becomes_a_filter(
+    shop: Path, values: dict[str, list[Any]], entry: dict[str, Any]
+) -> None:
+    ((name, pair),) = values.items()
+    pd.read_csv("items.csv").assign(**{name: pair * 20}).to_csv("items.csv", index=False)
+    assert _init("--items", "items.csv") == 0
+    config = load_config("shop.yaml")
+    (of_stock,) = config.candidates.filters
+    assert isinstance(of_stock, OutOfStock)
+    assert entry.items() <= of_stock.model_dump().items()
+    assert of_stock.path == "{data}/items.csv"
+
+
+def test_a_doubtful_column_of_stock_is_a_comment(shop: Path) -> None:
+    items = pd.read_csv("items.csv").assign(stock=5)
+    items.to_csv("items.csv", index=False)
+    assert _init("--items", "items.csv") == 0
+    assert load_config("shop.yaml").candidates.filters == []
+    text = (shop / "shop.yaml").read_text()
+    lines = text.splitlines()
+    first = lines.index("# candidates:")
+    assert "If stock says which items are out of stock" in lines[first - 1] + lines[first - 2]
+    active = [line.removeprefix("# ") for line in lines[first : first + 3]]
+    (shop / "shop.yaml").write_text("\n".join([*lines[:first], *active, *lines[first + 3 :]]))
+    assert [one.filter for one in load_config("shop.yaml").candidates.filters] == ["out_of_stock"]
+
+
+def test_prices_with_decimal_commas_become_numbers(shop: Path) -> None:
+    items = pd.read_csv("items.csv")
+    items["price"] = [f"{price:.2f}".replace(".", ",") for price in items["price"]]
+    items.to_csv("items.csv", index=False, sep=";")
+    assert _init("--items", "items.csv") == 0
+    config = load_config("shop.yaml")
+    assert config.items is not None
+    assert (config.items.decimal_separator, config.items.separator) == (",", ";")
+    assert {column.name: column.type for column in config.items.columns}["price"] == "float"
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+
+
+def test_other_columns_of_a_log_of_choices_are_named(shop: Path) -> None:
+    for day in DAYS:
+        pd.read_csv(f"events_{day}.csv").assign(price=1.5).to_csv(f"events_{day}.csv", index=False)
+    assert _init() == 0
+    text = (shop / "shop.yaml").read_text()
+    assert "No feature: log.price, because an item that a user did not choose has no row with it" in text
+
+
+def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
+    users = pd.read_csv("users.csv")
+    users.assign(mail=users["user"] + "@shop.example").to_csv("users.csv", index=False)
+    config = new_config(Wishes("events_*.csv", users="users.csv"), Questions(ask=False))
+    assert {"name": "mail", "type": "string"} in config.sections["users"]["columns"]
+    assert ("users", "mail", "it has e-mail addresses") in config.left_out
+
+
+def test_several_shown_items_in_one_field_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "behaviors.tsv"
+    path.write_text(
+        "".join(f"{row}\tU{row % 40}\tN1 N2\tN{row % 9}-0 N{row % 7}-1 N3-0\n" for row in range(200))
+    )
+    with pytest.raises(ConfigError, match=r"c4 .* has several shown items in one field, such as 'N"):
+        new_config(Wishes(str(path)), Questions(ask=False))
+
+
+def test_an_id_of_very_many_rows_is_questioned(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows.loc[::3, "user"] = "unknown"
+        rows.to_csv(f"events_{day}.csv", index=False)
+    questions = Questions(ask=False)
+    new_config(Wishes("events_*.csv"), questions)
+    assert [text.split(";")[0] for text in questions.open] == [
+        "Is 'unknown' a user? 34% of the rows have this user"
+    ]
+
+
+def test_rows_without_a_time_raise_the_limit_of_rejected_rows(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows.loc[::10, "time"] = None
+        rows.to_csv(f"events_{day}.csv", index=False)
+    assert _init() == 0
+    assert load_config("shop.yaml").quality.max_bad_share == 0.15
+    assert "10.0% of the rows read have no time. Such rows are not used" in (shop / "shop.yaml").read_text()
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+
+
+def test_events_of_files_without_names_are_known_to_check(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows.to_csv(f"events_{day}.csv", index=False, header=False)
+    assert _init() == 0
+    text = (shop / "shop.yaml").read_text()
+    for name in ("event", "label"):
+        (shop / "shop.yaml").write_text(
+            text.replace("event, type", f"{name}, type").replace("column: event,", f"column: {name},")
+        )
+        capsys.readouterr()
+        assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["unknown_events"] == []
 
 
 def test_many_small_files_are_a_small_log(shop: Path) -> None:
@@ -188,7 +370,7 @@ def test_without_a_header_the_names_are_roles(tmp_path: Path) -> None:
         "time",
         "user",
         "item",
-        "label",
+        "event",
     ]
     assert config.sections["log"]["format"] == "tsv"
     assert yaml.safe_dump(config.sections)

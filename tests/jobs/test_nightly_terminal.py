@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import logging
+from pathlib import Path
 
 import pytest
 
-from reporting.terminal import LiveLine, StageProgress
+from reporting.terminal import LiveLine, StageProgress, TrainingBar
 
 
 class Terminal(io.StringIO):
@@ -37,6 +39,38 @@ def test_terminal_shows_each_second_once_and_clears_the_clock(monkeypatch: pytes
     assert erased == ""
     assert [line.split()[1:3] for line in drawn[:2]] == [["running", "0.0"], ["running", "1.0"]]
     assert drawn[2:] == ["  train_model              done       1.4 s  30 steps"]
+
+
+def test_a_terminal_shows_the_progress_of_a_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    stream, stage_log = Terminal(), tmp_path / "train_model.log"
+    progress = StageProgress(stream)
+    progress.tick("train_model", 0.2, stage_log)  # there is no log yet
+    lines = TrainingLines()
+    monkeypatch.setattr(logging.getLogger("nightrank.training"), "info", lines.write)
+    with TrainingBar(io.StringIO()) as bar:  # not a terminal, so it writes into the log
+        for step in (20, 40):
+            bar.show(
+                {"training": "sasrec", "step": step, "steps": 1_200, "batch_rows": 100}
+                | {"loss": 0.5, "rows_per_s": 1_000, "loader_wait_share": 0.0}
+            )
+    stage_log.write_text("".join(f"2026-01-01 INFO {line}\n" for line in [*lines.texts, "something else"]))
+    progress.tick("train_model", 1.3, stage_log)
+    first, second = stream.getvalue().split("\r\x1b[K")[1:]
+    assert first == "  train_model              running    0.0 s"
+    assert second.endswith("1.0 s  sasrec 40/1,200 loss 0.50000 1,000 rows/s 0% waiting 1:56 left")
+
+
+class TrainingLines:
+    """Collects the lines of a log."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def write(self, text: str) -> None:
+        """Collects a line."""
+        self.texts.append(text)
 
 
 def test_a_long_line_is_cut_so_that_it_can_be_erased(monkeypatch: pytest.MonkeyPatch) -> None:

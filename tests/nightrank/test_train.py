@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import random
+import re
 import signal
 import stat
 import subprocess
@@ -159,6 +160,22 @@ def test_it_computes_what_the_job_does(
     assert model.description["metrics"]["validation"] == job["metrics"]["validation"]
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_shows_steps_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    rows = ROWS.head(300)
+    workflow = nightrank.Workflow(PLAIN).fit(rows)
+    capsys.readouterr()
+    nightrank.train(workflow, rows, model=SMALL, train=TRAIN, label="label")
+    shown = capsys.readouterr().err
+    if is_terminal:
+        assert re.search(r"logistic_regression: 100%.* 6/6 \[.*<00:00.*, loss 0\.\d{4}\]", shown), shown
+    else:
+        assert "logistic_regression" not in shown
+
+
 def test_scores_have_the_metrics_of_the_training() -> None:
     model = nightrank.train(fitted(), ROWS, model=MODEL, train={**TRAIN, "epochs": 10}, validation=OTHERS)
     scores = model.score(OTHERS)
@@ -261,7 +278,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[TrainPlan]:
     """The plans of all trainings, none of which takes place."""
     kept: list[TrainPlan] = []
 
-    def stop(plan: TrainPlan) -> None:
+    def stop(plan: TrainPlan, _report: object) -> None:
         kept.append(plan)
         raise Stopped
 

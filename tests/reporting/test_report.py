@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -46,6 +47,7 @@ from tests.reporting.report_lake import (
 
 _VOID = {"meta", "br"}
 _SECTIONS = [
+    "sample",
     "data",
     "quality",
     "training",
@@ -54,7 +56,6 @@ _SECTIONS = [
     "measured",
     "changes",
     "coverage",
-    "sample",
     "stages",
 ]
 
@@ -214,6 +215,24 @@ def test_titles_are_text_and_pictures_are_links_to_the_web_only(address: str | N
     assert f"{HOSTILE_TITLE} i1" in page.text
     assert "Third i3 2 of 3" in page.text
     assert page.text.count("i2") == 1
+
+
+def test_the_lists_name_the_context_with_which_they_were_scored() -> None:
+    lists = [UserList("u1", [(1, "i1", 0.5, "ranked")], None)]
+    markup = list_sections.render_sample(lists, "ranking", {}, {"hour": 19, "device": "<mobile>"})
+    assert "The lists were scored with device = <mobile>, hour = 19." in Page(markup).text
+
+
+def test_a_first_report_has_only_tiles_with_values(tmp_path: Path) -> None:
+    config = make_lake(tmp_path)
+    lake = LakePaths(config.lake)
+    shutil.rmtree(lake.measures.path)
+    evaluation = read_manifest(lake.evaluations.partition(RUN_DATE)).facts
+    publish_facts(lake.evaluations.partition(RUN_DATE), {**evaluation, "baselines": {}})
+    page = build(config, RUN_DATE)[1]
+    tiles = page[page.index('class="tiles"') : page.index("</header>")]
+    assert re.findall("<h3>(.*?)</h3>", tiles) == ["Model AUC", "Users served", "Item coverage"]
+    assert "–" not in tiles
 
 
 def test_the_report_reads_the_titles_of_its_date(tmp_path: Path) -> None:

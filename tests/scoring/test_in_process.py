@@ -62,7 +62,7 @@ FILTERS: dict[str, Any] = {
             ("ages", "float", "age", "at_least"),
         )
     ]
-    + [{"filter": "out_of_stock", **_table("stock", item="string"), "item": "item"}],
+    + [{"filter": "out_of_stock", **_table("stock", item="string", n="float"), "item": "item", "stock": "n"}],
 }
 
 
@@ -87,7 +87,7 @@ def write_filters(folder: Path, reference: ReferenceScores) -> None:
             f"{items[4]},2",
         ],
         "ages": ["item,value", *(f"{item},{n * 3.5}" for n, item in enumerate(items[8:14]))],
-        "stock": ["item", items[1], items[15], "y"],
+        "stock": ["item,n", f"{items[1]},0", f"{items[15]},-0.5", f"{items[2]},3", f"{items[3]},", "y,0"],
     }
     for name, lines in texts.items():
         (folder / f"{name}.csv").write_text("".join(f"{line}\n" for line in lines))

@@ -160,9 +160,15 @@ def _meaningful(plan: TrainPlan, values: dict[str, Any]) -> dict[str, Any]:
     return values if plan.description.get("scores") != "ranking" else cast(dict[str, Any], kept(values))
 
 
-def train_in_process(plan: TrainPlan) -> dict[str, Any]:
-    """Trains on one rank in the current process, without Spark and Horovod, for debugging and for tests."""
-    return run_plan(plan, LocalCollectives(), choose_device(plan.train.device, 0, "train.device"))
+def train_in_process(plan: TrainPlan, report: Report | None = None) -> dict[str, Any]:
+    """Trains on one rank in the current process, without Spark and Horovod.
+
+    Args:
+        plan: the plan of the training.
+        report: called with the entries of the history; None for no reports.
+    """
+    device = choose_device(plan.train.device, 0, "train.device")
+    return run_plan(plan, LocalCollectives(), device, report=report)
 
 
 @dataclass(frozen=True)

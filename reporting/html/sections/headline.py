@@ -20,7 +20,7 @@ def render(run: RunFacts, failure: Failure | None = None, served: str | None = N
         served: which lists are served after the failure; None if the run makes no lists.
 
 
-    If the facts of a key figure are missing, its tile names the job that writes these facts.
+    A key figure without a value, such as that of a job that has not run yet, has no tile.
     """
     return tag(
         "header",
@@ -106,17 +106,16 @@ def _refit(run: RunFacts) -> list[Child]:
 
 
 def _tiles(run: RunFacts) -> list[Html]:
-    """Returns the tiles. Each tile shows one key figure."""
-    return [_quality(run), _baseline(run), _hit_rate(run), _served(run), _coverage(run)]
+    """Returns the tiles. Each tile shows one key figure that has a value."""
+    tiles = [_quality(run), _baseline(run), _hit_rate(run), _served(run), _coverage(run)]
+    return [tile for tile in tiles if tile is not None]
 
 
-def _quality(run: RunFacts) -> Html:
+def _quality(run: RunFacts) -> Html | None:
     """Returns the tile with the AUC of the model that serves."""
-    if run.evaluation is None or run.judged is None:
-        return _tile("Model AUC", numbers.NONE, "evaluate_model has no result for this run date")
+    if run.evaluation is None or run.judged is None or run.judged.get("unmeasured"):
+        return None
     auc, best = run.judged["auc"], run.evaluation.get("best_auc")
-    if run.judged.get("unmeasured"):
-        return _tile("Model AUC", numbers.NONE, f"{run.judged['unmeasured']}")
     reached = numbers.share_reached(auc, best)
     if reached is None:
         note = "chosen items against drawn items of the test rows" if run.per_positive else "on the test rows"
@@ -131,11 +130,11 @@ def _quality(run: RunFacts) -> Html:
     return _tile("Model AUC", numbers.decimal(auc), note, meter=reached)
 
 
-def _baseline(run: RunFacts) -> Html:
+def _baseline(run: RunFacts) -> Html | None:
     """Returns the tile with the AUC of logistic regression."""
     name, baseline = "Logistic AUC", logistic_regression(run.evaluation)
     if run.evaluation is None or baseline is None:
-        return _tile(name, numbers.NONE, "no such baseline was trained")
+        return None
     reached = numbers.share_reached(baseline["auc"], run.evaluation.get("best_auc"))
     note = "logistic regression on the same features"
     if reached is not None:
@@ -143,17 +142,11 @@ def _baseline(run: RunFacts) -> Html:
     return _tile(name, numbers.decimal(baseline["auc"]), note, meter=reached)
 
 
-def _hit_rate(run: RunFacts) -> Html:
+def _hit_rate(run: RunFacts) -> Html | None:
     """Returns the tile with the hit rate of the lists."""
-    if run.measure is None:
-        return _tile(
-            "Hit rate",
-            numbers.NONE,
-            "measure_recommendations has not run yet: it needs the next day's clicks",
-        )
+    if run.measure is None or run.measure.values.get("unmeasured"):
+        return None
     values = run.measure.values
-    if values.get("unmeasured"):
-        return _tile(f"Hit rate @{values['k']}", numbers.NONE, f"{values['unmeasured']}")
     popular = numbers.percent(values["popular"]["hit_rate"])
     when = "" if run.measure.dt == run.run_date else f"; lists of {run.measure.dt}"
     note = f"{numbers.times(values['lift'])} that of the most popular items, {popular}{when}"
@@ -163,10 +156,10 @@ def _hit_rate(run: RunFacts) -> Html:
     return _tile(f"Hit rate @{values['k']}", numbers.percent(values["hit_rate"]), note, meter=share)
 
 
-def _served(run: RunFacts) -> Html:
+def _served(run: RunFacts) -> Html | None:
     """Returns the tile with the number of users with a list."""
     if run.recommendations is None:
-        return _tile("Users served", numbers.NONE, "score_daily has no result for this run date")
+        return None
     facts = run.recommendations.facts
     fewer = facts.get("users_with_fewer", 0)
     note = f"{counted(facts['k'], 'item')} each"
@@ -174,10 +167,10 @@ def _served(run: RunFacts) -> Html:
     return _tile("Users served", numbers.count(facts["users"]), note)
 
 
-def _coverage(run: RunFacts) -> Html:
+def _coverage(run: RunFacts) -> Html | None:
     """Returns the tile with the coverage of the lists: the share of items that are in at least one list."""
     if run.recommendations is None:
-        return _tile("Item coverage", numbers.NONE, "score_daily has no result for this run date")
+        return None
     facts = run.recommendations.facts
     recommended = numbers.count(facts["items_recommended"])
     verb = "is" if facts["items_recommended"] == 1 else "are"

@@ -384,18 +384,35 @@ def _is_web_address(address: str | None) -> bool:
 # The section with a sample: the lists of a few users, and the items that these users clicked.
 
 
-def render_sample(lists: Sequence[UserList], scores: ScoreKind, titles: Titles) -> Section:
-    """Returns the section: one card per user. `scores` is the kind of the lists' scores."""
+def render_sample(
+    lists: Sequence[UserList],
+    scores: ScoreKind,
+    titles: Titles,
+    context: Mapping[str, Any] | None = None,
+) -> Section:
+    """Returns the section: one card per user.
+
+    Args:
+        lists: the lists of a few users.
+        scores: the kind of the lists' scores.
+        titles: the titles of items.
+        context: the raw values of context columns with which the lists were scored; None if there are none.
+    """
     if not lists:
         return section("sample", "A few lists", missing("Lists of users", "score_daily"))
     sentence = lead(
         "A sample of users, evenly spread over all users. “Before” counts how often the user clicked the "
         "item and how often the item was shown to the user on the days listed under Data; “why” is ranked, "
         "or the business rule that put the item there."
+        + (f" The lists were scored with {_context(context)}." if context else "")
     )
     return section(
         "sample", "A few lists", sentence, grid(*(_card(user_list, scores, titles) for user_list in lists))
     )
+
+
+def _context(context: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in sorted(context.items()))
 
 
 def _card(user_list: UserList, scores: ScoreKind, titles: Titles) -> Html:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +16,23 @@ from typing import IO, Literal, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from conf.errors import ConfigError
 from etl.latest.item_titles import IMAGE, TITLE
 from scoring.delivery.file_sink import Files, FileSinkSettings, ListRecord, erase_records, publish_files
-from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, LakeTable, PublishedLists
+from scoring.delivery.published_lists import (
+    Delivered,
+    Erased,
+    EraseRequest,
+    LakeTable,
+    PublishedLists,
+    RawUsers,
+)
 from scoring.requests import VARIANT
-from spark.rows import Batches, Rows, arrow_schema, map_rows, query, records
+from spark.rows import Batches, Rows, arrow_schema, map_rows, query, quoted, records
 from storage import file_io
+from storage.feature_spec import USER_KEY
 from storage.file_digests import new_file
 from storage.publish import map_files, own_path
 
@@ -32,6 +42,8 @@ _ENDINGS = {"none": ".csv", "gzip": ".csv.gz"}
 _MARK = "\ufeff"
 _ORDER = ("user_id", "position")
 _NAMES = pa.schema([("name", pa.string())])
+# Names of the columns with the items of a list.
+_OF_ITEM = re.compile(rf"(item|{TITLE}|{IMAGE})_.*")
 _ROWS_AT_ONCE = 10_000
 _LINES_AT_ONCE = 10_000
 
@@ -50,6 +62,13 @@ class Settings(FileSinkSettings):
         "items and titles in the columns item_1, title_1, item_2, title_2, …; fields behind the end of a "
         "short list are empty.",
     )
+    user_columns: list[str] = Field(
+        default=[],
+        description="Columns of the section `users` that follow the id of the user in each line, such as "
+        "[email]. They must have the type string there. They are read from the files of this table when the "
+        "lists are delivered; neither the lake nor a model has them unless `features` names them. A user "
+        "without a value has an empty field.",
+    )
     compression: Literal["none", "gzip"] = Field(
         default="none", description="Compression of the files. `none`: plain text. `gzip`: gzip files."
     )
@@ -58,6 +77,18 @@ class Settings(FileSinkSettings):
         description="Whether each file begins with a byte order mark. Excel recognises UTF-8 by this mark "
         "if a user opens the file with a double click. Many other tools do not expect the mark.",
     )
+
+    @field_validator("user_columns")
+    @classmethod
+    def _free_names(cls, names: list[str]) -> list[str]:
+        reserved = {"user_id", VARIANT, "position", "item_id", TITLE, IMAGE, "score", "reason"}
+        wrong = [name for name in names if name in reserved or _OF_ITEM.fullmatch(name)]
+        if wrong or len(set(names)) < len(names):
+            raise ValueError(
+                f"{wrong or names}: a line has other columns of these names; write other names in "
+                "`users.columns`, with the names in the files as `source`, and each name once"
+            )
+        return names
 
 
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
@@ -71,19 +102,22 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
         lists: the published lists of the date.
 
     Raises:
+        ConfigError: the sink names columns of users, but the configuration has no table of users.
         DataError: the configuration names titles of items, but the run has none.
         InfrastructureError: the files do not have exactly one line per entry or per user.
     """
     names: list[str] = []
     titles = lists.open_titles() if lists.open_titles else None
+    users = _users_of(sink, lists)
     files = Files(
-        write=lambda folder: names.extend(_write(sink, lists, titles, folder)),
+        write=lambda folder: names.extend(_write(sink, lists, titles, users, folder)),
         count=partial(_count, lists, names),
         ending=_ENDINGS[sink.compression],
         records=lists.users if sink.layout == "users" else lists.manifest.rows,
         layout=f"{sink.layout}, {sink.compression}, {sink.users_per_file} users a file, "
         f"{'with' if sink.byte_order_mark else 'without'} a byte order mark"
-        + (f", titles {titles.manifest.digest}" if titles else ""),
+        + (f", titles {titles.manifest.digest}" if titles else "")
+        + (f", {', '.join(sink.user_columns)} of users {users.digest}" if users else ""),
         schema=(("line", "csv"),),
         facts={"users": lists.users, "entries": lists.manifest.rows, "layout": sink.layout},
     )
@@ -115,6 +149,7 @@ class CsvWriter:
         ending: the ending of the names of the files.
         layout: see Settings.
         k: the largest number of items of a list.
+        user_columns: the columns behind the id of a user.
         variants: whether the rows have the column of an experiment.
         shown: the columns after the id of an item: `title`, `image`, both or none.
         mark: whether files begin with a byte order mark.
@@ -124,6 +159,7 @@ class CsvWriter:
     ending: str
     layout: Literal["places", "users"]
     k: int
+    user_columns: tuple[str, ...]
     variants: bool
     shown: tuple[str, ...]
     mark: bool
@@ -131,13 +167,12 @@ class CsvWriter:
     @property
     def header(self) -> list[str]:
         """Returns the names of the columns."""
-        variant = [VARIANT] if self.variants else []
+        of_user = ["user_id", *self.user_columns, *([VARIANT] if self.variants else [])]
         if self.layout == "places":
-            return ["user_id", *variant, *self._fields]
+            return [*of_user, *self._fields]
         places = range(1, self.k + 1)
         return [
-            "user_id",
-            *variant,
+            *of_user,
             *(f"{name}_{place}" for place in places for name in ("item", *self.shown)),
         ]
 
@@ -163,7 +198,8 @@ class CsvWriter:
 
     def _entries(self, batches: Batches) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         """Yields the pair (user and variant, fields) of each entry."""
-        of_user = ["user_id", VARIANT] if self.variants else ["user_id"]
+        of_user = ["user_id", *map(_column_of_user, range(len(self.user_columns)))]
+        of_user += [VARIANT] if self.variants else []
         for batch in batches:
             users = zip(*(batch.column(name).to_pylist() for name in of_user), strict=True)
             # The shortest text of a float32 is shorter than that of the same number as a float64.
@@ -227,24 +263,60 @@ def with_titles(rows: Rows, titles: LakeTable) -> Rows:
     )
 
 
+def _users_of(sink: Settings, lists: PublishedLists) -> RawUsers | None:
+    """Opens the raw table of users if the sink has columns of it."""
+    if not sink.user_columns:
+        return None
+    if lists.open_users is None:
+        raise ConfigError(
+            f"the sink {sink.name} has user_columns={sink.user_columns}, but the configuration has no table "
+            "of users",
+            "add the section `users`, or remove user_columns",
+        )
+    return lists.open_users()
+
+
+def _column_of_user(number: int) -> str:
+    """Returns the name that a column of users has beside those of the lists."""
+    return f"user_column_{number}"
+
+
+def with_user_columns(rows: Rows, users: RawUsers, names: Sequence[str]) -> Rows:
+    """Adds columns of the table of users to entries of lists; a missing value is an empty text."""
+    columns = ", ".join(
+        f"coalesce(users.{quoted(name)}, '') AS {_column_of_user(number)}"
+        for number, name in enumerate(names)
+    )
+    return query(
+        f"SELECT lists.*, {columns} FROM {{lists}} AS lists "
+        f"LEFT JOIN {{users}} AS users ON lists.user_id = users.{USER_KEY}",
+        lists=rows,
+        users=users.read(names),
+    )
+
+
 def _shown(titles: LakeTable | None) -> tuple[str, ...]:
     """Returns the columns after the id of an item."""
     return tuple(name for name, _ in titles.manifest.schema if name != titles.key) if titles else ()
 
 
-def _write(sink: Settings, lists: PublishedLists, titles: LakeTable | None, folder: str) -> list[str]:
+def _write(
+    sink: Settings, lists: PublishedLists, titles: LakeTable | None, users: RawUsers | None, folder: str
+) -> list[str]:
     """Writes the files, and returns their names. Without lists, one file has only the names of columns."""
     writer = CsvWriter(
         folder,
         _ENDINGS[sink.compression],
         sink.layout,
         int(lists.manifest.facts["k"]),
+        tuple(sink.user_columns),
         VARIANT in dict(lists.manifest.schema),
         _shown(titles),
         sink.byte_order_mark,
     )
     number = max(1, -(-lists.users // sink.users_per_file))
     rows = with_titles(lists.rows, titles) if titles else lists.rows
+    rows = with_user_columns(rows, users, sink.user_columns) if users else rows
     if isinstance(rows, pa.Table):
         return _write_table(writer, rows, number)
     placed = rows.repartitionByRange(number, "user_id") if number > 1 else rows.repartition(1)

@@ -8,7 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from etl.inference.column_types import SampledColumn, micros_of, sampled_columns, unique_names
+from etl.inference.column_types import (
+    SampledColumn,
+    micros_of,
+    numbers_of,
+    sampled_columns,
+    unique_names,
+)
 from etl.inference.roles import Roles, roles_of
 from etl.inference.sample import find_table, read_sample
 
@@ -50,6 +56,26 @@ def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind
     parsed = pd.to_datetime(values, format=None if notation == "iso" else notation, utc=True)
     expected = np.unique(parsed.astype("datetime64[us, UTC]").astype(np.int64))
     assert np.unique(micros_of(column)).tolist() == expected.tolist()
+
+
+def test_decimal_commas_are_numbers_and_one_table_has_one_notation(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "user": USERS,
+            "price": [f"{row},5" for row in range(N)],
+            "cost": [f"{1 + row}.{row:03d},25" for row in range(N)],
+        }
+    )
+    columns = _columns(tmp_path, frame)
+    assert (columns["price"].type, columns["price"].has_comma) == ("float", True)
+    assert numbers_of(columns["price"].values).tolist() == [row + 0.5 for row in range(N)]
+    assert columns["price"].examples[0] == "0,5"  # as in the file
+    assert numbers_of(columns["cost"].values).tolist() == [1000 * (1 + row) + row + 0.25 for row in range(N)]
+    columns = _columns(tmp_path, frame.assign(weight=1.5, length=2.5))
+    assert [(columns[name].type, columns[name].has_comma) for name in ("price", "weight")] == [
+        ("string", False),
+        ("float", False),
+    ]
 
 
 @pytest.mark.parametrize("unit, factor", [("s", 1), ("ms", 1_000), ("us", 10**6), ("ns", 10**9)])

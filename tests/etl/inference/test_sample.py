@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from conf.errors import ConfigError, DataError
+from conf.names import with_date
 from etl.inference.sample import TableSample, find_table, read_sample
 
 ROWS = [(f"u{row % 7}", f"i{row % 5}", 1_700_000_000 + row) for row in range(60)]
@@ -80,6 +81,15 @@ def test_files_with_types_keep_them(tmp_path: Path, form: str) -> None:
     assert sample.rows.to_pandas().equals(frame)
 
 
+@pytest.mark.parametrize("header", ["user;price;cost\n", ""])
+def test_a_comma_between_digits_does_not_divide_lines_with_semicolons(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(header + "".join(f"u{row};{row},50;{row},25\n" for row in range(60)))
+    sample = _sample(path)
+    assert (sample.separator, sample.rows.num_columns, sample.rows.num_rows) == (";", 3, 60)
+    assert sample.has_names == bool(header)
+
+
 def test_days_in_names_become_a_part_of_the_path(tmp_path: Path) -> None:
     for day in (1, 2, 3):
         folder = tmp_path / f"dt=2026-01-0{day}"
@@ -90,6 +100,55 @@ def test_days_in_names_become_a_part_of_the_path(tmp_path: Path) -> None:
     assert found.pattern == f"{tmp_path}/dt={{date}}/*.csv"
     assert found.days == ("2026-01-01", "2026-01-02", "2026-01-03")
     assert len(found.files) == 6
+
+
+@pytest.mark.parametrize(
+    "names, pattern",
+    [
+        ("events_{}.csv", "events_{date:%Y%m%d}.csv"),
+        ("dt={}/part-0.csv", "dt={date:%Y%m%d}/part-0.csv"),
+        ("{}T000000_events.csv", "{date:%Y%m%d}T000000_events.csv"),
+    ],
+)
+def test_days_of_digits_become_a_part_of_the_path(tmp_path: Path, names: str, pattern: str) -> None:
+    _files(tmp_path, [names.format(f"202603{day:02d}") for day in (1, 2, 31)])
+    found = find_table(str(tmp_path))
+    assert (found.pattern, found.days) == (
+        f"{tmp_path}/{pattern}",
+        ("2026-03-01", "2026-03-02", "2026-03-31"),
+    )
+    assert sorted(with_date(found.pattern, day) for day in found.days) == list(found.files)
+
+
+@pytest.mark.parametrize(
+    "names, pattern",
+    [
+        ("log.{}.csv", "log.{date:%Y_%m_%d}.csv"),
+        ("{}/events.csv", "{date:%Y/%m/%d}/events.csv"),
+        ("year={}/events.csv", "year={date:%Y}/month={date:%m}/day={date:%d}/events.csv"),
+    ],
+)
+def test_parts_of_days_are_recognised(tmp_path: Path, names: str, pattern: str) -> None:
+    between = {"log.{}.csv": "_", "{}/events.csv": "/"}.get(names)
+    days = [
+        f"2026{between}01{between}{day:02d}" if between else f"2026/month=01/day={day:02d}" for day in (1, 2)
+    ]
+    _files(tmp_path, [names.format(day) for day in days])
+    found = find_table(str(tmp_path))
+    assert (found.pattern, found.days) == (f"{tmp_path}/{pattern}", ("2026-01-01", "2026-01-02"))
+    assert find_table(found.pattern) == found
+    assert sorted(with_date(found.pattern, day) for day in found.days) == list(found.files)
+
+
+def test_numbers_that_are_no_days_stay_in_names(tmp_path: Path) -> None:
+    _files(tmp_path, ["part-20261301.csv", "part-20261399.csv"])
+    assert find_table(str(tmp_path)).pattern == f"{tmp_path}/*.csv"
+
+
+def _files(folder: Path, names: list[str]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("user,item\n1,2\n")
 
 
 def test_a_folder_with_several_tables_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.errors import DataError
 from conf.types import Candidates
 from scoring.candidates.build import make_candidates
+from scoring.candidates.candidate_tables import sold_out
 from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude
 from scoring.candidates.items import available_items, number_items
@@ -358,6 +359,20 @@ def test_items_not_allowed_for_a_user_are_excluded_and_counted(
     assert lists == {user: sorted(gone) or None for user, gone in expected.items()}
     assert actual.counts == counts
     assert actual.most == max(map(len, expected.values()))
+
+
+@BOTH_FORMS
+def test_items_are_sold_out_by_number_flag_or_text(spark: SparkSession, as_rows: AsRows) -> None:
+    rows = [
+        ("a", 0, 0, "sold out"),
+        ("b", 2, 1, "in stock"),
+        ("c", -1, None, "gone"),
+        ("d", None, 1, None),
+    ]
+    table = as_rows(spark.createDataFrame(rows, "item string, n int, flag int, word string"))
+    expected = {"n": ({"a", "c"}, []), "flag": ({"a"}, []), "word": ({"a", "c"}, ["sold out", "gone"])}
+    for column, (items, texts) in expected.items():
+        assert {row["item"] for row in records(sold_out(table, column, texts))} == items
 
 
 @BOTH_FORMS

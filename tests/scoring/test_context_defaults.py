@@ -1,0 +1,107 @@
+"""The default context of lists: the most frequent values of the train rows, against pandas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from conf.errors import ConfigError
+from conf.types import Config
+from etl.build import BuildResult
+from scoring.model.context_features import TrainingRows, encode_context, encoded_context, raw_context
+from scoring.model.model_info import ModelInfo
+from spark.local_workers import LocalWorkers
+from storage.paths import LakePaths
+from storage.run_context import RunContext
+from tests.etl import cases
+
+DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
+TRAIN = DAYS[:3]
+COLUMNS = ["label", "user", "item", "device", "hour", "note"]
+SHOP: dict[str, Any] = {
+    "name": "shop",
+    "log": {
+        "path": "{data}/{date}.csv",
+        "format": "csv",
+        "columns": [
+            {"name": "label", "type": "int"},
+            *({"name": name, "type": "string"} for name in ("user", "item", "device")),
+            {"name": "hour", "type": "int"},
+            {"name": "note", "type": "string"},
+        ],
+        "label": {"column": "label"},
+    },
+    "keys": {"user": "user", "item": "item"},
+    "features": [
+        {"columns": ["user", "item", "device", "note"], "kind": "categorical", "ops": ["categorify"]},
+        {"columns": ["hour"], "kind": "dense", "ops": ["fill_median", "normalize"]},
+    ],
+    "scopes": {"user": ["user"], "item": ["item"], "context": ["device", "hour", "note"]},
+    "split": {"by": "day", "train_days": 3, "validation_days": 1, "test_days": 1},
+    "quality": {"max_bad_share": 0.5},
+}
+
+
+def rows_of(day: int) -> pd.DataFrame:
+    """On train days, most rows are of a mobile at 19; later, and together, of a tablet at 3. Notes are null."""
+    rng = np.random.default_rng(day)
+    device, hour = ("mobile", 19) if DAYS[day] in TRAIN else ("tablet", 3)
+    rows = 60 if DAYS[day] in TRAIN else 400
+    others = rng.random(rows) < 0.5
+    return pd.DataFrame(
+        {
+            "label": rng.integers(0, 2, rows),
+            "user": [f"u{user}" for user in rng.integers(0, 9, rows)],
+            "item": [f"i{item}" for item in rng.integers(0, 7, rows)],
+            "device": np.where(others, rng.choice(["desktop", "tv", ""], rows), device),
+            "hour": np.where(others, rng.integers(0, 24, rows), hour),
+            "note": "",
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, BuildResult]:
+    folder = tmp_path_factory.mktemp("shop")
+    (folder / "raw").mkdir()
+    for day, date in enumerate(DAYS):
+        rows_of(day).to_csv(folder / f"raw/{date}.csv", index=False, columns=COLUMNS)
+    config = cases.write_config(folder, SHOP)
+    return config, cases.run_build(LocalWorkers(1, lambda: pytest.fail("a session")), config, DAYS[-1])
+
+
+def changed(config: Config, **context: Any) -> RunContext:
+    score = config.score.model_copy(update={"context": context})
+    return RunContext("test", config.model_copy(update={"score": score}), DAYS[-1])
+
+
+def test_columns_without_a_value_have_that_of_most_train_rows(built: tuple[Config, BuildResult]) -> None:
+    config, result = built
+    model = ModelInfo("", "m1", result.workflow.spec, {})
+    train = pd.concat([rows_of(DAYS.index(day)) for day in TRAIN])
+    every = pd.concat([rows_of(day) for day in range(len(DAYS))])
+    expected = {"device": train[train.device != ""].device.mode()[0], "hour": int(train.hour.mode()[0])}
+    assert expected == {"device": "mobile", "hour": 19}
+    assert (every.device.mode()[0], every.hour.mode()[0]) == ("tablet", 3)  # later days have other values
+    assert raw_context(changed(config, note="x"), model) == {**expected, "note": "x"}
+    assert raw_context(changed(config, hour=7, note="x"), model) == {**expected, "hour": 7, "note": "x"}
+    encoded = encoded_context(changed(config, note="x"), model)
+    lake = LakePaths(config.lake)
+    assert encoded == encode_context(lake, model, {**expected, "note": "x"})
+    assert encoded != encode_context(lake, model, {"device": "tablet", "hour": 3, "note": "x"})
+
+
+def test_a_column_without_any_value_and_a_date_without_a_dataset_have_no_default(
+    built: tuple[Config, BuildResult],
+) -> None:
+    config, result = built
+    model, lake = ModelInfo("", "m1", result.workflow.spec, {}), LakePaths(config.lake)
+    with pytest.raises(ConfigError, match=r"columns without a value: \['note'\]"):
+        encoded_context(changed(config), model)
+    with pytest.raises(ConfigError, match=r"columns without a value: \['device', 'hour', 'note'\]"):
+        encode_context(lake, model, {}, TrainingRows(config.name, "2026-01-04"))
+    with pytest.raises(ConfigError, match=r"names that are not such a column: \['weather'\]"):
+        encoded_context(changed(config, note="x", weather="rain"), model)
