@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -157,4 +158,6 @@ def _summary(entries: Sequence[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
+    # So that the folder of the lake is deleted when the campaign is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

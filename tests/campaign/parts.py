@@ -193,7 +193,7 @@ def damage(world: World, draw: random.Random) -> Case:
             return Case(what, "detected by a reader")
         if answers["read"] != _undamaged(str(world.finished)):
             raise Problem("wrong rows", f"{what}: a reader gets other values, without an error")
-        fsck = run([sys.executable, str(ROOT / "jobs/fsck.py"), str(folder / "lake")], folder)
+        fsck = run([sys.executable, str(ROOT / "jobs/fsck.py"), "--lake", str(folder / "lake")], folder)
         require_typed(fsck, [0, 3])
     return Case(what, "detected by fsck" if fsck.code else "harmless")
 
