@@ -73,14 +73,15 @@ _WITH_GROUPS = r"^[+-]?[0-9]{1,3}([.][0-9]{3})+,[0-9]*([eE][+-]?[0-9]+)?$"
 def with_decimal_points(text: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Returns texts in which points replace decimal commas: 12.5 for 12,5, and 1234.5 for 1.234,5.
 
-    A number with a point that does not separate a group of three digits before a comma becomes an empty text.
+    A number with a point that does not separate a group of three digits before a comma becomes ",", which is
+    neither a number nor null.
     """
     with_points = pc.replace_substring(text, ",", ".")
     has_point = pc.match_substring(text, ".")
     if not pc.any(has_point).as_py():
         return with_points
     ungrouped = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
-    grouped = pc.if_else(pc.match_substring_regex(text, _WITH_GROUPS), ungrouped, "")
+    grouped = pc.if_else(pc.match_substring_regex(text, _WITH_GROUPS), ungrouped, ",")
     return pc.if_else(has_point, grouped, with_points)
 
 
