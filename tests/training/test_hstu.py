@@ -35,9 +35,11 @@ def silu(x: NDArray) -> NDArray:
 
 
 def attention_norm(x: NDArray, state: dict[str, NDArray], name: str) -> NDArray:
-    """Layer normalization with a smaller constant, because weights are divided by the length."""
+    """Layer normalization with the constant 1 / L², because weights are divided by L."""
     centred = x - x.mean()
-    return centred / np.sqrt((centred**2).mean() + 1e-6) * state[f"{name}.weight"] + state[f"{name}.bias"]
+    return (
+        centred / np.sqrt((centred**2).mean() + PLACES**-2) * state[f"{name}.weight"] + state[f"{name}.bias"]
+    )
 
 
 def encoded(

@@ -431,8 +431,9 @@ class PointwiseBlock(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float, length: int, num_ages: int = 0) -> None:
         super().__init__()
         self._heads, self._length = heads, length
-        # Weights are divided by L, so the numbers of A V may be small.
-        self.norm, self.attention_norm = nn.LayerNorm(dim), nn.LayerNorm(dim, eps=1e-6)
+        # A weight may be about 0. With a much smaller constant than 1 / L², the output would then change its
+        # sign abruptly, above all if the history has one item.
+        self.norm, self.attention_norm = nn.LayerNorm(dim), nn.LayerNorm(dim, eps=length**-2)
         self.gate, self.value, self.query, self.key = (linear(dim, dim, bias=False) for _ in range(4))
         self.distance_bias = nn.Parameter(torch.empty(length).normal_(std=0.02))
         if num_ages:
