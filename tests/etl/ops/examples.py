@@ -118,16 +118,7 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         _dense("I3 X", {"clip": {"min": -1e6, "max": 1e6}}, "fill_median", "normalize", _as("norm")),
     ),
     "normalize_min_max": (_dense("I1 I3 I4 X", "normalize_min_max", _as("minmax")),),
-    "bucketize": (
-        _ids("I1 I3 I5 X", {"bucketize": {"boundaries": [-5, 0, 0.5, 10]}}, _as("bucket")),
-        _lists(
-            "T",
-            "split_list",
-            {"hash_bucket": {"buckets": 30}},
-            {"bucketize": {"boundaries": [9, 20]}},
-            _as("r"),
-        ),
-    ),
+    "bucketize": (_ids("I1 I3 I5 X", {"bucketize": {"boundaries": [-5, 0, 0.5, 10]}}, _as("bucket")),),
     "categorify": (
         _ids("C1 C2 C3 K I3", "categorify"),
         _ids("C1 C2", _as("share"), {"categorify": {"share": "both", "min_count": 2}}),
