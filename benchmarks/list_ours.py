@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -41,6 +42,8 @@ CACHE = Path.home() / ".cache/nightrank/benchmarks/lists"
 
 _USERS_AT_ONCE = 1024
 
+T = TypeVar("T")
+
 
 def run_ours(log: Log, task: Task, settings: Sequence[str], seeds: int, k: int, parts: Parts) -> Peer:
     """Returns our lists of each seed, and the mean seconds of a run of nightly."""
@@ -68,6 +71,17 @@ def run_ours(log: Log, task: Task, settings: Sequence[str], seeds: int, k: int, 
 
 def our_lists(log: Log, task: Task, settings: Sequence[str], k: int) -> tuple[Lists, dict[str, Lists]]:
     """Runs the whole chain of the product in a new lake, and returns what `measured_lists` returns."""
+    return run_nightly(log, settings, lambda lake, log: measured_lists(lake, log, task, settings, k))
+
+
+def run_nightly(log: Log, settings: Sequence[str], measure: Callable[[LakePaths, Log], T]) -> T:
+    """Runs the whole chain of the product in a new lake, and returns what `measure` returns for this lake.
+
+    Args:
+        log: the log.
+        settings: overrides of its configuration; the last one says which run it is.
+        measure: called with the lake and with the log that was read. The lake is deleted afterwards.
+    """
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         lake = LakePaths(f"{folder}/lake")
@@ -78,7 +92,7 @@ def our_lists(log: Log, task: Task, settings: Sequence[str], k: int) -> tuple[Li
             command += ["--set", override]
         print(f"lists: nightly on {log.name}, {settings[-1]} …", file=sys.stderr, flush=True)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-        return measured_lists(lake, log, task, settings, k)
+        return measure(lake, raw)
 
 
 def lists_of_lakes(lakes: Sequence[str], log: Log, task: Task, settings: Sequence[str], k: int) -> Peer:

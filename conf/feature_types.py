@@ -91,6 +91,13 @@ class History(Strict):
     """
 
     column: ColumnName = Field(default="history", description="Name of the new column, a list of strings.")
+    ages: ColumnName | None = Field(
+        default=None,
+        description="Name of another new column, a list of int: for each item of the list, the seconds from "
+        "its click to the click of the first item, which is the user's last one before the row. So the first "
+        "number is 0. The operator `bucketize` turns the list into ids, which a model such as `hstu` reads. "
+        "It needs log.event_time. Null: no such column.",
+    )
     length: PositiveInt = Field(default=50, description="Largest number of items in a list.")
     days: Days | None = Field(
         default=None,
@@ -98,18 +105,32 @@ class History(Strict):
         "split.by=day. With another split.by it is refused, because all rows of the log are used.",
     )
 
-    def new_columns(self, split_by: str, columns: Collection[str]) -> set[str]:
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Returns the names of the columns that the section adds."""
+        return (self.column,) if self.ages is None else (self.column, self.ages)
+
+    def new_columns(self, split_by: str, columns: Collection[str], *, timed: bool) -> set[str]:
         """Returns the names of the columns that the section adds.
 
-        Raises ValueError if the column is not new, or if `days` does not fit the split.
+        Raises ValueError if a column is not new, if `ages` is set for a log without times, or if `days` does
+        not fit the split.
 
         Args:
             split_by: the value of split.by.
             columns: the names of all other columns.
+            timed: whether log.event_time is set.
         """
         if self.column in columns:
             raise ValueError(
                 f"history.column={self.column!r} is the name of another column: choose a new name"
+            )
+        if self.ages in {self.column, *columns}:
+            raise ValueError(f"history.ages={self.ages!r} is the name of another column: choose a new name")
+        if self.ages is not None and not timed:
+            raise ValueError(
+                f"history.ages={self.ages!r} is computed from the times of clicks, but log.event_time is not "
+                "set: set log.event_time, or remove history.ages"
             )
         if split_by == "day" and self.days is None:
             raise ValueError(
@@ -120,7 +141,7 @@ class History(Strict):
                 f"history.days={self.days} has no effect with split.by={split_by}, because all rows of the "
                 "log are used: remove it"
             )
-        return {self.column}
+        return set(self.columns)
 
 
 # The typed configuration of the split into train, validation and test rows.

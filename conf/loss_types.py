@@ -109,6 +109,6 @@ def loss_field() -> Any:
         description="Loss of a step. A loss with settings is written as `{name: {key: value}}`. Only `bce` "
         "predicts probabilities; the other losses train models that order items. Losses over item vectors "
         "leave out all rows with label 0, and do not use `negatives`; the architectures two_tower, sasrec, "
-        "bert4rec and mult_vae have such vectors. Packages may add losses (docs/extending.md).",
+        "hstu, bert4rec and mult_vae have such vectors. Packages may add losses (docs/extending.md).",
         json_schema_extra=_describe,
     )

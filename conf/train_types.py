@@ -312,9 +312,9 @@ class Train(Strict):
         default="rows",
         description="The order of rows in an epoch. `rows`: rows are shuffled one by one. `users`: the "
         "rows of each row group are ordered by user and time, and blocks of 32 successive rows are "
-        "shuffled. Then `sasrec` with `blocks: 1` encodes items only once if they occur in several "
-        "successive histories of a user. This makes training faster if users have several rows in a row "
-        "group. It needs the section `keys`.",
+        "shuffled. Then `sasrec` or `hstu` with `blocks: 1` encodes items only once if they occur in "
+        "several successive histories of a user. This makes training faster if users have several rows in a "
+        "row group. It needs the section `keys`.",
     )
     loss: Loss = loss_field()
     max_softmax_items: PositiveInt = Field(

@@ -242,7 +242,8 @@ class Config(Strict):
         for table in (self.users, self.items):
             known |= set(table.names) if table else set()
         taken = [*known, *self.reserved]
-        known |= self.history.new_columns(self.split.by, taken) if self.history else set()
+        timed = self.log.event_time is not None
+        known |= self.history.new_columns(self.split.by, taken, timed=timed) if self.history else set()
         taken = [*known, *self.reserved]
         known |= self.serving.new_columns(self.split.by, self.keys, self.log.event_time, taken)
         features = [name for group in self.features for name in group.columns]

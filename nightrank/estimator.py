@@ -115,6 +115,7 @@ class Recipe:
 
 _RECIPES: Mapping[str, Recipe] = {
     "sasrec": Recipe("sasrec", "softmax", drawn=20, user_id=False),
+    "hstu": Recipe("hstu", "softmax", drawn=20, user_id=False),
     "bert4rec": Recipe("bert4rec", "softmax", drawn=20, user_id=False),
     "mult_vae": Recipe("mult_vae", "full_softmax", drawn=None, user_id=False),
     "two_tower": Recipe("two_tower_small", "in_batch_softmax", drawn=None),

@@ -97,9 +97,9 @@ class Recommender(Estimator):
     The same arguments and rows give the same lists on the same machine.
 
     Args:
-        model: the architecture: a sequence model (sasrec, bert4rec, mult_vae), the retrieval model two_tower,
-            the collaborative model neumf, or a click model (dlrm, dcn_v2, deepfm, din, wide_and_deep,
-            logistic_regression). docs/models.md describes them.
+        model: the architecture: a sequence model (sasrec, hstu, bert4rec, mult_vae), the retrieval model
+            two_tower, the collaborative model neumf, or a click model (dlrm, dcn_v2, deepfm, din,
+            wide_and_deep, logistic_regression). docs/models.md describes them.
         user, item: the columns of the interactions with the user and the item: integers or texts.
         time: the column with the time: timestamps, dates, or seconds since 1970. Times without a zone are
             UTC. None: the rows are in the order of time.
@@ -108,7 +108,7 @@ class Recommender(Estimator):
         epochs: maximum number of passes over the rows.
         batch_size: number of rows of a step, without drawn items.
         learning_rate: learning rate of the dense layers. None: 0.003, or 0.001 for models that compare items
-            (sasrec, bert4rec, mult_vae, two_tower).
+            (sasrec, hstu, bert4rec, mult_vae, two_tower).
         embedding_learning_rate: learning rate of the embeddings. None: 0.15 with row-wise Adagrad, or 0.001
             with lazy Adam for models that compare items.
         refit: whether a model that is trained on all interactions makes the lists.

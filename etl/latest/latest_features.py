@@ -27,7 +27,7 @@ from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.text_values import integers
 from etl.spark.raw_frames import read_attributes
-from etl.workflow.feature_plan import FeaturePlan
+from etl.workflow.feature_plan import FeaturePlan, history_types
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.local_workers import LocalWorkers
 from spark.rows import Rows, frame_of, select, unpersist
@@ -234,8 +234,8 @@ def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_ou
 
 def features_of_history(plan: FeaturePlan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
     """Returns the features among `columns` that are computed from the history."""
-    name = plan.config.history.column if plan.config.history else None
-    computed = {output for chain in workflow.chains if name in chain.inputs for output in chain.outputs}
+    names = set(plan.config.history.columns) if plan.config.history else set[str]()
+    computed = {output for chain in workflow.chains if names & set(chain.inputs) for output in chain.outputs}
     return [column for column in columns if column in computed]
 
 
@@ -267,9 +267,13 @@ def with_histories(
     A user without a click has an empty history. The result is a table if `rows` and the histories are tables.
     Otherwise it is a frame.
     """
-    column = plan.config.history.column if plan.config.history else ""
+    types = history_types(plan.config.history) if plan.config.history else {}
     if isinstance(rows, pa.Table) and (histories.rows is None or isinstance(histories.rows, pa.Table)):
-        latest = pa.table({USER_KEY: rows[USER_KEY], column: _histories_of(rows, histories.rows, column)})
+        lists = {
+            column: _histories_of(rows, histories.rows, column, _ELEMENTS[kind])
+            for column, kind in types.items()
+        }
+        latest = pa.table({USER_KEY: rows[USER_KEY], **lists})
         encoded = encode_rows(workflow, latest, names, USER_KEY)
         for name in names:
             rows = rows.append_column(name, encoded[name])
@@ -277,27 +281,30 @@ def with_histories(
     frames = [frame for frame in (rows, histories.rows) if isinstance(frame, DataFrame)]
     session = frames[0].sparkSession
     frame = frame_of(session, rows)
-    empty = F.array().cast("array<string>")
-    known = frame.select(USER_KEY)
-    joined = (
-        known.withColumn(column, empty)
-        if histories.rows is None
-        else known.join(frame_of(session, histories.rows), USER_KEY, "left").withColumn(
-            column, F.coalesce(column, empty)
-        )
-    )
+    joined = frame.select(USER_KEY)
+    if histories.rows is not None:
+        joined = joined.join(frame_of(session, histories.rows), USER_KEY, "left")
+    for column, kind in types.items():
+        empty = F.array().cast(f"array<{_SQL_ELEMENTS[kind]}>")
+        joined = joined.withColumn(column, empty if histories.rows is None else F.coalesce(column, empty))
     return frame.join(workflow.encode(joined, names, [USER_KEY]), USER_KEY)
 
 
-def _histories_of(rows: pa.Table, histories: pa.Table | None, column: str) -> pa.Array:
-    """Returns the history of each of n users: an array of n lists of strings, without nulls.
+# The types of the elements of a history's columns.
+_ELEMENTS = {"strings": pa.string(), "ints": pa.int64()}
+_SQL_ELEMENTS = {"strings": "string", "ints": "bigint"}
+
+
+def _histories_of(rows: pa.Table, histories: pa.Table | None, column: str, element: pa.DataType) -> pa.Array:
+    """Returns the history of each of n users: an array of n lists, without nulls.
 
     Args:
         rows: n rows with the column user_key.
         histories: rows with user_key and the column `column`; None if there are none.
         column: the column with the histories.
+        element: the type of the elements of the lists.
     """
-    empty = pa.array([[]], pa.list_(pa.string()))
+    empty = pa.array([[]], pa.list_(element))
     if histories is None:
         return empty.take(pa.array(np.zeros(len(rows), np.int64)))
     lists = one_array(histories[column])

@@ -38,7 +38,7 @@ class LatestHistories:
     """The latest histories of all users with a click.
 
     Attributes:
-        rows: user_key and the column `history.column`, one row per user. Users without a click have no row.
+        rows: user_key and the columns of `history`, one row per user. Users without a click have no row.
             If processes of this machine computed the rows, they are a table with lists of dictionary codes.
             Otherwise they are a frame. None if no user has a click.
         digest: a digest of everything on which `rows` depends, except the days of the run.

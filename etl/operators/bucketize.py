@@ -1,4 +1,4 @@
-"""Bucketize: replaces a number by the id of the range that contains it."""
+"""Bucketize: replaces a number, or each number of a list, by the id of the range that contains it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from conf.lazy_pyspark import F
-from etl.ops.base import Operator, RowWise, Step, Type
+from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.doubles import as_doubles
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
+from etl.raw.text_values import over_elements
 from storage.feature_spec import NULL_ID, NUM_RESERVED_IDS
 
 if TYPE_CHECKING:
@@ -28,10 +30,14 @@ class FittedBucketize(RowWise):
 
     name: ClassVar[str] = "bucketize"
     boundaries: tuple[float, ...] = ()
+    lists: bool = False
 
     def expression(self, *values: Column) -> Column:
         """Returns the Spark expression of the output."""
-        number = values[0].cast("double")
+        return F.transform(values[0], self._id) if self.lists else self._id(values[0])
+
+    def _id(self, value: Column) -> Column:
+        number = value.cast("double")
         bucket = F.lit(0)
         for boundary in self.boundaries:
             bucket = bucket + (number >= boundary).cast("int")
@@ -39,9 +45,10 @@ class FittedBucketize(RowWise):
 
     def compute(self, values: Sequence[pa.Array], tables: LocalTables) -> list[pa.Array]:
         """Returns one Arrow array per output."""
-        numbers, nulls = as_doubles(values[0])
-        ids = np.searchsorted(self.boundaries, numbers, side="right") + NUM_RESERVED_IDS
-        return [pa.array(np.where(nulls, NULL_ID, ids), pa.int64())]
+        numbers, nulls = as_doubles(pc.list_flatten(values[0]) if self.lists else values[0])
+        ranges = np.searchsorted(self.boundaries, numbers, side="right") + NUM_RESERVED_IDS
+        ids = pa.array(np.where(nulls, NULL_ID, ranges), pa.int64())
+        return [over_elements(values[0], ids) if self.lists else ids]
 
     @property
     def cardinality(self) -> int:
@@ -51,11 +58,18 @@ class FittedBucketize(RowWise):
     @classmethod
     def from_state(cls, inputs: Sequence[str], outputs: Sequence[str], state: Any) -> FittedBucketize:
         """Creates the fitted step from stored JSON values."""
-        return cls(tuple(inputs), tuple(outputs), tuple(state["boundaries"]))
+        return cls(tuple(inputs), tuple(outputs), tuple(state["boundaries"]), state.get("lists", False))
+
+    def state(self) -> dict[str, Any]:
+        """Returns JSON values from which `from_state` creates an equal fitted step.
+
+        Earlier releases did not have lists. So the values of a column without lists are those of them.
+        """
+        return {"boundaries": self.boundaries, **({"lists": True} if self.lists else {})}
 
 
 class Bucketize(Operator):
-    """Replaces a number by the id of the range that contains it.
+    """Replaces a number by the id of the range that contains it. Lists are replaced element by element.
 
     `boundaries` are the limits between the ranges, in ascending order. A limit belongs to the range above it.
     n limits define n + 1 ranges, with the ids 3, 4, and so on. Null gets NULL_ID (1).
@@ -71,6 +85,7 @@ class Bucketize(Operator):
 
     name: ClassVar[str] = "bucketize"
     page: ClassVar[str] = "ids"
+    takes: ClassVar[tuple[Type, ...]] = (*NUMBERS, "ints")
     makes_ids: ClassVar[bool] = True
     boundaries: tuple[float, ...] = Field(
         min_length=1,
@@ -87,8 +102,10 @@ class Bucketize(Operator):
 
     def gives(self, taken: Type) -> Type:
         """Returns the type of the output column for an input column of the type `taken`."""
-        return "int"
+        return "ints" if taken == "ints" else "int"
 
     def fit(self, step: Step, statistics: Statistics) -> FittedBucketize:
         """Returns the fitted step."""
-        return FittedBucketize(step.inputs, step.outputs, self.boundaries)
+        return FittedBucketize(
+            step.inputs, step.outputs, self.boundaries, step.types[step.outputs[0]] == "ints"
+        )

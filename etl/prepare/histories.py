@@ -1,5 +1,8 @@
 """Histories of rows in Arrow tables: the items that the user of each row clicked last before the row.
 
+The section `history` may also ask for the ages of the items: the seconds from the click of each item to the
+click of the first item of the list.
+
 The rules and the results are the same as in etl/spark/histories.py. No code loops over rows or users. Rows
 are sorted once. Each history is a slice of an array in which the clicks of a user are adjacent.
 
@@ -30,12 +33,14 @@ _LIST_VALUES = 2**31 - 1
 # a core.
 _STEP_VALUES = 2**18
 _FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_MICROS_PER_SECOND = 1_000_000
 
 
 def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = None) -> pa.Table:
     """Adds the column `history.column`: a list of item keys, the most recent one first.
 
-    The list is empty if the user has no click before the row. Rows stay in their order.
+    The list is empty if the user has no click before the row. Rows stay in their order. If `history.ages` is
+    set, a second column has the ages of the items.
 
     Args:
         rows: n rows with user_key and item_key (string, or a dictionary of strings), label, row_id (int64,
@@ -46,7 +51,8 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
             them, times. Rows of users who are not in `rows` are not used. None: there are no earlier days.
 
     Returns:
-        `rows` with an added column of the type list<dictionary<int32, string>>.
+        `rows` with an added column of the type list<dictionary<int32, string>> and, for ages, one of the
+        type list<int64>.
 
     Raises:
         ValueError: a key is null.
@@ -65,23 +71,28 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
         _, first_row, pair = np.unique(pairs, return_index=True, return_inverse=True)
         known = known[first_row][pair]
     older = _earlier_clicks(earlier, user_keys)
-    timelines = _timelines(today, _Keyed(items[order[clicked]], item_keys), older)
+    times_today = times[order[clicked]] if times is not None and history.ages else None
+    timelines = _timelines(today, _Keyed(items[order[clicked]], item_keys), older, times_today)
     starts = timelines.ends[users] - known
     lengths = np.minimum(known + older.counts[users], history.length)
-    clicks = timelines.items
+    clicks, click_times = timelines.items, timelines.times
     if times is not None:
         mixed = _rows_with_later_clicks(older, users, times[order], known, history.length)
         if len(mixed):
-            own, own_lengths = _earlier_than_rows(
+            places, own_lengths = _earlier_than_rows(
                 timelines, older, users[mixed], times[order[mixed]], known[mixed], history.length
             )
             starts[mixed] = len(clicks.codes) + np.cumsum(own_lengths) - own_lengths
             lengths[mixed] = own_lengths
-            clicks = _Keyed(np.concatenate([clicks.codes, own]), clicks.keys)
+            clicks = _Keyed(np.concatenate([clicks.codes, clicks.codes[places]]), clicks.keys)
+            if click_times is not None:
+                click_times = np.concatenate([click_times, click_times[places]])
     starts_of_rows, lengths_of_rows = np.empty_like(starts), np.empty_like(lengths)
     starts_of_rows[order], lengths_of_rows[order] = starts, lengths
-    lists = _lists(clicks.compact(), starts_of_rows, lengths_of_rows)
-    return rows.append_column(history.column, lists)
+    rows = rows.append_column(history.column, _lists(clicks.compact(), starts_of_rows, lengths_of_rows))
+    if history.ages is None:
+        return rows
+    return rows.append_column(history.ages, _ages(click_times, starts_of_rows, lengths_of_rows))
 
 
 def last_clicks(rows: pa.Table, length: int) -> pa.Table:
@@ -181,16 +192,22 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
 
 
 def as_history(clicks: pa.Table, history: History) -> pa.Table:
-    """Converts last clicks (user_key, items) to histories (user_key and the column `history.column`).
+    """Converts last clicks (user_key, items) to histories (user_key and the columns of `history`).
 
-    The histories have the type list<dictionary<int32, string>>, with the most recent item first.
+    The histories have the type list<dictionary<int32, string>>, with the most recent item first. For
+    `history.ages`, the last clicks must have times.
     """
     column = clicks.column(ITEMS)
     counts = _list_lengths(column)
     items, item_keys = codes_of(_flat(column))
     ends = len(items) - np.cumsum(counts)  # position of the last click of each list in the reversed array
-    lists = _lists(_Keyed(items[::-1], item_keys).compact(), ends, np.minimum(counts, history.length))
-    return pa.table({USER_KEY: clicks.column(USER_KEY), history.column: lists})
+    lengths = np.minimum(counts, history.length)
+    lists = _lists(_Keyed(items[::-1], item_keys).compact(), ends, lengths)
+    table = pa.table({USER_KEY: clicks.column(USER_KEY), history.column: lists})
+    if history.ages is None:
+        return table
+    times = _times_of(clicks)[::-1] if TIMES in clicks.column_names else None
+    return table.append_column(history.ages, _ages(times, ends, lengths))
 
 
 def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
@@ -265,20 +282,23 @@ class _Timelines:
         places_of_older: the position in `items` of each click of an earlier day.
         ends: (users,) the position at which a user's clicks of earlier days begin. The user's clicks of the
             day precede this position.
+        times: (m,) int64 µs; None if no times were passed.
     """
 
     items: _Keyed
     places_of_older: np.ndarray
     ends: np.ndarray
+    times: np.ndarray | None
 
 
-def _timelines(today: np.ndarray, items: _Keyed, older: _Older) -> _Timelines:
+def _timelines(today: np.ndarray, items: _Keyed, older: _Older, times_today: np.ndarray | None) -> _Timelines:
     """Returns the timelines of users.
 
     Args:
         today: (users,) the number of clicks of each user on the day.
         items: the items of these clicks, ordered by user, with the oldest click of a user first.
-        older: the clicks of earlier days.
+        older: the clicks of earlier days. A click without time gets the largest time, so it is before no row.
+        times_today: the times of `items` (int64 µs); None if the timelines need no times.
     """
     both, keys = codes_of(_encoded([items.to_array(), older.items.to_array()]))
     last = len(both) - 1  # the array is filled from its end, beginning with the last user
@@ -288,7 +308,13 @@ def _timelines(today: np.ndarray, items: _Keyed, older: _Older) -> _Timelines:
     codes[of_day] = both[: len(of_day)]
     codes[of_older] = both[len(of_day) :]
     ends = len(both) - np.cumsum(older.counts) - (np.cumsum(today) - today)
-    return _Timelines(_Keyed(codes, keys), of_older, ends)
+    times = None
+    if times_today is not None:
+        times = np.full(len(both), _LAST)
+        times[of_day] = times_today
+        if older.times is not None:
+            times[of_older] = older.times
+    return _Timelines(_Keyed(codes, keys), of_older, ends, times)
 
 
 def _rows_with_later_clicks(
@@ -331,12 +357,13 @@ def _earlier_than_rows(
         length: the largest length of a history; `known` is less.
 
     Returns:
-        (codes of items, lengths): the histories one after the other, and their lengths (n,).
+        (places, lengths): the places of the clicks in `timelines`, one history after the other, and the
+        lengths of the histories (n,).
     """
     times_of_clicks = np.full(len(timelines.items.codes), _LAST)
     if older.times is not None:
         times_of_clicks[timelines.places_of_older] = older.times
-    codes, lengths = [], []
+    chosen, lengths = [], []
     for step in _steps(older.counts[users] + known):
         ends, today = timelines.ends[users[step]], known[step]
         counts = today + older.counts[users[step]]
@@ -345,9 +372,9 @@ def _earlier_than_rows(
         running = np.cumsum(kept)
         before = np.concatenate([[0], running])[np.cumsum(counts) - counts]
         kept &= running - before[row] <= length
-        codes.append(timelines.items.codes[places[kept]])
+        chosen.append(places[kept])
         lengths.append(np.bincount(row[kept], minlength=len(counts)))
-    return np.concatenate(codes), np.concatenate(lengths)
+    return np.concatenate(chosen), np.concatenate(lengths)
 
 
 def _earlier_clicks(earlier: pa.Table | None, user_keys: pa.Array) -> _Older:
@@ -426,6 +453,30 @@ def _lists(values: _Keyed, starts: np.ndarray, lengths: np.ndarray) -> pa.Chunke
             pa.ListArray.from_arrays(_offsets(lengths[part]), _Keyed(codes, values.keys).to_array())
         )
     return pa.chunked_array(arrays, pa.list_(_KEYS))
+
+
+def _ages(times: np.ndarray | None, starts: np.ndarray, lengths: np.ndarray) -> pa.ChunkedArray:
+    """Returns n lists of seconds from each click to the first click of its list: list<int64>.
+
+    A click of an earlier day may have a later time than a click of the day; its age is 0.
+
+    Args:
+        times: the times of clicks (int64 µs).
+        starts, lengths: (n,) where the clicks of each list begin in `times`, and their number.
+
+    Raises:
+        ValueError: there are no times.
+    """
+    if times is None:
+        raise ValueError("internal error, please report: ages need the times of clicks")
+    arrays = []
+    for part in _parts(lengths):
+        own = _gather(times, starts[part], lengths[part])
+        counts = lengths[part]
+        first = own[(np.cumsum(counts) - counts)[counts > 0]].repeat(counts[counts > 0])
+        seconds = np.maximum(first - own, 0) // _MICROS_PER_SECOND
+        arrays.append(pa.ListArray.from_arrays(_offsets(counts), pa.array(seconds, pa.int64())))
+    return pa.chunked_array(arrays, pa.list_(pa.int64()))
 
 
 def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

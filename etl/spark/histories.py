@@ -38,8 +38,9 @@ ARRAY = "array<struct<time:bigint,item:string>>"
 def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = None) -> DataFrame:
     """Adds the column `history.column`: an array of item keys, with the most recent key first.
 
-    The array is empty if the user has no click before the row. Memory and time per row depend only on
-    `history.length`, and not on the number of the user's rows.
+    The array is empty if the user has no click before the row. If `history.ages` is set, a second column has
+    the ages of the items. Memory and time per row depend only on `history.length`, and not on the number of
+    the user's rows.
 
     Args:
         rows: frame with user_key, item_key, label, row_id and, if the log has them, group_key and event_time.
@@ -52,20 +53,27 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
     same_label = Window.partitionBy(USER_KEY, LABEL).orderBy(*order).rowsBetween(1 - history.length, 0)
     before = Window.partitionBy(USER_KEY).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
     clicked = F.col(LABEL) == 1
-    recent = F.collect_list(F.when(clicked, F.col(ITEM_KEY))).over(same_label)
+    click, empty = F.col(ITEM_KEY), F.array().cast("array<string>")
+    if history.ages is not None:
+        click, empty = _click(rows), F.array().cast(ARRAY)
+    recent = F.collect_list(F.when(clicked, click)).over(same_label)
     result = rows.withColumn(_RECENT, F.when(clicked, recent))
     result = result.withColumn(_TODAY, F.last(_RECENT, ignorenulls=True).over(before))
     if GROUP_KEY in rows.columns:
         of_group = Window.partitionBy(USER_KEY, GROUP_KEY).orderBy(*order)
         result = result.withColumn(_TODAY, F.first(_TODAY).over(of_group))
-    items = F.coalesce(_TODAY, F.array().cast("array<string>"))
+    clicks = F.coalesce(_TODAY, empty)
     if earlier is not None:
         result = result.join(earlier.select(USER_KEY, F.col(CLICKS).alias(_EARLIER)), USER_KEY, "left")
         older = F.coalesce(_EARLIER, F.array().cast(ARRAY))
         if EVENT_TIME in rows.columns:  # the time of a row may precede the day of its partition
             older = F.filter(older, lambda click: click["time"] < F.col(EVENT_TIME))
-        items = F.concat(older.getField("item"), items)
-    return result.select(*rows.columns, F.reverse(_last(items, history.length)).alias(history.column))
+        clicks = F.concat(older.getField("item") if history.ages is None else older, clicks)
+    clicks = F.reverse(_last(clicks, history.length))
+    if history.ages is None:
+        return result.select(*rows.columns, clicks.alias(history.column))
+    result = result.select(*rows.columns, clicks.alias(_RECENT))
+    return result.select(*rows.columns, *_items_and_ages(F.col(_RECENT), history.column, history.ages))
 
 
 def last_clicks(rows: DataFrame, length: int) -> DataFrame:
@@ -91,9 +99,25 @@ def merge_days(days: list[DataFrame], length: int) -> DataFrame:
 
 
 def as_history(clicks: DataFrame, history: History) -> DataFrame:
-    """Converts last clicks (user_key, clicks) to histories (user_key and the column `history.column`)."""
-    items = F.col(CLICKS).getField("item")
-    return clicks.select(USER_KEY, F.reverse(_last(items, history.length)).alias(history.column))
+    """Converts last clicks (user_key, clicks) to histories (user_key and the columns of `history`)."""
+    if history.ages is None:
+        items = F.col(CLICKS).getField("item")
+        return clicks.select(USER_KEY, F.reverse(_last(items, history.length)).alias(history.column))
+    recent = clicks.select(USER_KEY, F.reverse(_last(F.col(CLICKS), history.length)).alias(_RECENT))
+    return recent.select(USER_KEY, *_items_and_ages(F.col(_RECENT), history.column, history.ages))
+
+
+def _items_and_ages(clicks: Column, items: str, ages: str) -> tuple[Column, Column]:
+    """Returns the columns `items` and `ages` of arrays of clicks, with the most recent click first.
+
+    A click of an earlier day may have a later time than a click of the day; its age is 0.
+    """
+    newest = clicks[0]["time"]
+
+    def age(click: Column) -> Column:
+        return F.floor(F.greatest(newest - click["time"], F.lit(0)) / F.lit(1_000_000)).cast("bigint")
+
+    return clicks.getField("item").alias(items), F.transform(clicks, age).alias(ages)
 
 
 def _order(rows: DataFrame) -> list[str]:

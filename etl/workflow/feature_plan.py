@@ -10,7 +10,7 @@ from typing import Any, Literal
 from conf.errors import ConfigError
 from conf.names import column_name
 from conf.raw_types import fits_column
-from conf.types import RESERVED, Config, FeatureGroup, JoinedTable
+from conf.types import RESERVED, Config, FeatureGroup, History, JoinedTable
 from etl.operators.categorify import Categorify
 from etl.operators.join_external import JoinExternal
 from etl.ops import FrameOperator, RowChanger, RowFilter, Type, frame_operator_from_config, operator_digests
@@ -149,7 +149,7 @@ def plan_of(config: Config) -> FeaturePlan:
     for table in (config.log, config.users, config.items):
         columns |= table.types if table else {}
     if config.history:
-        columns[config.history.column] = "strings"
+        columns |= history_types(config.history)
     if config.serving.row_column:
         columns[config.serving.row_column] = "int"
     operators = [frame_operator_from_config(entry) for entry in config.prepare]
@@ -278,6 +278,12 @@ def _require_no_label(label: str | None, chains: Chains) -> None:
             )
 
 
+def history_types(history: History) -> dict[str, Type]:
+    """Returns the type of each column that the section `history` adds."""
+    types: dict[str, Type] = {history.column: "strings"}
+    return types if history.ages is None else {**types, history.ages: "ints"}
+
+
 def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) -> None:
     """Raises ConfigError if a scope lists a feature that it must not contain.
 
@@ -294,10 +300,10 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
             f"list only features; the features are {list(features)}",
         )
     sources = {name: chain.inputs for chain in chains for name in chain.outputs}
-    history = config.history.column if config.history else ""
+    histories = set(config.history.columns) if config.history else set[str]()
     for side, table, names in (("user", config.users, scopes.user), ("item", config.items, scopes.item)):
         known = set(table.names) if table else set()
-        known |= {history} if side == "user" else set()
+        known |= histories if side == "user" else set()
         elsewhere = [name for name in names if table and not set(sources[name]) <= known]
         if elsewhere:
             raise ConfigError(
@@ -305,11 +311,11 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
                 f"{side}s.columns",
                 f"compute these features from columns in {side}s.columns, or list them in another scope",
             )
-    wrong = [name for name in (*scopes.item, *scopes.context) if history in sources[name]]
+    wrong = [name for name in (*scopes.item, *scopes.context) if histories & set(sources[name])]
     if wrong:
         raise ConfigError(
             f"scopes.item and scopes.context list {wrong}, which are computed from the history of the user "
-            f"({history})",
+            f"({', '.join(sorted(histories))})",
             "list these features in scopes.user",
         )
     _require_positions_in_context(config, sources)
@@ -475,14 +481,20 @@ def preparation(config: Config) -> dict[str, str]:
         entry if isinstance(entry, str) else next(iter(entry)) for entry in config.prepare
     )
     method = GROUP_METHOD if config.keys and config.keys.group else METHOD
+    history = _settings_of(config.history) if config.history else {}
     positions = _positions_method(config)
     return {
         **({"negatives": DRAW} if config.negatives else {}),
         **({"split": CUT} if by_position else {}),
-        **({"history": f"{method}, {digest_of(config.history.model_dump())}"} if config.history else {}),
+        **({"history": f"{method}, {digest_of(history)}"} if history else {}),
         **({"shown_positions": positions} if positions else {}),
         **({"operators": digest_of(operators)} if operators else {}),
     }
+
+
+def _settings_of(history: History) -> dict[str, Any]:
+    """Returns the settings; `ages`, which earlier releases did not have, only if it is set."""
+    return history.model_dump(exclude={"ages"} if history.ages is None else None)
 
 
 def _positions_method(config: Config) -> str | None:

@@ -67,8 +67,11 @@ _VAGUE_NAMES = {
     "home",
     "tmp",
 }
-# Approximate number of rows that a training of a sequence model reads, in two to ten epochs: some minutes.
-_ROWS_OF_A_TRAINING = 400_000
+# The settings of a log of choices are those of benchmarks/lists.yaml, which were measured on several logs
+# (docs/decisions/sequence-models.md#0129). Approximate number of rows that a training reads, in two to
+# sixteen epochs: some minutes.
+_ROWS_OF_A_TRAINING = 3_200_000
+_HISTORY_LENGTH = 20
 # Rows count as sorted by user if each user has about one group of consecutive rows.
 _SORTED_RUNS = 1.2
 # A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
@@ -597,10 +600,11 @@ def _features(log: _Log, joined: _Joined, config: NewConfig) -> None:
         ]
         by_day = config.sections["split"]["by"] == "day"
         days = {"days": config.sections["split"]["train_days"]} if by_day else {}
-        config.sections["history"] = {"length": 50, **days}
+        config.sections["history"] = {"length": _HISTORY_LENGTH, **days}
         config.sections["negatives"] = {"per_positive": 4, **({} if by_day else {"train": False})}
         config.choose(
-            "a history of 50 items, 4 negatives for each click", "the log has only what users chose"
+            f"a history of {_HISTORY_LENGTH} items, 4 negatives for each click",
+            "the log has only what users chose",
         )
     config.sections["features"] = groups
 
@@ -679,13 +683,15 @@ def _model(log: _Log, config: NewConfig) -> None:
         drawn = config.sections["negatives"]
         rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {
-            "architecture": "sasrec", "embedding_dim": 64, "blocks": 2, "heads": 1, "dropout": 0.2,
-            "multi_hot": {"lengths": {"history": 50}},
+            "architecture": "sasrec", "embedding_dim": 64, "blocks": 1, "heads": 1, "dropout": 0.5,
+            "multi_hot": {"lengths": {"history": _HISTORY_LENGTH}},
         }  # fmt: skip
         config.sections["train"] = {
-            "global_batch_size": (256 if small else 1024) * rows_of_choice,
-            "epochs": min(10, max(2, _ROWS_OF_A_TRAINING // max(all_rows or 1, 1))) if small else 2,
-            "negatives": {"per_positive": 20},
+            "global_batch_size": (512 if small else 1024) * rows_of_choice,
+            "epochs": 2 if all_rows is None else min(16, max(2, _ROWS_OF_A_TRAINING // max(all_rows, 1))),
+            "keep": "last",
+            "shuffle": "users",
+            "negatives": {"per_positive": 100},
             "loss": "softmax",
             "learning_rate": 0.001,
             "embedding_learning_rate": 0.001,

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
+from etl.raw.layout_digest import GROUP_METHOD, METHOD
 from etl.workflow.feature_plan import plan_of
+from storage.manifest import digest_of
 from tests.etl.cases import write_config
+from tests.etl.prepare import random_logs
 
 AGE = {"name": "age", "type": "int"}
 USERS = {"path": "{data}/users.csv", "format": "csv", "columns": [{"name": "user", "type": "string"}, AGE]}
@@ -64,3 +67,48 @@ def test_operators_of_single_columns_give_one_chain_per_column(tmp_path: Path) -
         ("C1", "C2"),
     ]
     assert planned.features == ("I1", "I2", "C1_id", "C2_id", "C3_id", "C1_x_C2")
+
+
+@pytest.mark.parametrize(
+    "name, changes, problem",
+    [
+        (
+            "groups",
+            {"history": {"length": 4, "days": 2, "ages": "history"}},
+            r"history\.ages='history' is the name of another column",
+        ),
+        (
+            "groups",
+            {"history": {"length": 4, "days": 2, "ages": "price"}},
+            r"history\.ages='price' is the name of another column",
+        ),
+        (
+            "without times",
+            {"history": {"length": 4, "days": 2, "ages": "ages"}},
+            r"history\.ages='ages' is computed from the times of clicks, but log\.event_time is not set",
+        ),
+        (
+            "groups",
+            {
+                "items": None,
+                "features": [random_logs.WHAT, random_logs.HISTORY, random_logs.AGES],
+                "scopes": {"user": ["history"], "item": ["ages"]},
+            },
+            r"\['ages'\], which are computed from the history of the user \(ages, history\)",
+        ),
+    ],
+)
+def test_ages_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str, changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        plan_of(random_logs.write_config(tmp_path, name, changes))
+
+
+def test_rows_of_earlier_releases_stay_valid_without_ages(tmp_path: Path) -> None:
+    """The setting `ages` is in the digest of the method only if it is set."""
+    history = {"column": "history", "length": 4, "days": 2}
+    for name, expected in (("groups", {**history, "ages": "ages"}), ("json lines", history)):
+        config = random_logs.write_config(tmp_path, name)
+        method = GROUP_METHOD if name == "groups" else METHOD
+        assert plan_of(config).methods["history"] == f"{method}, {digest_of(expected)}"

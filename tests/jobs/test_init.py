@@ -300,8 +300,18 @@ def test_events_of_files_without_names_are_known_to_check(
 
 def test_many_small_files_are_a_small_log(shop: Path) -> None:
     config = new_config(Wishes("events_*.csv"), Questions(ask=False)).sections
-    # A batch has 256 rows of the log: four drawn rows stand beside each.
-    assert (config["train"]["epochs"], config["train"]["global_batch_size"]) == (10, 1280)
+    # A batch has 512 rows of the log: four drawn rows stand beside each.
+    assert (config["train"]["epochs"], config["train"]["global_batch_size"]) == (16, 2560)
+
+
+def test_a_log_of_choices_gets_the_measured_settings(shop: Path) -> None:
+    """Those of benchmarks/lists.yaml, except for numbers of rows."""
+    chosen = new_config(Wishes("events_*.csv"), Questions(ask=False)).sections
+    measured = yaml.safe_load((ROOT / "benchmarks/lists.yaml").read_text())
+    assert {"item": "item", **chosen["model"]} == measured["model"]
+    assert chosen["history"]["length"] == measured["history"]["length"]
+    for key in ("epochs", "keep", "shuffle", "negatives", "loss", "learning_rate", "embedding_learning_rate"):
+        assert chosen["train"][key] == measured["train"][key], key
 
 
 def test_questions_are_asked_or_written(tmp_path: Path) -> None:

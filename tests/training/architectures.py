@@ -38,6 +38,8 @@ _SEQUENCE = {**_HISTORY, "heads": 2}
 SEQUENCE_VARIANTS: dict[str, dict[str, Any]] = {
     "sasrec": {"architecture": "sasrec", **_SEQUENCE, "dropout": 0.0},
     "sasrec_dropout": {"architecture": "sasrec", **_SEQUENCE, "blocks": 1, "dropout": 0.3},
+    "hstu": {"architecture": "hstu", **_SEQUENCE, "blocks": 1, "dropout": 0.0},
+    "hstu_dropout": {"architecture": "hstu", **_SEQUENCE, "blocks": 1, "dropout": 0.2},
     "bert4rec": {"architecture": "bert4rec", **_SEQUENCE, "blocks": 1, "dropout": 0.3},
     "din": {"architecture": "din", **_HISTORY, "attention": [6, 5], "deep": [12, 8]},
     "din_dropout": {"architecture": "din", **_HISTORY, "attention": [6], "deep": [16], "dropout": 0.3},

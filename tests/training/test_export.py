@@ -38,7 +38,8 @@ pytestmark = pytest.mark.slow
 # One variant of each architecture, and those whose forward pass has other operations.
 CHOSEN = [
     "logistic_regression", "dlrm", "wide_and_deep", "dcn_v2_low_rank", "dcn_v2_parallel", "deepfm_weighted",
-    "neumf", "two_tower", "sasrec_dropout", "bert4rec", "din", "mult_vae",
+    "neumf", "two_tower", "sasrec_dropout", "hstu_dropout", "bert4rec", "din",
+    "mult_vae",
 ]  # fmt: skip
 # Those that are written with all formats; torch needs seconds to trace a program.
 WITH_FORMATS = ["bert4rec"]
@@ -85,7 +86,7 @@ def test_programs_equal_the_model(name: str, folder_of: Callable[[str], Path]) -
     """write_export compares 1, 7 and 300 rows; here two other numbers, with rows that the test draws."""
     model, folder = exported(variant(name), small_spec(name)), folder_of(name)
     description = json.loads((folder / "export.json").read_text())
-    vectors = {"two_tower", "sasrec_dropout", "bert4rec", "mult_vae"}
+    vectors = {"two_tower", "sasrec_dropout", "hstu_dropout", "bert4rec", "mult_vae"}
     assert set(description["programs"]) == ({"ranker", "user", "item"} if name in vectors else {"ranker"})
     session = onnxruntime.InferenceSession(folder / "ranker.onnx", providers=["CPUExecutionProvider"])
     program = torch.export.load(folder / "ranker.pt2").module()

@@ -193,7 +193,7 @@ def test_half_precision_moves_probabilities_little(name: str, dtype: torch.dtype
 
 def test_every_architecture_that_ranks_has_a_factorization() -> None:
     spec = make_spec("no dense")
-    over_histories = {"sasrec", "bert4rec", "din", "mult_vae"}
+    over_histories = {"sasrec", "hstu", "bert4rec", "din", "mult_vae"}
     for name in set(known_architectures()) - {RETRIEVER} - over_histories:
         model = build_model(ModelConfig.model_validate({"architecture": name}), spec)
         assert isinstance(model, Factorizable), name

@@ -38,7 +38,8 @@ from training.models.factorization import FeatureSides, Side
 from training.models.sequence import LengthGroups, SequenceDropout, distinct_sequences
 from training.settings import Features, check_model, with_item
 
-ORDERED = ["sasrec", "bert4rec"]
+ORDERED = ["sasrec", "hstu", "bert4rec"]
+ONE_BIAS = ["sasrec", "hstu"]  # the others have a bias for each item
 ARCHITECTURES = [*ORDERED, "mult_vae"]
 OVER_HISTORIES = [*ARCHITECTURES, "din"]
 TWO_ITEMS = replace(
@@ -65,7 +66,7 @@ def test_other_features_add_their_vectors_to_their_side(architecture: str) -> No
             if len(ids):
                 item[row] += vectors["genres"][ids].mean(dim=0)
         of_items = (
-            model.bias.expand(ITEMS) if architecture == "sasrec" else model.item_bias.block_rows()[1][:, 0]
+            model.bias.expand(ITEMS) if architecture in ONE_BIAS else model.item_bias.block_rows()[1][:, 0]
         )
         biases = of_items[categorical[:, 1]]
     torch.testing.assert_close(logits, (user * item).sum(dim=1) + biases, rtol=1e-4, atol=1e-4)
@@ -94,7 +95,7 @@ def test_a_factorization_and_vectors_give_the_logits_of_joined_rows(
         item_part = factorization.side_part(Side.ITEM, dense_items, items)
         logits = factorization.pair_logits(user_part, tuple(part.unsqueeze(0) for part in item_part))
         products = model.user_vectors(dense_users, users) @ model.item_vectors(dense_items, items).t()
-        constant = model.bias if architecture == "sasrec" else 0.0
+        constant = model.bias if architecture in ONE_BIAS else 0.0
         torch.testing.assert_close(products + constant, logits, rtol=1e-4, atol=1e-4)
         for u in range(6):
             joined = model((dense_users[u] + dense_items), users[u] + items)
@@ -127,19 +128,32 @@ def test_sequences_are_encoded_with_the_places_of_their_group_and_keep_their_ord
     is_item = sequences != PAD_ID
     computed = []
 
-    def encode(vectors: torch.Tensor, is_item: torch.Tensor, first_rows: torch.Tensor | None) -> torch.Tensor:
+    def encode(
+        vectors: torch.Tensor,
+        is_item: torch.Tensor,
+        first_rows: torch.Tensor | None,
+        ages: torch.Tensor | None,
+    ) -> torch.Tensor:
         computed.append(is_item.shape)
         assert first_rows is not None
+        assert ages is not None
+        assert ages.shape == is_item.shape
         sums = (vectors * is_item.unsqueeze(2)).sum(dim=1)
-        return torch.cat([sums, first_rows.unsqueeze(1)], dim=1)
+        return torch.cat([sums, first_rows.unsqueeze(1), (ages * is_item).sum(dim=1, keepdim=True)], dim=1)
 
     groups = LengthGroups.of(sequences)
     encoded = groups.encode(
-        vectors[:, : groups.longest], is_item[:, : groups.longest], torch.arange(200), encode
+        vectors[:, : groups.longest],
+        is_item[:, : groups.longest],
+        torch.arange(200),
+        encode,
+        torch.arange(50).expand(200, 50) + torch.arange(200).unsqueeze(1),
     )
     expected = (vectors * is_item.unsqueeze(2)).sum(dim=1)
     torch.testing.assert_close(encoded[:, :4], expected)
     assert encoded[:, 4].tolist() == list(range(200))
+    sums = [sum(range(row, row + length)) for row, length in enumerate(lengths)]
+    assert encoded[:, 5].tolist() == sums
     assert [places for _, places in computed] == [7, 13, 25, 50]
     assert sum(count for count, _ in computed) == 200
 
@@ -194,7 +208,7 @@ def test_every_weight_gets_a_gradient_and_padding_none(architecture: str) -> Non
     pads = {7 + ITEMS + PAD_ID, 7 + ITEMS + 9 + PAD_ID}  # of the lists `genres` and `history`
     of_history = ITEMS if architecture == "mult_vae" else 1
     assert touched.pop("embedding.weight") == set(range(7 + ITEMS + 9 + of_history)) - pads
-    assert list(touched.values()) == ([] if architecture == "sasrec" else [set(range(1, 1 + ITEMS))])
+    assert list(touched.values()) == ([] if architecture in ONE_BIAS else [set(range(1, 1 + ITEMS))])
     for name, parameter in model.named_parameters():
         if name not in tables_of(model):
             assert parameter.grad is not None, name

@@ -150,7 +150,7 @@ def test_deepfm_preset_has_the_published_widths() -> None:
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_preset_scores_and_tells_where_it_is_from(path: Path) -> None:
-    over_histories = ("sasrec", "bert4rec", "din_small", "mult_vae")
+    over_histories = ("sasrec", "hstu", "bert4rec", "din_small", "mult_vae")
     spec = of_items() if path.stem in over_histories else criteo_like()
     config = preset(path.stem)
     model = build_model(config, spec).eval()

@@ -141,7 +141,7 @@ def test_ranks_train_as_one(placement: str, ranks: int, optimizer: str, architec
     assert auc(labels, results[0][1].numpy()) == pytest.approx(auc(labels, probabilities.numpy()), abs=2e-3)
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec", "mult_vae", "din"])
+@pytest.mark.parametrize("architecture", ["sasrec", "hstu", "bert4rec", "mult_vae", "din"])
 def test_items_of_histories_are_read_from_rows_of_other_ranks(architecture: str) -> None:
     """bert4rec and mult_vae also have a table of biases, with one row for each feature that is not the item."""
     spec, settings = small_spec(architecture), {**PLACEMENTS["row_wise"], "optimizer": "lazy_adam"}

@@ -85,9 +85,10 @@ def trained_on(model: Any, categorical: torch.Tensor, cut: int, *, shared: bool)
     heads=st.sampled_from([1, 2]),
     order=st.sampled_from(["users", "shuffled", "reversed"]),
     repeats=st.sampled_from([1, 3]),
+    architecture=st.sampled_from(["sasrec", "hstu"]),
 )
 def test_logits_and_gradients_are_those_of_rows_alone(
-    users: int, longest: int, seed: int, heads: int, order: str, repeats: int
+    users: int, longest: int, seed: int, heads: int, order: str, repeats: int, architecture: str
 ) -> None:
     """In any order of rows, with empty and full histories, and with several rows of one history."""
     histories = histories_of(users, longest, seed).repeat(repeats, axis=0)
@@ -98,7 +99,7 @@ def test_logits_and_gradients_are_those_of_rows_alone(
         histories = histories[::-1]
     items = rng.integers(1, ITEMS, (len(histories), 1))
     categorical = torch.from_numpy(np.concatenate([items, histories], axis=1))
-    model = randomised("sasrec", PLAIN, blocks=1, heads=heads)
+    model = randomised(architecture, PLAIN, blocks=1, heads=heads)
     cut = int(rng.integers(0, len(histories) + 1))
     alone, shared = (trained_on(model, categorical, cut, shared=shared) for shared in (False, True))
     assert alone.keys() == shared.keys()
@@ -131,10 +132,11 @@ def test_a_timeline_ends_with_its_tile() -> None:
     assert len(timelines.items) == len(rows) + tiles * (PLACES - 1)
 
 
+@pytest.mark.parametrize("architecture", ["sasrec", "hstu"])
 @pytest.mark.parametrize("heads", [1, 2])
-def test_no_row_sees_a_later_item(heads: int) -> None:
+def test_no_row_sees_a_later_item(heads: int, architecture: str) -> None:
     """The logits of the first rows stay equal to the bit if the items and histories of later rows change."""
-    model = randomised("sasrec", PLAIN, blocks=1, heads=heads).train()
+    model = randomised(architecture, PLAIN, blocks=1, heads=heads).train()
     model.shares_histories = True
     rng = np.random.default_rng(5)
     items = rng.integers(1, ITEMS, 12)
@@ -158,9 +160,10 @@ def test_no_row_sees_a_later_item(heads: int) -> None:
         assert not torch.equal(after[place:], before[place:])
 
 
-def test_masks_do_not_depend_on_the_number_of_ranks() -> None:
+@pytest.mark.parametrize("architecture", ["sasrec", "hstu"])
+def test_masks_do_not_depend_on_the_number_of_ranks(architecture: str) -> None:
     """Four shards on one rank get the vectors of two shards on each of two ranks, with dropout."""
-    model = randomised("sasrec", PLAIN, blocks=1, dropout=0.5).train()
+    model = randomised(architecture, PLAIN, blocks=1, dropout=0.5).train()
     model.shares_histories = True
     parts = [histories_of(9, 9, seed) for seed in range(4)]
     categorical = torch.from_numpy(np.pad(np.concatenate(parts), ((0, 0), (1, 0)), constant_values=1))
@@ -182,19 +185,23 @@ def test_masks_do_not_depend_on_the_number_of_ranks() -> None:
     assert not torch.allclose(whole, model.eval().user_vectors(torch.zeros(len(whole), 0), categorical))
 
 
+@pytest.mark.parametrize("architecture", ["sasrec", "hstu"])
 @pytest.mark.parametrize("shared, blocks", [(False, 1), (True, 2)])
-def test_other_models_encode_each_history(shared: bool, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_models_encode_each_history(
+    shared: bool, blocks: int, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With two blocks, an item's input to the second one depends on the histories that have it."""
     monkeypatch.setattr(Timelines, "of", None)
-    model = randomised("sasrec", PLAIN, blocks=blocks).train()
+    model = randomised(architecture, PLAIN, blocks=blocks).train()
     model.shares_histories = shared
     draw_masks(model, range(1), [2])
     assert model(torch.zeros(2, 0), torch.tensor([[1, 2, *[0] * 5], [1, 3, 2, *[0] * 4]])).shape == (2,)
 
 
-def test_everything_lies_on_the_device_and_few_operations_wait() -> None:
+@pytest.mark.parametrize("architecture", ["sasrec", "hstu"])
+def test_everything_lies_on_the_device_and_few_operations_wait(architecture: str) -> None:
     """The number of waits does not grow with the number of tiles."""
-    model = randomised("sasrec", PLAIN, blocks=1, heads=2, dropout=0.5).train()
+    model = randomised(architecture, PLAIN, blocks=1, heads=2, dropout=0.5).train()
     model.shares_histories = True
     counts, shards = [], range(2)
     for users in (4, 60):

@@ -107,7 +107,7 @@ def test_in_batch_softmax_and_its_gradients_equal_numpy_for_any_ranks(sizes: lis
         assert_allclose(parts, expected, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["sasrec_dropout", "bert4rec", "mult_vae"])
+@pytest.mark.parametrize("name", ["sasrec_dropout", "hstu_dropout", "bert4rec", "mult_vae"])
 def test_a_sequence_model_in_training_has_the_user_vectors_of_its_logits(name: str) -> None:
     """Dropout is applied as in `forward`: the loss over vectors must not train another model."""
     spec = small_spec(name)

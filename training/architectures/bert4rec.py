@@ -56,7 +56,9 @@ class BERT4Rec(BiasedSequenceModel):
         """See `SequenceModel.encode`."""
         return self.encode_by_length(histories, first_rows, self._encode_places)
 
-    def _encode_places(self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None) -> Tensor:
+    def _encode_places(
+        self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None, ages: Tensor | None
+    ) -> Tensor:
         """Returns GELU(W_P H_0 + b_P), (S, E) float32; see `LengthGroups.encode`."""
         count, longest, dim = vectors.shape
         values = torch.cat([self.mask.expand(count, 1, dim), vectors], dim=1)  # (S, P + 1, E)

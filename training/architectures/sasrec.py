@@ -79,7 +79,9 @@ class SASRec(SequenceModel):
         is_item = histories[:, :1] != PAD_ID
         return torch.where(is_item, in_float32(self.norm, values), self.no_history)
 
-    def _encode_places(self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None) -> Tensor:
+    def _encode_places(
+        self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None, ages: Tensor | None
+    ) -> Tensor:
         """Returns F_0, (S, E) float32; see `LengthGroups.encode`."""
         _, longest, dim = vectors.shape
         values = self.dropout(vectors * math.sqrt(dim) + self.places[:longest], first_rows)

@@ -28,6 +28,8 @@ class Layout:
         item: index of the item's feature among the features that are ids. It is also the index of its column.
         history: index of the history's feature among the features that are ids.
         columns: the columns of the history in the categorical matrix.
+        ages: the columns of the ages of the history's items; None if the model reads no ages.
+        num_ages: number of ids of ages.
         cardinalities: number of rows of each feature in the table. If the items of the history have the rows
             of the item's feature, the history's feature has only the padding row.
     """
@@ -36,6 +38,8 @@ class Layout:
     history: int
     columns: slice
     cardinalities: list[int]
+    ages: slice | None = None
+    num_ages: int = 0
 
     @classmethod
     def of(
@@ -69,14 +73,43 @@ class Layout:
             )
         if shared:
             cardinalities[history] = 1
-        place = history - num_single
-        first = num_single + sum(inputs.list_lengths[:place])
-        return cls(item, history, slice(first, first + inputs.list_lengths[place]), cardinalities)
+        return cls(item, history, _columns_of(history, inputs), cardinalities)
+
+    def with_ages(self, architecture: str, name: str, inputs: Inputs) -> Layout:
+        """Returns the layout of a model that reads the feature `name` as the ages of the history's items.
+
+        The table has only the padding row of this feature. Raises ConfigError if the feature is not a list of
+        the user with as many columns as the history.
+        """
+        feature = inputs.names.index(name)
+        if inputs.embedded_scopes[feature] != "user":
+            raise ConfigError(
+                f"the scope of {name} is {inputs.embedded_scopes[feature]}, but architecture {architecture} "
+                "needs the scope user",
+                f"list {name} in scopes.user",
+            )
+        columns = _columns_of(feature, inputs)
+        if columns.stop - columns.start != self.length:
+            raise ConfigError(
+                f"{name} has {columns.stop - columns.start} columns, but the history has {self.length}",
+                f"set the same length for both, as in model.multi_hot.lengths: {{{name}: {self.length}}}",
+            )
+        cardinalities = list(self.cardinalities)
+        num_ages, cardinalities[feature] = cardinalities[feature], 1
+        return replace(self, cardinalities=cardinalities, ages=columns, num_ages=num_ages)
 
     @property
     def length(self) -> int:
         """Returns L, the number of columns of the history."""
         return self.columns.stop - self.columns.start
+
+
+def _columns_of(feature: int, inputs: Inputs) -> slice:
+    """Returns the columns of a feature that is a list in the categorical matrix."""
+    num_single = inputs.num_embedded - len(inputs.list_lengths)
+    place = feature - num_single
+    first = num_single + sum(inputs.list_lengths[:place])
+    return slice(first, first + inputs.list_lengths[place])
 
 
 def _with_ids_of(history: str, inputs: Inputs, features: Features) -> list[str]:
@@ -127,9 +160,18 @@ class HistoryModel(nn.Module):
     def separate(self, categorical: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the histories (B, L), and the vectors (B, C, E) of the features of `categorical` (B, W).
 
-        The vector of the history is zero.
+        The vectors of the history and of its ages are zero. If the model reads ages, each history is followed
+        by its ages: (B, 2 L).
         """
-        columns = self.layout.columns
         others = categorical.clone()
-        others[:, columns] = PAD_ID
-        return categorical[:, columns], self.embedding(others)
+        others[:, self.layout.columns] = PAD_ID
+        if self.layout.ages is not None:
+            others[:, self.layout.ages] = PAD_ID
+        return self.histories(categorical), self.embedding(others)
+
+    def histories(self, categorical: Tensor) -> Tensor:
+        """Returns the histories, (B, L) or, with ages, (B, 2 L). See `separate`."""
+        items = categorical[:, self.layout.columns]
+        if self.layout.ages is None:
+            return items
+        return torch.cat([items, categorical[:, self.layout.ages]], dim=1)

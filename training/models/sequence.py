@@ -45,7 +45,7 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     return begins.nonzero().flatten(), begins.cumsum(0) - 1
 
 
-Encode = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+Encode = Callable[[Tensor, Tensor, "Tensor | None", "Tensor | None"], Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,26 +80,37 @@ class LengthGroups:
         order = group.argsort(stable=True) if len(groups) > 1 else None
         return cls(order, groups, groups[-1][0] if groups else 1)
 
-    def encode(self, vectors: Tensor, is_item: Tensor, first_rows: Tensor | None, encode: Encode) -> Tensor:
+    def encode(
+        self,
+        vectors: Tensor,
+        is_item: Tensor,
+        first_rows: Tensor | None,
+        encode: Encode,
+        ages: Tensor | None = None,
+    ) -> Tensor:
         """Encodes the sequences of each group, with as many places as the group has.
 
         Args:
             vectors: (S, `longest`, E).
             is_item: (S, `longest`) bool, whether a place has an item.
             first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
-            encode: returns one vector for each sequence, from these three arguments.
+            encode: returns one vector for each sequence, from `vectors`, `is_item`, `first_rows` and `ages`.
+            ages: (S, at least `longest`), the id of the age of each item; None if they are not read.
 
         Returns:
             (S, E), in the order of the sequences.
         """
+        if ages is not None:
+            ages = ages[:, : self.longest]
         if self.order is None:
-            return encode(vectors, is_item, first_rows)
+            return encode(vectors, is_item, first_rows, ages)
         encoded = []
         for (places, _), rows in zip(
             self.groups, self.order.split([number for _, number in self.groups]), strict=True
         ):
             first = None if first_rows is None else first_rows[rows]
-            encoded.append(encode(vectors[rows, :places], is_item[rows, :places], first))
+            of_group = None if ages is None else ages[rows, :places]
+            encoded.append(encode(vectors[rows, :places], is_item[rows, :places], first, of_group))
         return torch.cat(encoded)[self.order.argsort()]
 
 
@@ -395,6 +406,149 @@ class CausalBlock(nn.Module):
         middle = inputs + self.attention_dropout(attended, first_rows)
         hidden = self.outer(functional.relu(self.inner(self.mlp_norm(middle))))
         return middle + self.mlp_dropout(hidden, first_rows)
+
+
+class PointwiseBlock(nn.Module):
+    """A block of HSTU (Zhai et al., ICML 2024, equations 1 to 3): gated attention without a softmax.
+
+        U, V, Q, K = SiLU(W x̂),  x̂ = LN(x)
+        y = x + W₂ Dropout(LN(A V) ⊙ U) + b₂,  A = SiLU(Q Kᵀ + d + t) / L
+
+    A place attends to itself and to older items. The bias d is learned for each distance of two places, and t
+    for each pair of ages of two items, if the model reads ages. L is the largest length of a history, so a
+    weight does not depend on the other items of a history.
+
+    The paper's t is learned for the time between two items, in ranges of its logarithm. Ages are times before
+    the most recent item, in ranges too. For this item, whose output is the encoded history, both are equal.
+
+    Args:
+        dim: E.
+        heads: number of attention heads, a divisor of E. All heads have the same biases.
+        dropout: see `SequenceDropout`.
+        length: L.
+        num_ages: number of ids of ages; 0 if the model reads no ages.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float, length: int, num_ages: int = 0) -> None:
+        super().__init__()
+        self._heads, self._length = heads, length
+        # A weight may be about 0. With a much smaller constant than 1 / L², the output would then change its
+        # sign abruptly, above all if the history has one item.
+        self.norm, self.attention_norm = nn.LayerNorm(dim), nn.LayerNorm(dim, eps=length**-2)
+        self.gate, self.value, self.query, self.key = (linear(dim, dim, bias=False) for _ in range(4))
+        self.distance_bias = nn.Parameter(torch.empty(length).normal_(std=0.02))
+        if num_ages:
+            self.age_bias = nn.Parameter(torch.empty(num_ages, num_ages).normal_(std=0.02))
+        self.out = linear(dim, dim)
+        self.dropout = SequenceDropout(dropout)
+
+    def forward(
+        self,
+        values: Tensor,
+        is_item: Tensor,
+        first_rows: Tensor | None,
+        outputs: int,
+        ages: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the outputs (S, outputs, E) of the first places: those of the most recent items.
+
+        Args:
+            values: (S, P, E), the inputs.
+            is_item: (S, P) bool, whether a place has an item.
+            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            outputs: number of places whose outputs are needed.
+            ages: (S, P), the id of the age of each item; None if the model reads no ages.
+        """
+        inputs = self.norm(values)
+        place = torch.arange(values.shape[1], device=values.device)
+        distances = place - place[:outputs].unsqueeze(1)  # (outputs, P)
+        visible = (distances >= 0) & is_item.unsqueeze(1)  # (S, outputs, P)
+        needed = inputs[:, :outputs]
+        bias = self.distance_bias[distances.clamp(min=0)]
+        if ages is not None:
+            bias = bias + self._of_ages(ages[:, :outputs].unsqueeze(2), ages.unsqueeze(1))
+        attended = self._attend(
+            self._silu(self.query, needed),
+            self._silu(self.key, inputs),
+            self._silu(self.value, inputs),
+            bias,
+            visible,
+        )
+        return self._after_attention(values[:, :outputs], needed, attended, first_rows)
+
+    def forward_timelines(
+        self,
+        newest: Tensor,
+        items: Tensor,
+        timelines: Timelines,
+        first_rows: Tensor | None,
+        ages: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the outputs (S, E) of the most recent item of each sequence.
+
+        Args:
+            newest: (S, E), the inputs of the most recent items.
+            items: (K, M, E), the inputs of the items of each tile.
+            timelines: the sequences.
+            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            ages: (S, L), the id of the age of each item; None if the model reads no ages.
+        """
+        dim = newest.shape[1]
+        tiles, rows, _ = timelines.distances.shape
+        needed, inputs = self.norm(newest), self.norm(items)
+        query = self._silu(self.query, needed)
+        query = query.new_zeros(tiles * rows, dim).index_copy(0, timelines.rows, query)
+        distances = timelines.distances
+        place = distances.clamp(0, self._length - 1)
+        bias = self.distance_bias[place]
+        if ages is not None:
+            by_place = self._of_ages(ages[:, :1], ages)  # (S, L)
+            by_place = by_place.new_zeros(tiles * rows, self._length).index_copy(0, timelines.rows, by_place)
+            bias = bias + by_place.view(tiles, rows, self._length).gather(2, place)
+        attended = self._attend(
+            query.view(tiles, rows, dim),
+            self._silu(self.key, inputs),
+            self._silu(self.value, inputs),
+            bias,
+            (distances >= 0) & (distances < timelines.lengths.unsqueeze(2)),
+        )
+        attended = attended.view(tiles * rows, dim)[timelines.rows]
+        return self._after_attention(newest, needed, attended, first_rows)
+
+    def _of_ages(self, newer: Tensor, older: Tensor) -> Tensor:
+        """Returns t for the ids of the ages of two items each. Both shapes are broadcast."""
+        return self.age_bias.flatten()[newer.long() * self.age_bias.shape[1] + older]
+
+    def _silu(self, layer: nn.Module, values: Tensor) -> Tensor:
+        projected: Tensor = layer(values)
+        return functional.silu(projected)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, visible: Tensor) -> Tensor:
+        """Returns A V of all heads, (S, Q, E).
+
+        Args:
+            query: (S, Q, E).
+            key, value: (S, P, E).
+            bias: (Q, P) or (S, Q, P), added to the products of queries and keys.
+            visible: (S, Q, P) bool, the places to which a place attends. The weights of others are 0.
+        """
+        count, places, dim = query.shape
+
+        def by_head(vectors: Tensor) -> Tensor:
+            return vectors.view(count, -1, self._heads, dim // self._heads).transpose(1, 2)
+
+        of_all_heads = bias if bias.dim() == 2 else bias.unsqueeze(1)
+        scores = by_head(query) @ by_head(key).transpose(2, 3) + of_all_heads  # (S, heads, Q, P)
+        weights = (functional.silu(scores) / self._length).masked_fill(~visible.unsqueeze(1), 0)
+        attended = weights.to(value.dtype) @ by_head(value)
+        return attended.transpose(1, 2).reshape(count, places, dim)
+
+    def _after_attention(
+        self, inputs: Tensor, normed: Tensor, attended: Tensor, first_rows: Tensor | None
+    ) -> Tensor:
+        gated = self.attention_norm(attended) * self._silu(self.gate, normed)
+        output: Tensor = self.out(self.dropout(gated, first_rows))
+        return inputs + output
 
 
 class BidirectionalBlock(nn.Module):

@@ -47,17 +47,22 @@ class SequenceModel(HistoryModel, ABC):
         """Creates the table."""
         super().__init__(layout, dim, inputs, _DEVIATION)
 
-    def _add_features(self, inputs: Inputs) -> None:
-        """Creates the vectors of dense features, and stores the side of each feature."""
+    def _add_features(self, inputs: Inputs, ages: str | None = None) -> None:
+        """Creates the vectors of dense features, and stores the side of each feature.
+
+        Args:
+            inputs: the inputs of the model.
+            ages: name of the feature with the ages of the history's items, which has no vectors.
+        """
         self.dense_vectors = first_vectors(inputs.num_dense, self.embedding.dim)
         for name, scopes in (("user_dense", inputs.dense_scopes), ("user_embedded", inputs.embedded_scopes)):
             of_user = torch.tensor([scope == "user" for scope in scopes], dtype=torch.float32)
             self.register_buffer(name, of_user, persistent=False)
         self._num_single = inputs.num_embedded - len(inputs.list_lengths)
-        # The features that are ids of each side, without the history.
+        # The features that are ids of each side, without the history and its ages.
         self._ids_of_sides: tuple[list[int], list[int]] = ([], [])
         for feature, scope in enumerate(inputs.embedded_scopes):
-            if feature != self.layout.history:
+            if feature != self.layout.history and inputs.names[feature] != ages:
                 self._ids_of_sides[scope != "user"].append(feature)
 
     @abstractmethod
@@ -65,18 +70,20 @@ class SequenceModel(HistoryModel, ABC):
         """Returns the encoded histories (S, E) float32.
 
         Args:
-            histories: (S, L) ids.
+            histories: (S, L) ids or, if the model reads ages, (S, 2 L): those of the items, then their ages.
             first_rows: (S,), the first row of each history in the batch; None if they are not trained.
         """
 
-    def encode_by_length(self, histories: Tensor, first_rows: Tensor | None, encode: Encode) -> Tensor:
+    def encode_by_length(
+        self, histories: Tensor, first_rows: Tensor | None, encode: Encode, ages: Tensor | None = None
+    ) -> Tensor:
         """Encodes histories in groups of similar lengths; see `encode` and `LengthGroups.encode`.
 
         All vectors are looked up at once, because all ranks must do the same number of lookups in a table.
         """
         groups = LengthGroups.of(histories)
         vectors, is_item = self.history_vectors(histories[:, : groups.longest])
-        return groups.encode(vectors, is_item, first_rows, encode)
+        return groups.encode(vectors, is_item, first_rows, encode, ages)
 
     @abstractmethod
     def item_biases(self, categorical: Tensor) -> Tensor:
@@ -98,7 +105,7 @@ class SequenceModel(HistoryModel, ABC):
 
     def user_part(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns u of the formula above, (B, E) float32."""
-        histories = categorical[:, self.layout.columns]
+        histories = self.histories(categorical)
         encoded = self._encode_rows(histories) if self.training else self.encode(histories, None)
         if not dense.shape[1] and not self._ids_of_sides[0]:
             return encoded

@@ -98,8 +98,8 @@ def check_retriever(config: ModelConfig) -> None:
     if not getattr(_module(config.architecture), "VECTORS", False):
         raise ConfigError(
             f"model.architecture={config.architecture!r} has no vectors of users and items",
-            "use two_tower, sasrec, bert4rec, mult_vae, or an architecture of your own with VECTORS = True "
-            "(docs/extending.md)",
+            "use two_tower, sasrec, hstu, bert4rec, mult_vae, or an architecture of your own with "
+            "VECTORS = True (docs/extending.md)",
         )
 
 
@@ -123,8 +123,8 @@ def vectors_missing(loss: str, model: str) -> ConfigError:
     return ConfigError(
         f"train.loss={loss} compares a user vector with vectors of items, but {model} does not have such "
         "vectors",
-        "use only the architectures two_tower, sasrec, bert4rec and mult_vae, also in train.baselines, or "
-        "set train.loss=softmax with train.negatives",
+        "use only the architectures two_tower, sasrec, hstu, bert4rec and mult_vae, also in train.baselines, "
+        "or set train.loss=softmax with train.negatives",
     )
 
 

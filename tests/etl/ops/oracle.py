@@ -89,23 +89,29 @@ def _bucketize(parameters: Parameters, value: Any) -> int:
     )
 
 
+def _by_element(function: Callable[[Parameters, Any], Any]) -> Callable[[Parameters, Table], Apply]:
+    """As `_one_by_one`; in a column with lists, each element is mapped, and a null list stays null."""
+
+    def learn(parameters: Parameters, train: Table) -> Apply:
+        def apply(rows: Table) -> Columns:
+            outputs: dict[str, list[Any]] = {}
+            for name, values in rows.values.items():
+                if any(isinstance(value, list) for value in values):
+                    outputs[name] = [
+                        None if value is None else [function(parameters, element) for element in value]
+                        for value in values
+                    ]
+                else:
+                    outputs[name] = [function(parameters, value) for value in values]
+            return outputs
+
+        return apply
+
+    return learn
+
+
 def _hash_bucket(parameters: Parameters, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_hash_bucket(parameters, element) for element in value]
     return NULL if value is None else FIRST + of_text(str(value)) % parameters["buckets"]
-
-
-def _hash_buckets(parameters: Parameters, train: Table) -> Apply:
-    def apply(rows: Table) -> Columns:
-        outputs = {}
-        for name, values in rows.values.items():
-            lists = any(isinstance(element, list) for element in values)
-            outputs[name] = [
-                None if lists and value is None else _hash_bucket(parameters, value) for value in values
-            ]
-        return outputs
-
-    return apply
 
 
 def _hashed_cross(parameters: Parameters, train: Table) -> Apply:
@@ -198,9 +204,9 @@ ORACLES: Mapping[str, Callable[[Parameters, Table], Apply]] = {
     "log1p": _unless_null(lambda parameters, value: math.log1p(value) if value > -1 else None),
     "normalize": learned.normalize,
     "normalize_min_max": learned.normalize_min_max,
-    "bucketize": _one_by_one(_bucketize),
+    "bucketize": _by_element(_bucketize),
     "categorify": learned.categorify,
-    "hash_bucket": _hash_buckets,
+    "hash_bucket": _by_element(_hash_bucket),
     "hashed_cross": _hashed_cross,
     "target_encoding": learned.target_encoding,
     "join_groupby": learned.join_groupby,

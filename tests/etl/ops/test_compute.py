@@ -53,6 +53,7 @@ OPERATORS: list[tuple[dict[str, Any], tuple[Type, ...]]] = [
     ({"log1p": {}}, ("float",)),
     ({"bucketize": {"boundaries": [-1, 0, 10, 1e18]}}, ("int",)),
     ({"bucketize": {"boundaries": [-1, 0, 10, 1e18]}}, ("float",)),
+    ({"bucketize": {"boundaries": [-1, 0, 10, 1e18]}}, ("ints",)),
     *(({"hash_bucket": {"buckets": 11}}, (kind,)) for kind in ("int", "string", "ints", "strings")),
     ({"hashed_cross": {"buckets": 1000}}, ("string", "int")),
     ({"hashed_cross": {"buckets": 3, "output": "out"}}, ("int", "string", "string")),

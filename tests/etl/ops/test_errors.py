@@ -159,7 +159,7 @@ SPLIT, HASH = "split_list", {"hash_bucket": {"buckets": 5}}
             ["C1"],
             IDS,
             [{"bucketize": {"boundaries": [1]}}],
-            "bucketize takes columns of type int or float, but C1 is string",
+            "bucketize takes columns of type int or float or ints, but C1 is string",
         ),
         (
             ["X"],

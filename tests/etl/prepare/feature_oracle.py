@@ -1,6 +1,7 @@
 """The features of prepared rows, by the documents and by brute force (see tests.etl.prepare.oracle).
 
-It knows the operators of tests.etl.prepare.random_logs: fill, fill_median, normalize and categorify.
+It knows the operators of tests.etl.prepare.random_logs: fill, fill_median, normalize, categorify and, for lists of
+numbers, bucketize.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ def features(config: Config, train: Sequence[Row], rows: Sequence[Row]) -> dict[
     computed: dict[str, list[Any]] = {}
     for group in config.features:
         for column in group.columns:
+            name, settings = _entry(group.ops[-1])
+            if name == "bucketize":
+                limits = settings["boundaries"]
+                computed[column] = [
+                    [OOV_ID + 1 + sum(number >= limit for limit in limits) for number in row[column]]
+                    for row in rows
+                ]
+                continue
             if group.kind == "dense":
                 computed[column] = _dense(group.ops, column, train, rows)
                 continue

@@ -518,7 +518,7 @@ def earlier_clicks(config: Config, day: str, erased: Erased = MappingProxyType({
 
 
 def with_histories(config: Config, rows: Sequence[Row], earlier: Mapping[str, list[Row]]) -> list[Row]:
-    """Adds the items that the user clicked before the row, the most recent one first."""
+    """Adds the items that the user clicked before the row, the most recent one first, and their ages."""
     assert config.history is not None
     result = []
     for row in rows:
@@ -532,15 +532,26 @@ def with_histories(config: Config, rows: Sequence[Row], earlier: Mapping[str, li
             for click in earlier.get(row["user_key"], [])
             if "event_time" not in row or click["event_time"] < row["event_time"]
         ]
-        items = [click["item_key"] for click in (*older, *sorted(today, key=_place))]
-        result.append({**row, config.history.column: items[::-1][: config.history.length]})
+        clicks = [*older, *sorted(today, key=_place)][::-1]
+        result.append({**row, **_history(config, clicks[: config.history.length])})
     return result
+
+
+def _history(config: Config, clicks: Sequence[Row]) -> Row:
+    """The columns of the section `history` for clicks, the most recent one first."""
+    assert config.history is not None
+    columns: Row = {config.history.column: [click["item_key"] for click in clicks]}
+    if config.history.ages:
+        columns[config.history.ages] = [
+            max(clicks[0]["event_time"] - click["event_time"], 0) // 1_000_000 for click in clicks
+        ]
+    return columns
 
 
 def latest_histories(
     config: Config, run_date: str, known: Sequence[str], erased: Erased = MappingProxyType({})
-) -> dict[str, list[str]]:
-    """User → history after the last row of the splits `known`, for users with a click."""
+) -> dict[str, Row]:
+    """User → the columns of the history after the last row of the splits `known`, for users with a click."""
     assert config.history is not None
     if config.split.by == "day":
         after = 1 if "test" in known else 0 if "validation" in known else -1
@@ -551,7 +562,7 @@ def latest_histories(
         rows = [row for row in rows if row["split"] in known]
         users = {row["user_key"] for row in rows}
         found = {user: last_clicks(rows, user, config.history.length) for user in users}
-    return {user: [click["item_key"] for click in clicks][::-1] for user, clicks in found.items() if clicks}
+    return {user: _history(config, clicks[::-1]) for user, clicks in found.items() if clicks}
 
 
 def hash_of_draw(row_id: int, draw: int, seed: int) -> int:

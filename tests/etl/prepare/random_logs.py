@@ -65,6 +65,11 @@ HISTORY = {
     "kind": "multi_hot",
     "ops": [{"categorify": {"min_count": 2, "share": "what", "counts": False}}],
 }
+AGES = {
+    "columns": ["ages"],
+    "kind": "multi_hot",
+    "ops": [{"bucketize": {"boundaries": [1, 60, 3600, 86400]}}],
+}
 SHOP: dict[str, Any] = {
     "log": LOG,
     "users": USERS,
@@ -89,6 +94,12 @@ WITH_HISTORY: dict[str, Any] = {
     "scopes": {**SHOP["scopes"], "user": ["age", "who", "city", "history"]},
 }
 IN_ONE_TABLE = {**WITH_HISTORY, "history": {"length": 4}}
+WITH_AGES: dict[str, Any] = {
+    "history": {"length": 4, "days": 2, "ages": "ages"},
+    "features": [*WITH_HISTORY["features"], AGES],
+    "scopes": {**SHOP["scopes"], "user": ["age", "who", "city", "history", "ages"]},
+}
+AGES_IN_ONE_TABLE = {**WITH_AGES, "history": {"length": 4, "ages": "ages"}}
 BY_FRACTION = {"by": "fraction", "train": 0.6, "validation": 0.25}
 IMPRESSIONS: dict[str, Any] = {
     "path": "{data}/shown/{date}*.csv",
@@ -179,7 +190,7 @@ STORED: dict[str, Any] = {
 CASES: dict[str, dict[str, Any]] = {
     "history, negatives and tables": {**WITH_HISTORY, "negatives": {"per_positive": 3, "seed": 5}},
     "groups": {
-        **WITH_HISTORY,
+        **WITH_AGES,
         "keys": {"user": "who", "item": "what", "group": "visit"},
         "negatives": {"per_positive": 1, "seed": 2**40},
     },
@@ -217,7 +228,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "groupby": GROUPED,
     "leave last out": {
-        **IN_ONE_TABLE,
+        **AGES_IN_ONE_TABLE,
         "log": ONE_TABLE,
         "split": {"by": "leave_last_out"},
         "negatives": {"per_positive": 2, "train": False},

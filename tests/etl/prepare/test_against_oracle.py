@@ -183,14 +183,18 @@ def assert_users_have_latest_histories(
 ) -> None:
     """The table of users, with which lists are scored, has the clicks up to the run date."""
     partition = LakePaths(config.lake).users(built.workflow.version).partition(RUN_DATE)
-    found = {row["user_key"]: row["history"] for row in rows_of(partition, order="user_key")}
+    assert config.history is not None
+    columns = config.history.columns
+    found = {row["user_key"]: row for row in rows_of(partition, order="user_key")}
     histories = oracle.latest_histories(config, RUN_DATE, oracle.SPLITS)
     names = {name for group in config.features for name in group.columns}
     assert {row["user_key"] for of_day in rows.values() for row in of_day} <= found.keys()
-    of_users = [{**dict.fromkeys(names), "history": histories.get(user, [])} for user in found]
+    none: Row = {name: [] for name in columns}
+    of_users = [{**dict.fromkeys(names), **histories.get(user, none)} for user in found]
     config = config.model_copy(update={"features": [g for g in config.features if g.kind != "dense"]})
-    expected = feature_oracle.features(config, train_rows(built, rows), of_users)["history"]
-    assert found == dict(zip(found, expected, strict=True))
+    expected = feature_oracle.features(config, train_rows(built, rows), of_users)
+    for name in columns:
+        assert [row[name] for row in found.values()] == expected[name]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -291,7 +295,7 @@ def test_latest_histories_are_the_oracles(workers: LocalWorkers, tmp_path: Path,
         found = histories_of(workers, plan_of(config), LakePaths(config.lake), days, before=before)  # type: ignore[arg-type]
         assert found is not None
         assert isinstance(found.rows, pa.Table)
-        histories = {row["user_key"]: row["history"] for row in found.rows.to_pylist()}
+        histories = {row.pop("user_key"): row for row in found.rows.to_pylist()}
         assert histories == oracle.latest_histories(config, RUN_DATE, known)
         assert len(histories) > 5
 

@@ -30,6 +30,7 @@ ROW = st.tuples(
 ROWS = st.lists(ROW, max_size=40)
 DAYS = st.lists(st.lists(ROW, min_size=1, max_size=15), min_size=1, max_size=4)
 NAMES = ["user_key", "item_key", "label", "event_time", "group_key"]
+TICK = 1_700_000  # µs; so that ages are not the differences of the small numbers of a log
 LISTS = pa.list_(pa.dictionary(pa.int32(), pa.string()))
 Log = list[dict[str, Any]]
 
@@ -105,6 +106,14 @@ def clicks_in_order(log: Log, user: str, timed: bool) -> Log:
 def expected_history(
     log: Log, row: dict[str, Any], length: int, earlier: Log, *, timed: bool, grouped: bool
 ) -> list[str]:
+    """The items of `clicks_of_history`."""
+    clicks = clicks_of_history(log, row, length, earlier, timed=timed, grouped=grouped)
+    return [click["item_key"] for click in clicks]
+
+
+def clicks_of_history(
+    log: Log, row: dict[str, Any], length: int, earlier: Log, *, timed: bool, grouped: bool
+) -> Log:
     """The history of a row by brute force. `earlier` are the clicks of earlier days, oldest first."""
     group = [
         other
@@ -113,12 +122,12 @@ def expected_history(
     ]
     first = min(group, key=lambda other: position(other, timed)) if grouped else row
     today = [
-        click["item_key"]
+        click
         for click in clicks_in_order(log, row["user_key"], timed)
         if position(click, timed) < position(first, timed)
     ]
     older = [
-        click["item_key"]
+        click
         for click in earlier
         if click["user_key"] == row["user_key"] and (not timed or click["event_time"] < row["event_time"])
     ]
@@ -278,6 +287,91 @@ def test_a_row_has_neither_its_own_click_nor_later_ones_nor_those_of_its_group()
     assert alone == {0: [], 1: ["a"], 2: ["b", "a"], 3: ["c", "b", "a"]}
     in_groups = histories_of(add_history(table_of(log, grouped=True), History(length=9)))
     assert in_groups == {0: [], 1: ["a"], 2: ["a"], 3: ["c", "b", "a"]}
+
+
+def in_seconds(clicks: Log) -> list[int]:
+    """The age of each click, the most recent first."""
+    times = [click["event_time"] for click in clicks]
+    return [max(times[0] - time, 0) // 1_000_000 for time in times]
+
+
+def slower(log: Log) -> Log:
+    return [{**row, "event_time": TICK * row["event_time"]} for row in log]
+
+
+@MANY
+@given(
+    rows=ROWS,
+    before=st.lists(ROW, max_size=30),
+    length=st.integers(1, 5),
+    grouped=st.booleans(),
+    apart=st.sampled_from([0, 3, 100]),
+)
+def test_ages_are_the_seconds_before_the_first_click_of_the_list(
+    rows: list[tuple], before: list[tuple], length: int, grouped: bool, apart: int
+) -> None:
+    """Also if clicks of earlier days have later times than those of the day."""
+    log, clicks_before = slower(log_of(rows, first_time=apart)), slower(log_of(before, 1000))
+    of_users = [
+        click
+        for user in {row["user_key"] for row in clicks_before}
+        for click in clicks_in_order(clicks_before, user, True)
+    ]
+    earlier, rows_table = last_clicks(table_of(clicks_before), 100), table_of(log, grouped=grouped, seed=7)
+    result = add_history(rows_table, History(length=length, ages="ages"), earlier)
+    assert result.column("ages").type == pa.list_(pa.int64())
+    plain = add_history(rows_table, History(length=length), earlier)
+    assert result.drop_columns(["ages"]).equals(plain)
+    assert dict(zip(result["row_id"].to_pylist(), result["ages"].to_pylist(), strict=True)) == {
+        row["row_id"]: in_seconds(clicks_of_history(log, row, length, of_users, timed=True, grouped=grouped))
+        for row in log
+    }
+
+
+@FEW
+@given(days=DAYS, length=st.integers(1, 4), grouped=st.booleans(), apart=st.sampled_from([0, 3, 100]))
+def test_ages_equal_those_of_spark(
+    spark: SparkSession, days: list[list[tuple]], length: int, grouped: bool, apart: int
+) -> None:
+    history = History(length=length, ages="ages")
+    tables = [
+        table_of(slower(log_of(rows, 100 * number, apart * number)), grouped=grouped, seed=number)
+        for number, rows in enumerate(days)
+    ]
+    merged = merge_days([last_clicks(day, length) for day in tables], length)
+    latest = frames.as_history(earlier_frame(spark, merged), history).collect()
+    assert {
+        row["user_key"]: (row["history"], row["ages"]) for row in as_history(merged, history).to_pylist()
+    } == {row["user_key"]: (list(row["history"]), list(row["ages"])) for row in latest}
+    for earlier in (merged, without_times(merged), None):
+        result = add_history(tables[-1], history, earlier)
+        frame = frames.add_history(
+            frame_of(spark, tables[-1]), history, None if earlier is None else earlier_frame(spark, earlier)
+        )
+        assert dict(frame.dtypes)["ages"] == "array<bigint>"
+        assert {row["row_id"]: (row["history"], row["ages"]) for row in result.to_pylist()} == {
+            row["row_id"]: (list(row["history"]), list(row["ages"])) for row in frame.collect()
+        }
+
+
+def test_nothing_from_the_future_is_in_an_age() -> None:
+    """Neither the time of the row itself nor a later click changes an age."""
+    log = slower(log_of([("u", item, 1.0, time, 0) for time, item in enumerate("abcd")]))
+    ages = add_history(table_of(log), History(length=9, ages="ages"))["ages"].to_pylist()
+    assert ages == [[], [0], [0, 1], [0, 1, 3]]
+    for place in range(4):
+        later = [
+            {**row, "event_time": row["event_time"] + 10**12 * (number >= place)}
+            for number, row in enumerate(log)
+        ]
+        changed = add_history(table_of(later), History(length=9, ages="ages"))["ages"].to_pylist()
+        assert changed[: place + 1] == ages[: place + 1]
+
+
+def test_ages_without_times_are_an_internal_error() -> None:
+    rows = table_of(log_of([("u", "a", 1.0, 0, 0)]), timed=False)
+    with pytest.raises(ValueError, match="ages need the times"):
+        add_history(rows, History(length=2, ages="ages"))
 
 
 def test_each_earlier_click_is_compared_with_the_time_of_the_row() -> None:

@@ -76,7 +76,7 @@ def test_the_nearest_items_are_those_of_numpy_whatever_the_blocks(n: int, places
         assert actual.column("scores")[user].as_py() == products[user, listed].tolist()
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec", "mult_vae", "two_tower"])
+@pytest.mark.parametrize("architecture", ["sasrec", "hstu", "bert4rec", "mult_vae", "two_tower"])
 def test_a_model_over_histories_retrieves_the_items_with_its_best_logits(architecture: str) -> None:
     """two_tower has the history as a list of ids in its user tower."""
     ids, length = 15, 4

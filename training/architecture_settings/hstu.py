@@ -1,0 +1,40 @@
+"""The settings of training/architectures/hstu.py."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from conf.errors import ConfigError
+from training.settings.field_types import DropShare, Features
+from training.settings.sequence import SequenceSettings, check_features
+
+# The model is a VectorModel (training/models/factorization.py), so losses over item vectors can train it.
+VECTORS = True
+
+
+class Settings(SequenceSettings):
+    """HSTU: gated attention without a softmax over the user's items (Zhai et al., ICML 2024)."""
+
+    ages: str | None = Field(
+        default=None,
+        description="Name of the feature with an id for the age of each item of the history, of kind "
+        "multi_hot: the column `history.ages` after the operator `bucketize`. Its largest length in "
+        "`multi_hot` must be that of the history. Null: the model reads the order of the items, but no "
+        "times.",
+    )
+    dropout: DropShare = Field(
+        default=0.2,
+        description="Dropout rate: the share of the inputs of the first block, and of the gated outputs of "
+        "the attention of each block, that is set to 0 in training.",
+    )
+
+
+def check(settings: Settings, features: Features) -> None:
+    """Raises ConfigError unless item, history and ages are features, and no feature has scope `pair`."""
+    check_features("hstu", settings, features)
+    if settings.ages is not None and settings.ages not in features.lists:
+        raise ConfigError(
+            f"model.ages={settings.ages!r} is not a feature of kind multi_hot; these features are "
+            f"{list(features.lists)}",
+            "set model.ages to the feature that is computed from the column `history.ages`, or to null",
+        )
