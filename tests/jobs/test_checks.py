@@ -285,7 +285,7 @@ def test_the_shipped_configurations_pass(path: Path) -> None:
 @pytest.mark.parametrize(
     "sections, problem",
     [
-        ({"scopes": {"item": []}}, r"top-k lists cannot be made, .* pair of user and item: \['I6'"),
+        ({"scopes": {"item": []}}, r"top-k lists cannot be made, .* \(user, item\) pair: \['I6'"),
         (
             {"score": {"context": {"I1": 3}}},
             r"score\.context must have a value .* other names: \['I1'\]",
