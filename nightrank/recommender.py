@@ -282,8 +282,8 @@ class Recommender(Estimator):
         first, last = later.first_time, state.last_time
         if first is not None and last is not None and first < last:
             raise DataError(
-                f"column {self.time}: {iso_time(first)} is before {iso_time(last)}, the last time of the "
-                "interactions of `fit`, so the model may have been trained on what it is measured on",
+                f"column {self.time}: {iso_time(first)} is before {iso_time(last)}, the latest time of the "
+                "interactions that were passed to `fit`; the model may be trained on some of these rows",
                 "fit on earlier interactions, and pass only later ones",
             )
         rows = later.rows
