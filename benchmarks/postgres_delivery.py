@@ -160,7 +160,11 @@ def _by_sink(
     """Delivers as the job does: reads the files into a table, and calls the sink."""
     sink = jdbc.Settings.model_validate(
         {
-            "kind": "jdbc", "name": "ours", "url": server.url, "table": "ours", "driver_jar": jar,
+            "kind": "jdbc",
+            "name": "ours",
+            "url": server.url,
+            "table": "ours",
+            "driver_jar": jar,
             **{name: {"file": str(path)} for name, path in secrets.items()},
         }
     )
@@ -197,7 +201,11 @@ def _drop(server: Server, jar: str, name: str) -> None:
 def _session(server: Server, jar: str, name: str) -> Any:
     sink = jdbc.Settings.model_validate(
         {
-            "kind": "jdbc", "name": name, "url": server.url, "table": name, "driver_jar": jar,
+            "kind": "jdbc",
+            "name": name,
+            "url": server.url,
+            "table": name,
+            "driver_jar": jar,
             **{secret: {"env": "UNUSED"} for secret in ("user", "password")},
         }
     )
