@@ -47,8 +47,8 @@ from storage.dataset import read_dataset
 from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.format_versions import Format
 from storage.manifest import read_manifest
-from storage.parquet_files import read_rows_of_keys, read_table
 from storage.paths import LakePaths, Table
+from storage.read_parquet import read_rows_of_keys, read_table
 
 Unknown = Literal["popular", "skip", "raise"]
 _POPULAR = "popular"
