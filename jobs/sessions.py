@@ -1,4 +1,4 @@
-"""The Spark session of a job. It is built for the job, or shared by the jobs of an application."""
+"""The Spark session of a job. The session is built for the job, or the jobs of an application share it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OwnSession:
     def open(self, context: RunContext) -> SparkSession:
         """Builds the session.
 
-        Attaches the error log before, because building can fail, and again afterwards.
+        Attaches the error log before building the session, because building can fail, and again afterwards.
         """
         allow_pandas()
         self.error_log.attach()

@@ -58,7 +58,7 @@ def local_table(rows: AnyFrame | pa.RecordBatch, columns: Sequence[str]) -> pa.T
 
 
 def transform_frame(rows: DataFrame, workflow: LocalWorkflow, keep: Sequence[str]) -> DataFrame:
-    """Returns a frame with the columns `keep` and the features, which Spark computes when it is used.
+    """Returns a frame with the columns `keep` and the features. Spark computes them when the frame is used.
 
     Python workers compute the features batch by batch. The workers get the tables of the workflow with their
     tasks.

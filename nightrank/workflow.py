@@ -174,8 +174,8 @@ class Workflow:
     def transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
         """Returns the features of rows, as a frame of the same kind, in the order of the rows.
 
-        All rows are treated as rows outside the training; use `fit_transform` for training rows. The result
-        has all rows.
+        All rows are treated as rows outside the training; use `fit_transform` for training rows. No row is
+        left out.
 
         Args:
             rows: a frame of pandas, Polars, Arrow or Spark with the columns `raw_columns`. Spark transforms
@@ -213,7 +213,8 @@ class Workflow:
         of texts may contain integers. NaN and empty texts are nulls.
 
         Args:
-            rows: a frame of pandas, Polars or Arrow with the columns `raw_columns`; others are ignored.
+            rows: a frame of pandas, Polars or Arrow with the columns `raw_columns`; other columns are
+                ignored.
             features: the features to compute; None for all features, in the order of `spec`.
 
         Raises:
@@ -258,8 +259,8 @@ class Workflow:
     def encode_training(self, rows: AnyFrame | pa.RecordBatch, label: str | None = None) -> pa.Table:
         """Returns the features for training a model on rows, as an Arrow table, in the order of the rows.
 
-        They are those of `transform` or, after the operator target_encoding, those of `fit_transform`. So the
-        features of a row never contain its own label.
+        `transform` returns the same features. With the operator target_encoding, they are the features that
+        `fit_transform` returns. So the features of a row never contain its own label.
 
         Args:
             rows: as for `fit`. With target_encoding, the rows that this workflow was fitted on, in the same

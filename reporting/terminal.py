@@ -118,7 +118,7 @@ class TrainingBar:
     At the end, the context manager ends the line of the bar. An entry is a dictionary with these keys:
 
     - `training`: the architecture
-    - `step`, `steps`: index of the current step, and number of all steps
+    - `step`, `steps`: index of the current step, and number of steps of the training
     - `batch_rows`: number of rows per step
     - `loss`, `rows_per_s`, `loader_wait_share`: measured since the previous entry
 

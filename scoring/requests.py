@@ -39,7 +39,7 @@ LISTED = pa.schema(
     [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
 )
 
-# The columns of measured candidates (scoring/ranking/recommender.py).
+# The columns of the candidates to which a blend is fitted (scoring/ranking/recommender.py).
 MEASURED = pa.schema(
     [
         (USER_KEY, pa.string()),

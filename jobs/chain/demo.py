@@ -271,7 +271,7 @@ def _hit_rates(measure: MeasuredRelevance) -> list[TargetFigure]:
 
 
 def _ceiling(truth: Mapping[str, Any] | None, k: int) -> list[TargetFigure]:
-    """Returns the hit rates of lists by the true probabilities, and our hit rate divided by the best of them.
+    """Returns hit rates of lists by the true probabilities, and the published lists' share of the best one.
 
     The list is empty if the true probabilities are unknown.
     """

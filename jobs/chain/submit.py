@@ -223,7 +223,7 @@ def environment() -> dict[str, str]:
     stray = (
         "SPARK_HOME",
         "PYSPARK_DRIVER_PYTHON",
-    )  # these variables name other jars and packages
+    )  # these variables may name other jars and packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
 

@@ -74,7 +74,7 @@ class ComparisonRequest:
 
 @dataclass
 class _Trained:
-    """The trainings so far.
+    """The trainings that compare_models has planned or run so far.
 
     Attributes:
         dataset: the dataset.
@@ -203,7 +203,7 @@ def _outcome(context: RunContext, where: str, seed: int, plan: TrainPlan) -> Tra
 def _search(
     context: RunContext, request: ComparisonRequest, contents: Experiments, search: Search
 ) -> _Trained:
-    """Trains the trials of a search, until their number or the time is reached.
+    """Trains the trials of a search, until the number of trials or the time limit is reached.
 
     A combination of values that the configuration refuses is a failed trial.
     """

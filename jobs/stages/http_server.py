@@ -26,10 +26,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 log = logging.getLogger("nightrank.serve")
 
 _HEADER_BYTES = 16 * 1024
-_IDLE_S = 5  # maximum time of a connection between two requests
-_STOP_S = 30  # maximum time of requests in work after a signal
+_IDLE_S = 5  # maximum seconds between two requests of a connection
+_STOP_S = 30  # maximum seconds to complete requests after a signal
 _SLOW_HEAD, _SLOW_READER, _TOO_MANY = "slow_head", "slow_reader", "too_many"
-_NO_ROUTE = "other"  # value of the label for requests without a route, so that clients cannot add values
+_NO_ROUTE = "other"  # the label's value for paths without a route, so that clients cannot add values
 _JSON = "application/json"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Pages of this server must not load from other servers, run scripts, or be shown in frames of other pages.
@@ -54,7 +54,7 @@ class HttpLimits:
     Attributes:
         body_bytes: maximum bytes of the body of a request.
         read_s: time limit for the head of a request, for its body, for a TLS handshake, and for the next part
-            of an answer. Afterwards the connection is closed.
+            of an answer. After this time, the connection is closed.
         requests: maximum number of requests that wait or are in work, after their body was read. Further
             requests are refused.
         threads: number of requests in work at the same time.
@@ -232,7 +232,7 @@ class HttpApplication:
         self.metrics.answered(name, answer.status, time.perf_counter() - start)
 
     def close(self) -> None:
-        """Ends the threads. Waiting requests are not computed."""
+        """Ends the threads. Requests that still wait are not processed."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _answer(self, route: Route | None, scope: Mapping[str, Any], receive: _Receive) -> HttpAnswer:

@@ -1,7 +1,7 @@
 """Reports to a scheduler whether the raw log exists, which steps a run has, and whether lists are published.
 
-Writes nothing, and needs no Spark session. The only exceptions are raw tables in Spark's catalogue: the job
-copies their rows of the run date.
+The job writes nothing, and needs no Spark session, unless raw tables are in Spark's catalogue. It copies the
+rows of the run date from such tables.
 """
 
 from __future__ import annotations

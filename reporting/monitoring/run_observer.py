@@ -273,7 +273,7 @@ class Observer:
         observer = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
         logging.getLogger("nightrank").addHandler(observer._warnings)
         if config.watch.openlineage is not None:
-            with suppress(ConfigError):  # check_config raises the same error
+            with suppress(ConfigError):  # the job check_config reports this error
                 observer._lineage = LineageSender(config.watch.openlineage)
         if observer._lineage is not None:
             with _harmless("the lineage event that starts this run is not sent"):
@@ -392,7 +392,7 @@ class Observer:
 
 
 def _expose(record: RunRecord, watch: Watch) -> None:
-    """Exports the metrics of a run to Prometheus. The import takes 11 ms, so it is in this function."""
+    """Exports the metrics of a run to Prometheus. Imports Prometheus's client only if it is needed."""
     if watch.textfile_folder is not None or watch.push_gateway is not None:
         from reporting.monitoring.prometheus import expose
 

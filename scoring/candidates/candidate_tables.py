@@ -78,7 +78,7 @@ def frames_needed(config: Config) -> bool:
     """Returns whether only Spark frames can compute the candidates of a configuration.
 
     Sources that propose pairs return frames. A filter that compares a float with another type compares texts.
-    It needs frames, because Spark and Arrow format the same float differently.
+    Such a filter needs frames, because Spark and Arrow format the same float differently.
     """
     candidates = config.candidates
     return frames_needed_by(candidates) or any(

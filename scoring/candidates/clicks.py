@@ -87,7 +87,7 @@ def within(rows: ReadableRows, days: int | None, run_date: str) -> Rows:
 
 
 def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
-    """Returns the condition of `within` in SQL. `first` is the first day that counts."""
+    """Returns the condition of `within` in SQL. `first` is the first of the last days."""
     if EVENT_TIME in rows.column_names:
         since = days_since_epoch(first) * _DAY_US
         return f"{EVENT_TIME} BETWEEN {since} AND {since + days * _DAY_US - 1}"
@@ -95,7 +95,7 @@ def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
 
 
 def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.Table:
-    """Implements `within` for a table. `first` is the first day that counts."""
+    """Implements `within` for a table. `first` is the first of the last days."""
     if EVENT_TIME in rows.column_names:
         since = days_since_epoch(first) * _DAY_US
         time = rows[EVENT_TIME]

@@ -32,7 +32,7 @@ from training.device import choose_device
 
 # A job has at most two sources with item vectors, whose tasks may alternate in a worker.
 _TABLES_KEPT = 2
-_LOADING = Lock()  # threads in the process of a job make lists
+_LOADING = Lock()  # several threads of this process may load a table at once
 # Bits of a rounded factor. The sum of 1024 products of two rounded factors has at most 50 bits, and a float64
 # has 53.
 _FACTOR_BITS = 20
@@ -85,7 +85,8 @@ class ItemVectors:
     def als_lists(self, users: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the lists of the source `als`, with the schema LISTED.
 
-        A user's score of an item is the dot product of their vectors, after `rounded`, as a float32.
+        A user's score of an item is the dot product of their vectors, which `rounded` has rounded before.
+        Scores are float32.
 
         Args:
             users: a batch with one row per user: user_key; vector, E float32 values; and excluded.

@@ -47,8 +47,8 @@ _BATCH_ITEMS = 8_192
 _MISSING = -1
 # The search requests up to n times this number of additional items, because excluded items are removed later.
 _MOST_SPARE = 4
-# For fewer users than this, faiss computes each dot product alone. For more users, it uses a matrix product,
-# whose last bits depend on the number of users.
+# For fewer users than this, faiss computes each dot product separately. For more users, it uses a matrix
+# product, whose last bits depend on the number of users.
 _ONE_BY_ONE = 1 << 30
 
 

@@ -35,12 +35,13 @@ POINTER = Format("pointer of a key-value store")
 # Approximate number of keys in a bucket. With this number, a table has few buckets, and each bucket is small.
 KEYS_PER_BUCKET = 1000
 
-# Field of each bucket that is not a key of the table. With this field, a bucket exists before its first key.
+# A field of each bucket that is not a key of the table. It lets a bucket exist before its first key is
+# written.
 MARKER = "\0"
 LIST_COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 _VERSIONS = ("model_version", "workflow_version")
 _POINTER_TEXTS = ("date", *_VERSIONS, "delivered_at")
-_RANKED = "ranked"  # the reason of most entries; values leave it out
+_RANKED = "ranked"  # the reason of most entries; it is not written into values
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ class OnlineStore:
 
 @dataclass(frozen=True)
 class BucketWriter:
-    """Writes batches of rows, which are sorted by bucket and key. Spark pickles it.
+    """Writes batches of rows, which are sorted by bucket and key. Spark pickles this object.
 
     Attributes:
         address: the server.

@@ -1,4 +1,4 @@
-"""Fits a ranking of candidates by the model's logit and the scores of the sources, to measured pairs.
+"""Fits a blend of the model's logit and the sources' scores, which ranks candidates, to measured pairs.
 
 The blend is a linear function of a pair's features (`features`). Its weights w minimize
 
@@ -443,7 +443,7 @@ def _candidates(
 ) -> Rows:
     """Returns the candidates of the users with the scores of the sources, from train rows only.
 
-    It has eight parameters, because the caller needs each of these rows and tables too.
+    The function has eight parameters, because the caller uses each of these values for other purposes too.
     """
     config, version = context.config.candidates, dataset.workflow_version
     splits = [split for split in config.exclude_clicked if split in BEFORE]

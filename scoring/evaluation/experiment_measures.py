@@ -1,8 +1,8 @@
-"""Compares the variants of an experiment by the clicks after its lists, and stops it if a limit is exceeded.
+"""Compares the variants of an experiment by clicks of the next day, and stops it if a limit is exceeded.
 
 The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment are computed from
-the sums of its dates up to the measured date. They leave out dates with other models (for example, before a
-promotion) or with another share.
+the sums of its dates up to the measured date. Dates with other models (for example, before a promotion) or
+with another share are left out.
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ _PREDICTORS_KEPT = 2
 
 
 class RequestWithModel(Protocol):
-    """A hashable request that names the model it needs. Examples are ListRequest and RetrievalRequest."""
+    """A hashable request that names the model it needs.
+
+    Such requests are ListRequest and RetrievalRequest.
+    """
 
     @property
     def model(self) -> ModelRequest:

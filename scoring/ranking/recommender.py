@@ -1,4 +1,4 @@
-"""Scores batches of users against their candidates, and chooses the k best candidates of each user."""
+"""Scores the candidates of batches of users, and chooses the k best candidates of each user."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ class ListScorer:
 # pairs.
 _MIN_PLACES = 131_072
 
-# Minimum number of users per pass over the items. The second number applies if each pass must compute the
-# item parts again.
+# Minimum number of users per pass over the items. The second number is the minimum if each pass must compute
+# the item parts again.
 _LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
 
-# Maximum number of users per pass. It limits the memory for their rankings.
+# Maximum number of users per pass. This limits the memory for the rankings of these users.
 _MOST_USERS = 1_024
 
 # Number of blocks of users that a device works on while the host reads the lists of an earlier block.
@@ -159,7 +159,7 @@ class _Block:
 
     Attributes:
         users: the users.
-        side, lists, sources: as in _Users, for all users of the batch; the first two on the device.
+        side, lists, sources: as in _Users, for all users of the batch; `side` and `lists` are on the device.
         scores: (P, S) the scores of the sources on the device; None without a blend.
     """
 
@@ -442,7 +442,7 @@ class ListRanker:
             return None
         cells = len(asked.everyone) * width
         kept = torch.ones(cells + 1, dtype=torch.bool, device=device)
-        if some:  # the last cell gets the items outside the range
+        if some:  # items outside the range set the last cell, which is dropped below
             kept[torch.where(in_range, user * width + item - items.start, cells)] = False
         kept = kept[:cells].view(-1, width)
         if len(asked.chosen):
@@ -627,8 +627,8 @@ class Pieces:
 
 _PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
 
-# Maximum number of empty cells as a share of the filled cells. The device scores empty cells too, without
-# use.
+# Maximum number of empty cells as a share of the filled cells. The device scores empty cells too, and their
+# scores are not used.
 _EMPTY_SHARE = 0.125
 
 

@@ -2,8 +2,8 @@
 
 The driver sends only paths and row ranges to the workers, not rows. Manifests contain the number of rows of
 each row group, so the driver divides the rows without reading a data file. Each task decodes the complete row
-group, even if another task shares it. So row groups are divided only if the slots would otherwise get very
-unequal numbers of rows.
+group, even if another task shares it. So row groups are divided only if the slots, in which tasks run at the
+same time, would otherwise get very unequal numbers of rows.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ def _largest(cuts: Sequence[int]) -> int:
 
 
 def _longest_slot(cuts: Sequence[int], slots: int) -> int:
-    """Returns an upper bound for the rows of a slot. A slot takes the next task when it has completed one."""
+    """Returns an upper bound for the rows of a slot.
+
+    A slot takes the next task when it has completed its task.
+    """
     tasks = len({*cuts}) - 1
     return -(-tasks // slots) * _largest(cuts)
 

@@ -9,7 +9,8 @@
 During an experiment, nightrank_treatment and nightrank_treatment_online are the same ensembles with the
 versions of workflow and ranker of the treatment.
 
-Each input and output has one row of numbers or texts for each row of a request. Names of ModelConfig:
+Each input and output has one row of numbers or texts for each row of a request. The names of the fields of
+ModelConfig are defined in
 https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
 """
 

@@ -74,11 +74,11 @@ def add_to_repository(
     online: bool = False,
     variant: Variant = "control",
 ) -> dict[str, Any]:
-    """Adds a model to a model repository, and makes its ensemble use the model.
+    """Adds a model to a model repository, and makes the repository's ensemble use the model.
 
     The first model of a repository has the version 1. The version that the ensemble used before is kept, and
-    older versions are deleted. If the model is already in the repository, only the ensemble changes to its
-    version. So a model can be rolled back.
+    older versions are deleted. If the model is already in the repository, the function only switches the
+    ensemble to the version of this model. So an operator can roll back to an earlier model.
 
     Args:
         info: the model.
@@ -340,7 +340,7 @@ def _scratch_beside(repository: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Waits for other processes that write to this folder."""
+    """Waits until no other process writes to this folder, and locks the folder during the block."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -35,7 +35,10 @@ class Capped(ItemRule):
     most: int
 
     def allowed(self, items: Tensor, valid: Tensor) -> Tensor:
-        """Returns which items may be in the list. Only valid cells count."""
+        """Returns which items may be in the list.
+
+        Cells without a candidate do not count towards the maximum.
+        """
         return valid & within_maximum(self.categories[items].where(valid, NO_VALUE), self.most)
 
 
