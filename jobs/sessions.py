@@ -50,7 +50,8 @@ class OwnSession:
 class SharedSession:
     """The Spark session of several jobs that run in one process, one after the other.
 
-    The session is built for the first job that needs it. At the end of a job, its cached tables are removed.
+    The session is built for the first job that needs it. When a job ends, its cached tables are removed from
+    Spark.
     """
 
     _session: SparkSession | None = None

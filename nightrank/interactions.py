@@ -214,7 +214,7 @@ def _cast(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
-    """Returns ids as texts, in order.
+    """Returns ids as texts, in the order of `ids`.
 
     Args:
         argument: the name of the argument, for messages.

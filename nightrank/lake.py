@@ -295,7 +295,7 @@ class Published:
 
     @property
     def columns(self) -> list[str]:
-        """Returns the names of the columns, in order."""
+        """Returns the names of the columns, in their order in the table."""
         return [name for name, _ in self.manifest.schema]
 
     @property

@@ -257,9 +257,9 @@ class Recommender(Estimator):
         """Measures the lists of users against interactions after those of `fit`.
 
         Args:
-            interactions: later interactions, with the same columns as those of `fit`. Rows with label 0 do
-                not count. With `exclude_seen`, items that the user chose before do not count either, because
-                lists cannot contain them.
+            interactions: later interactions, with the same columns as those of `fit`. Rows with label 0 are
+                ignored. With `exclude_seen`, items that the user chose before are ignored too, because lists
+                cannot contain them.
             k: length of the lists.
             exclude_seen: as for `recommend`.
             replicates, confidence, seed: as for `metrics.interval`, a bootstrap over users.

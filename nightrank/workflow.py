@@ -455,10 +455,10 @@ def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) 
     Args:
         workflow: the workflow that was fitted on the rows.
         rows: the rows, with the raw columns of the workflow.
-        others: further columns that operators may have measured. Only columns of numbers count.
+        others: further columns that operators may have measured. The digest contains only columns of numbers.
 
     Raises:
-        DataError: a raw column is missing, or has a value that does not fit.
+        DataError: a raw column is missing, or has a value that does not fit its type.
     """
     numbers = [name for name in others if name in rows.column_names and _is_number(rows.schema.field(name))]
     return table_digest(

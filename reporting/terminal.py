@@ -139,7 +139,10 @@ class TrainingBar:
         self._bar.end()
 
     def show(self, entry: Mapping[str, Any]) -> None:
-        """Shows an entry. If it belongs to another training than the previous entry, a new line begins."""
+        """Shows an entry.
+
+        If the entry and the previous entry belong to different trainings, a new line begins.
+        """
         name, step = str(entry["training"]), int(entry["step"])
         if self._last and self._last[0] != name:
             self._bar.end()

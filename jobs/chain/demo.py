@@ -66,7 +66,7 @@ def run_demo(
         Whether a figure missed its target.
 
     Raises:
-        ConfigError: the configuration, the number of runs, their dates or the folder cannot be used.
+        ConfigError: the configuration, the number of runs, the run dates or the folder cannot be used.
         StageError: a stage failed.
         StoppedError: a signal arrived.
     """
@@ -214,7 +214,7 @@ class TargetFigure:
 
 
 def verdict(run: RunFacts) -> list[TargetFigure]:
-    """Returns the figures of a measured run on a generated log, whose best possible AUC is known.
+    """Returns the figures of a measured run. The log is generated, so its best possible AUC is known.
 
     Raises:
         DataError: the run was not evaluated, or its lists were not measured.

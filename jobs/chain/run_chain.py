@@ -1,4 +1,4 @@
-"""Checks the configuration of a run, and runs the stages of its date in order, until one fails."""
+"""Checks the configuration of a run, and runs the stages of its date one by one, until a stage fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StageRunner:
     outcomes: list[StageOutcome] = field(default_factory=list)
 
     def run(self, stages: Sequence[Stage]) -> None:
-        """Runs stages in order.
+        """Runs stages one after the other.
 
         Raises:
             StageError: a stage ended with an exit code other than 0; later stages were not started.

@@ -411,7 +411,7 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
 
 
 def _name_of(location: str) -> str:
-    """Returns the name of the file without days, or of the nearest folder whose name is not too general."""
+    """Returns the name of the file without its date, or of the nearest folder with a name that says more."""
     for part in reversed(PurePosixPath(without_days(location)).parts):
         plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
         if plain and plain not in _VAGUE_NAMES:
@@ -686,7 +686,7 @@ def _model(log: _Log, config: NewConfig) -> None:
     all_rows = log.table.sample.all_rows
     small = all_rows is not None and all_rows < _SMALL_ROWS
     if log.is_of_choices:
-        # The training leaves out the rows that `negatives` added to its batches, so a batch needs more rows.
+        # The training leaves the rows that `negatives` added out of its batches, so a batch needs more rows.
         drawn = config.sections["negatives"]
         rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {

@@ -55,9 +55,9 @@ class HttpLimits:
         body_bytes: maximum bytes of the body of a request.
         read_s: time limit for the head of a request, for its body, for a TLS handshake, and for the next part
             of an answer. After this time, the connection is closed.
-        requests: maximum number of requests that wait or are in work, after their body was read. Further
-            requests are refused.
-        threads: number of requests in work at the same time.
+        requests: maximum number of requests whose body was read and which wait for a thread or are processed.
+            Further requests are refused.
+        threads: number of requests that are processed at the same time.
         connections: maximum number of open connections. A further connection replaces the connection that has
             waited longest without a request. The default is below the usual limit of open files, 1,024,
             because TLS handshakes also need files.
@@ -121,8 +121,9 @@ class Route:
     """A function that answers requests.
 
     Attributes:
-        path: the path; if it ends with `/` and is longer, all paths that begin with it.
-        answer: returns the answer, and raises RefusedError.
+        path: the path. If it ends with `/` and is longer than `/`, the route answers all paths that begin
+            with it.
+        answer: returns the answer, or raises RefusedError.
         method: GET (then HEAD is allowed too) or POST.
         is_public: whether requests need no token.
         is_work: whether `answer` runs in a thread, and counts as work. Otherwise `answer` must be fast,
@@ -352,7 +353,7 @@ class _Connections:
         self.limits = limits
         self._metrics = metrics
         self._open: set[_Connection] = set()
-        # Maps each connection that waits for the complete head of a request to the time since which it waits.
+        # Maps each connection that waits for the complete head of a request to the time when this wait began.
         self._waiting: dict[_Connection, None] = {}
 
     def opened(self, connection: _Connection) -> None:

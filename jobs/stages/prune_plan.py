@@ -324,7 +324,7 @@ def old_attempts(files: Iterable[LakeFile], limits: Limits) -> list[Item]:
     """Returns the items of the records, logs, event logs, reports and leases of attempts.
 
     An item belongs to a date if its name, or the name of its folder, contains the date. Otherwise the time of
-    the last change counts.
+    the last change decides whether the item is deleted.
     """
     entries: dict[tuple[str, str], list[LakeFile]] = defaultdict(list)
     for file in files:

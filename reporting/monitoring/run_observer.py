@@ -1,4 +1,7 @@
-"""Observes one run of one job, and records it when it ends. An error in this code never fails the job."""
+"""Observes one run of one job, and writes the run record when the run ends.
+
+An error in this code never fails the job.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ class SparkWork:
 def read_spark_work(spark: SparkSession, since_s: float, now_s: float) -> SparkWork:
     """Reads the work of a running Spark session from `since_s` to `now_s` (seconds since 1970).
 
-    Stages that were submitted before `since_s` belong to earlier jobs, and do not count.
+    Stages that were submitted before `since_s` belong to earlier jobs, and are left out.
 
     Raises:
         Exception: any error of Spark or its gateway; for example, the session may have been stopped.
@@ -141,7 +144,7 @@ def spark_work(
         application_id: Spark's id of the session.
         stages, executors: dictionaries in the form of Spark's REST interface.
         driver_core_s: core seconds of the driver.
-        since_s: start of the job, in seconds since 1970. Stages that were submitted earlier do not count.
+        since_s: start of the job, in seconds since 1970. Stages that were submitted earlier are left out.
         now_s: the current time, in seconds since 1970.
     """
     ran = [stage for stage in stages if _ran_since(stage, since_s)]

@@ -8,10 +8,10 @@ their weights. A user's score of an item is the dot product of their vectors.
 
 The initial vectors depend on the seed and on the users' and items' numbers. The order in which MLlib adds
 numbers depends on the order of the ratings. To make both reproducible, this module numbers users in the order
-of their keys, and passes the ratings to MLlib in one partition, sorted by user and item. MLlib then
-distributes them over a fixed number of blocks. MLlib adds some partial sums in the order in which tasks end,
-so the vectors of two runs may differ by rounding errors of float64. `item_vectors.rounded` removes most of
-these differences.
+of their keys. It passes the ratings to MLlib in one partition, sorted by user and item. MLlib then
+distributes the ratings over a fixed number of blocks. MLlib adds some partial sums in the order in which
+tasks end, so the vectors of two runs may differ by rounding errors of float64. `item_vectors.rounded` removes
+most of these differences.
 """
 
 from __future__ import annotations

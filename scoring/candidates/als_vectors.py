@@ -40,7 +40,7 @@ _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 _ARRAY_SEED = 0x3C074A61  # seed that scala.util.hashing.MurmurHash3 uses for arrays
 _BYTE_SWAP = 0x9E3775CD9E3775CD  # multiplier of scala.util.hashing.byteswap64
 _STEPS = 4  # steps of the generator that draw one pair of uniform numbers
-_MOST_PAIRS = 1 << 20  # pairs that are drawn together: 32 MiB of states
+_MOST_PAIRS = 1 << 20  # maximum number of pairs drawn at once: 32 MiB of states
 
 Vectors = NDArray[np.float32]
 Words = NDArray[np.uint64]
@@ -48,7 +48,7 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class _Side:
-    """A sparse matrix of clicks with R rows: users by items, or items by users.
+    """A sparse matrix of clicks with R rows and C stored elements: users by items, or items by users.
 
     Attributes:
         starts: (R + 1,) int64, the index of the first click of each row.
@@ -83,7 +83,7 @@ def fit_vectors(
     """Returns the vectors of all users and of all items.
 
     Args:
-        users: (C,) the user number of each pair. Users are numbered from 0 without gaps.
+        users: (C,) the user number of each of C pairs. Users are numbered from 0 without gaps.
         items: (C,) the item number of each pair. Items are numbered from 0 without gaps. Pairs are distinct.
         clicks: (C,) the number of clicks, or the sum of their weights.
         config: the settings of the source.
@@ -103,7 +103,7 @@ def fit_vectors(
 
 @torch.inference_mode()
 def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
-    """Solves for the vectors of all rows, (R, k) float32, given the vectors of the columns."""
+    """Returns the vectors of all rows, (R, rank) float32: the solutions for given vectors of the columns."""
     factors = of_others.double()  # (O, k)
     gram = factors.T @ factors
     solved = torch.empty((len(side.starts) - 1, config.rank))
@@ -159,7 +159,7 @@ def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
         first = last
 
 
-# The initial vectors.
+# Draws the initial vectors as MLlib does.
 
 
 def first_vectors(numbers: int, blocks: int, rank: int, seed: int) -> NDArray[np.float32]:
@@ -202,7 +202,7 @@ def normals(seed: int, count: int) -> NDArray[np.float64]:
 
 
 def _polar(states: Words) -> NDArray[np.float64]:
-    """Returns two normal numbers for each accepted pair of uniform numbers.
+    """Returns two normally distributed numbers for each accepted pair of uniform numbers.
 
     Args:
         states: (pairs, 4) consecutive states of the generator.

@@ -107,7 +107,7 @@ def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.T
 def recency(rows: Rows) -> str:
     """Returns the name of the column that orders rows by time.
 
-    This column is event_time. If the log has no event_time, it is the date of the partition.
+    The column is event_time or, if the log has no event_time, features_dt (the date of the partition).
     """
     names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
     return EVENT_TIME if EVENT_TIME in names else FEATURES_DT

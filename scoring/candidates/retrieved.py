@@ -2,7 +2,7 @@
 
 For approximate search, this module also publishes the clusters of the items. Workers receive items and
 batches of users, and run retrieval.py. The workers are those of Spark, or threads of this process. The driver
-imports this module. With Spark, only the workers import torch.
+imports this module, which therefore does not import torch. With Spark, only the workers import torch.
 """
 
 from __future__ import annotations

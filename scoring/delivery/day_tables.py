@@ -234,7 +234,7 @@ class PartitionedTable(ServedTable):
         return bool(self.database.rows(f"SELECT 1 FROM {self.name} WHERE dt = DATE '{date}' LIMIT 1"))
 
     def is_served(self, date: str, digest: str, rows: int) -> bool:
-        """Compares the recorded digest, and counts the rows of the partition."""
+        """Compares the recorded digest with `digest`, and the number of rows in the partition with `rows`."""
         for day in self.days():
             if day.date == date and day.record.get("lists") == digest:
                 query = f"SELECT count(*) FROM {self.name} WHERE dt = DATE '{date}'"
@@ -243,8 +243,9 @@ class PartitionedTable(ServedTable):
 
     def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
         """Creates a table that can become a partition."""
-        # With this CHECK, PostgreSQL attaches the table without reading its rows. The table writes the
-        # write-ahead log, because an unlogged table would be empty after a crash of the server.
+        # With this CHECK, PostgreSQL attaches the table without reading its rows. Rows of the table are also
+        # written to the write-ahead log, because an unlogged table would be empty after a crash of the
+        # server.
         self.database.execute(
             f"CREATE TABLE {table.name} (LIKE {self.name} INCLUDING DEFAULTS INCLUDING CONSTRAINTS "
             f"INCLUDING STORAGE INCLUDING GENERATED, CHECK (dt = DATE '{table.date}'))"
@@ -297,7 +298,7 @@ class PartitionedTable(ServedTable):
         served = f"{schema}.{table.served_name}" if schema else table.served_name
         record = {"nightrank": 1, "lists": digest, "rows": rows, "delivered_at": file_io.utc_now()}
         is_new = table.date not in [day.date for day in self.days()]
-        # Both locks make concurrent deliveries wait for each other. Only the second makes readers wait.
+        # Both locks make concurrent deliveries wait for each other. Only the second lock makes readers wait.
         mode = "SHARE UPDATE EXCLUSIVE" if is_new else "ACCESS EXCLUSIVE"
         with self.database.transaction():
             self.database.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
@@ -409,7 +410,7 @@ class PlainTable(ServedTable):
         )
 
     def replace(self, table: UnservedTable, digest: str, rows: int, keep_dates: int) -> Replaced:
-        """Copies changed rows from the new table, in one transaction, and drops it."""
+        """Copies changed rows from the new table in one transaction, and then drops the new table."""
         database, target, new = self.database, self.name, table.name
         database.execute(f"ANALYZE {new}")
         columns = [*TYPES, *([VARIANT] if self.has_variant() else [])]

@@ -86,9 +86,9 @@ class Files:
 def publish_files(sink: str, path: str, lists: PublishedLists, files: Files) -> Partition:
     """Publishes the files of a date in the folder `<path>/dt=<date>`, whose manifest names them.
 
-    If the folder already has the files of the same lists in the same layout, nothing changes. If the process
-    is killed, the manifest names either the old files or the new files. Files that no manifest names are
-    deleted when they are older than `lists.grace_hours`.
+    If the folder already has the files of the same lists in the same layout, the function changes nothing. If
+    the process is killed, the manifest names either the old files or the new files. Files that no manifest
+    names are deleted when they are older than `lists.grace_hours`.
 
     Args:
         sink: the name of the sink.

@@ -3,9 +3,9 @@
 docs/delivery.md describes this format for readers in other languages. The sink `redis` writes it, and
 nightrank/online.py reads it.
 
-The keys of a table (`lists`, `users` or `items`) are fields of Redis hashes, the buckets of the table. A
-delivery writes new buckets, which no reader uses yet. Then it replaces one pointer, which names the buckets
-of all tables.
+The keys of a table (`lists`, `users` or `items`) are fields of Redis hashes. These hashes are the buckets of
+the table. A delivery writes new buckets, which no reader uses yet. Then it replaces one pointer, which names
+the buckets of all tables.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OnlineTable:
     """The buckets of one table.
 
     Attributes:
-        attempt: a part of the names of the buckets that no other delivery uses.
+        attempt: a text in the names of the buckets. No other delivery uses this text.
         digest: the digest of the partition of the lake from which the table was made.
         buckets: number of buckets.
         keys: number of keys in all buckets.

@@ -169,8 +169,8 @@ def connect(jar: str, sink: Database, credentials: Credentials) -> Iterator[Conn
         credentials: the user and the password.
 
     Raises:
-        ConfigError: Java cannot be started. Or PostgreSQL rejects the user, the password, the database or
-            the table.
+        ConfigError: Java cannot be started, or PostgreSQL rejects the user, the password, the database or the
+            table.
         DataError: the table cannot store a value.
         InfrastructureError: any other error of PostgreSQL or the network.
     """

@@ -68,9 +68,9 @@ FOLDS = 5
 L2 = 1.0
 Vector = NDArray[np.float64]
 
-# A contender that ranks by one source adds this share of the logit to the score. The logit then orders items
-# with equal scores, and items that the source did not propose. Items that the source did not propose get the
-# source's smallest score minus this distance.
+# A contender that ranks by one source adds the logit times `_LOGIT_SHARE` to the score of the source. The
+# logit then orders items with equal scores, and items that the source did not propose. Items that the source
+# did not propose get the source's smallest score minus `_DISTANCE`.
 _LOGIT_SHARE = 1e-3
 _DISTANCE = 10.0
 
@@ -123,7 +123,8 @@ class LearnedBlend:
     Attributes:
         chosen: the contender with the highest NDCG@k; with equal values, the first one in the order of
             `figures`.
-        figures: maps each contender to its figures: `model`, the sources in order, `blend`.
+        figures: maps each contender to its figures: `model`, the sources in the order of their indices, and
+            `blend`.
         request: the weights that rank like the chosen contender, fitted to all users; None for `model`.
     """
 
@@ -183,8 +184,8 @@ def fit(x: Vector, pairs: MeasuredPairs, counted: NDArray[np.bool_]) -> Vector:
     Args:
         x: (P, D) features.
         pairs: the pairs.
-        counted: (P,) bool, which candidates count. Users without a clicked candidate among these candidates
-            do not count.
+        counted: (P,) bool, whether a candidate is in the loss. Users without a clicked candidate among these
+            candidates are left out.
     """
     user = pairs.user
     clicks = np.bincount(user[pairs.clicked & counted], minlength=len(pairs.positives))
@@ -305,7 +306,7 @@ def measured_pairs(
 
     The users have a click in the validation split and a row in the train split. If they have more than about
     MOST_PAIRS candidates together, those with the smallest hashes of their keys are measured. Returns None if
-    no user has both.
+    there is no such user.
 
     Args:
         context: the context of the run.

@@ -101,7 +101,7 @@ def _publish(
 
 
 def _comparable(settings: ServingExperiment, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that must be equal for two dates, so that their sums can be added."""
+    """Returns values that must be equal for two dates. Otherwise the sums of the dates cannot be added."""
     models = {name: facts["variants"][name]["model_version"] for name in (CONTROL, TREATMENT)}
     return {
         "models": models,

@@ -2,8 +2,8 @@
 
 An impression is a distinct row of the log: repeated rows with the same user, item, position, variant and
 model version count once. An impression fits a list if the user's list has the same item at the same position,
-and if the same model made this list for the same variant. Each other impression counts for the first reason
-of `REASONS` that applies.
+and if the same model made this list for the same variant. Each other impression is counted under the first
+reason of `REASONS` that is true for it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: boo
 
 
 def _counts(fits: Rows) -> Rows:
-    """Returns the numbers of distinct impressions and of rows, and an error, for each value of `fit`."""
+    """Returns the numbers of distinct impressions and of rows, and one error, for each value of `fit`."""
     return query(
         f"""
         SELECT fit, count(*) AS impressions, CAST(sum(times) AS BIGINT) AS logged, min({ERROR}) AS {ERROR}
@@ -381,7 +381,7 @@ _DRAWN_PARTIAL = pa.schema(
 
 
 def why_unknown(config: Config, published: Manifest) -> str | None:
-    """Returns the reason why the probabilities of the draws are unknown; None if they are known.
+    """Returns the reason why the probabilities of the draws are unknown; None if the probabilities are known.
 
     Args:
         config: the configuration, with the rule `exploration`.

@@ -136,7 +136,7 @@ Bools = NDArray[np.bool_]
 def true_lists(
     workers: Workers, exclusions: Exclusions, items: Rows, generated: GeneratedDays, k: int
 ) -> Rows:
-    """Returns two lists of at most k items for each user: by CLICK_PROBABILITY and BEST.
+    """Returns two lists of at most k items for each user: ranked by CLICK_PROBABILITY and by BEST.
 
     The columns are user_key, kind (the ranking), position (from 1) and item_key. Users who are not in the
     generated days cannot click, and have no list. Probabilities of several days are added, weighted by the

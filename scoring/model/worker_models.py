@@ -15,7 +15,7 @@ _PREDICTORS_KEPT = 2
 
 
 class RequestWithModel(Protocol):
-    """A hashable request that names the model it needs.
+    """A hashable request that names the model that computes the answer.
 
     Such requests are ListRequest and RetrievalRequest.
     """

@@ -84,7 +84,7 @@ class ItemParts:
     """The item parts: the values that the model computes from each item and the context, without the user.
 
     If the parts of all items need at most `kept_bytes` bytes, they are computed once and stay in memory.
-    Otherwise they are computed again each time they are used.
+    Otherwise each use of the parts computes them again.
 
     Args:
         factorization: the factorization of the predictor's model.

@@ -47,7 +47,9 @@ class ListScorer:
     """Scores the candidates of users.
 
     Attributes:
-        predictor, items, pair_scorer, rules, blend: as in ListRanker.
+        predictor, items, rules: as in ListRanker.
+        pair_scorer: computes the logits of pairs of user and item with the model.
+        blend: the weights of the blend; None without a blend.
     """
 
     predictor: Predictor
@@ -178,7 +180,7 @@ class _LaunchedLists:
         block: the users.
         names: their keys.
         rank_again: computes the ranking keys, and raises an error for a score that is NaN.
-        ruled_lists: the lists, if business rules changed them.
+        ruled_lists: the lists that the business rules chose; None without rules.
         best: without rules, the U · K highest ranking keys, followed by two flags: whether a list of the
             batch is wrong, and whether a score of the block is NaN.
     """

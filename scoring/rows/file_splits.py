@@ -95,7 +95,7 @@ def divide_rows(
     a row group with more rows becomes a separate task.
 
     Args:
-        groups: the row groups, in order.
+        groups: the row groups, in the order of their rows.
         slots: number of tasks that run at the same time. There are about as many tasks, or a multiple, so
             that all slots end at about the same time. If there are fewer rows, there are fewer tasks. With
             `whole`, there are at most as many tasks as row groups.

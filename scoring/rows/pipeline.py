@@ -56,7 +56,7 @@ def scored_blocks(
     Args:
         predictor: the loaded model.
         pieces: the rows to score. A piece is a range of rows of one row group.
-        readers: number of threads that read.
+        readers: number of threads that read row groups.
         most_rows: maximum number of rows of a block of several row groups.
 
     Raises:

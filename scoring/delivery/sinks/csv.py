@@ -94,8 +94,8 @@ class Settings(FileSinkSettings):
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     """Publishes the lists of a date in the folder `<path>/dt=<date>`, as `publish_files` does.
 
-    Each file begins with a line of column names. The other lines are sorted by user and position. The lines
-    of all files, in the order of the manifest, have this order.
+    Each file begins with a line of column names. The other lines are sorted by user and position. If the
+    files are read in the order of the manifest, all lines have this order.
 
     Args:
         sink: the settings of the sink.

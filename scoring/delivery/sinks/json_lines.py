@@ -39,7 +39,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
     Each line is an object {"user_id", "date", "items": [{item_id, position, score, reason}]}, with the items
     ordered by position. During an experiment, it also has the key "variant". The lines are sorted by user.
-    The lines of all files, in the order of the manifest, have this order.
+    If the files are read in the order of the manifest, all lines have this order.
 
     Args:
         sink: the settings of the sink.

@@ -54,8 +54,8 @@ def within_maximum(categories: Tensor, most: int) -> Tensor:
     """Returns which items of a ranking the maximum per category allows, shape (U, W), bool.
 
     An item is allowed if it is among the first `most` items of its category in its row. A greedy choice from
-    the left gives the same result, because only earlier items of the same category matter. Every item without
-    a category (NO_VALUE) is allowed.
+    the left gives the same result, because only earlier items of the same category decide whether an item is
+    allowed. Every item without a category (NO_VALUE) is allowed.
 
     Args:
         categories: (U, W) int64 category codes, in the order of the ranking.
