@@ -65,7 +65,7 @@ def job_parser(
 
 
 def add_future(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --future."""
+    """Adds the option --future, which allows run dates later than tomorrow."""
     parser.add_argument(
         "--future",
         action="store_true",
@@ -75,7 +75,7 @@ def add_future(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --wait."""
+    """Adds the option --wait: how long a job waits for another process that runs it for the same date."""
     parser.add_argument(
         "--wait",
         type=_seconds,

@@ -95,7 +95,7 @@ def run_with_options(
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --profile."""
+    """Adds the option --profile, which names the Spark profile."""
     parser.add_argument(
         "--profile",
         metavar="CONF",
@@ -123,7 +123,7 @@ def run_in_application(
     _log_to_stderr()
     try:
         return _run(name, stage, arguments, write_summary, sessions)
-    except Exception:  # a bug: print the traceback, as Python does for a job in a separate process
+    except Exception:  # a bug: print the traceback, as Python does if a separate process ends
         traceback.print_exc()
         return EXIT_CRASHED
 
@@ -158,7 +158,7 @@ def _run(
     exit_code, summary = EXIT_CRASHED, None
     failure: BaseException | None = None
     try:
-        check_config(config)  # checked before the job does any work
+        check_config(config)  # raises an error before the job does any work
         total = time.monotonic() - start
         with _lease_of(context, arguments):
             summary = stage(context).completed(name, context.run_date, context.phases, total)

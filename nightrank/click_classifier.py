@@ -55,7 +55,7 @@ class ClickClassifier(Estimator):
         model_: the trained `Model`, with its metrics and methods, such as `save` and `export`.
     """
 
-    _estimator_type = "classifier"  # scikit-learn before 1.6 reads this
+    _estimator_type = "classifier"  # scikit-learn before 1.6 reads this attribute
 
     def __init__(
         self,

@@ -455,13 +455,13 @@ def _resampled_rows(
     if measure is auc and weights is None:
         sums = bootstrap.reduce_replicates(unit, label > 0, score, np.zeros(len(unit), np.int64), resample)
         return bootstrap.combine_replicates([sums], 1)["auc"]
-    order = np.argsort(score, kind="stable")  # sorts once, so that the measure sorts sorted rows
+    order = np.argsort(score, kind="stable")  # sorting sorted rows again below is fast
     label, score, weight, unit = label[order], score[order], weight[order], unit[order]
     values = []
     for draw in _draws(np.arange(unit.max() + 1), resample):
         try:
             values.append(measure(label, score, weight * draw[unit]))
-        except DataError:  # a class has no rows
+        except DataError:  # in this resample, a class has no rows
             values.append(np.nan)
     return np.array(values)
 

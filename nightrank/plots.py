@@ -105,7 +105,7 @@ def draw_calibration(labels: ArrayLike, probabilities: ArrayLike, ax: Axes | Non
     Raises:
         DataError: there are no rows, a label is not 0 or 1, or lengths differ.
     """
-    loss = metrics.log_loss(labels, probabilities)  # this also checks the arguments
+    loss = metrics.log_loss(labels, probabilities)  # this call also checks the arguments
     calibration = summarize(labels, probabilities)["calibration"]
     means = [tenth["mean_probability"] for tenth in calibration["deciles"]]
     rates = [tenth["click_rate"] for tenth in calibration["deciles"]]

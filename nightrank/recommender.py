@@ -348,7 +348,7 @@ class Recommender(Estimator):
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Recommender:
-        """Returns a recommender that `save` wrote. The files must remain there as long as it is used.
+        """Returns a recommender that `save` wrote. Keep its files as long as the recommender is used.
 
         Raises:
             ConfigError: the folder is not a local path, or a package is not installed.

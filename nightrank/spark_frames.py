@@ -70,7 +70,7 @@ def transform_frame(rows: DataFrame, workflow: LocalWorkflow, keep: Sequence[str
     features = workflow.spec.features
     require_kept(keep, rows.columns, [feature.name for feature in features])
     raw = [name for name in workflow.raw_types() if name in rows.columns]
-    # Checks names and types before a task starts: Spark evaluates the frame later.
+    # Check names and types now, because Spark evaluates the frame later, in tasks.
     workflow.encode_table(collect_columns(rows.limit(0), raw))
     empty = [
         f"cast(null as {FEATURE_SPARK_TYPES[feature.dtype]}) as {_quoted(feature.name)}"

@@ -62,7 +62,7 @@ class Workflow:
         self._types = checked_types(types or {})
         self._label = label
         self._fitted: LocalWorkflow | None = None
-        self._fitted_on: str | None = None  # digest of the rows, if features depend on their order
+        self._fitted_on: str | None = None  # digest of the rows, if features depend on the order of rows
         inputs, others = columns_of(self._groups, label)
         unknown = sorted(set(self._types) - {*inputs, *others})
         if unknown:
@@ -253,7 +253,7 @@ class Workflow:
         known = {one.name: one.cardinality for one in fitted.spec.features}
         if feature not in known:
             raise ConfigError(f"the workflow has no feature {feature!r}", f"choose from {list(known)}")
-        fitted.vocabulary_of(feature)  # raises ConfigError if the feature has no vocabulary
+        fitted.vocabulary_of(feature)  # this line raises ConfigError if the feature has no vocabulary
         return decoded_like(ids, lambda distinct: _values_of(fitted, feature, known[feature] or 0, distinct))
 
     def encode_training(self, rows: AnyFrame | pa.RecordBatch, label: str | None = None) -> pa.Table:

@@ -60,7 +60,7 @@ def launcher_of(submission: Submission, *, isolate: bool) -> Launcher:
 
 
 def add_isolate(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --isolate."""
+    """Adds the option --isolate, which runs each stage as a separate spark-submit process."""
     parser.add_argument(
         "--isolate",
         action="store_true",
@@ -137,7 +137,7 @@ def _append(log: BinaryIO, piece: bytes) -> None:
     try:
         while rest:
             rest = rest[log.write(rest) :]
-    except OSError as error:  # the disk is full
+    except OSError as error:  # for example, the disk is full
         raise log_error(log.name, error) from error
 
 

@@ -48,7 +48,7 @@ def main() -> NoReturn:
     """Runs the stages, and ends the process."""
     profile, answers = sys.argv[1], int(sys.argv[2])
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
-    start_server_early()  # workers of this server read the log in the first stage
+    start_server_early()  # processes that this server forks read the log in the first stage
     requests = _Requests()
     if cores_without_jvm() is None:  # if not, a stage starts a JVM only if it needs one
         threading.Thread(target=_start_jvm, daemon=True).start()

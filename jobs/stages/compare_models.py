@@ -251,7 +251,7 @@ def _search(
 
 
 def _is_over(search: Search, since: float) -> bool:
-    """Returns whether the search has reached its time limit, so that no further trial may begin.
+    """Returns whether the search has reached its time limit. After that, no further trial begins.
 
     Logs a message in this case.
     """

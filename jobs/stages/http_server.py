@@ -177,7 +177,7 @@ class ServerMetrics:
         )
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """Counts an answer."""
+        """Counts an answer in the metrics."""
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
         if status >= 400:
@@ -498,7 +498,7 @@ def serve(application: HttpApplication, listener: socket, tls: ssl.SSLContext | 
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="critical",  # invalid requests are counted instead of logged
+        log_level="critical",  # uvicorn does not log invalid requests; they are counted
         access_log=False,
         proxy_headers=False,
         server_header=False,

@@ -202,7 +202,7 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
                 problem = "the job was killed, or it crashed before it could record an error"
                 remedy = (run.error or {}).get("remedy", "")
                 failures.append(Failure(run.run_date, stage, run.ended_at, code, problem, remedy))
-        if (run.error or {}).get("kind") not in (None, "StageError"):  # no stage of the run failed
+        if (run.error or {}).get("kind") not in (None, "StageError"):  # `nightly` itself failed, not a stage
             failures.append(_failure(run))
     return sorted(failures, key=lambda failure: (failure.ended_at, failure.job))
 

@@ -173,7 +173,7 @@ def _experiments(comparison: Comparison) -> Section:
     words, chosen = MEASURE_WORDS[comparison.choose_by], comparison.choose_by
     title = "Trials" if comparison.search else "Experiments"
     sentence = f"{title} are ordered by {words} on the validation split. "
-    if not comparison.search:  # a trial has one seed
+    if not comparison.search:  # a trial of a search has only one seed
         sentence += "Measures are means over the seeds ± the standard deviation. "
     sentence += "Measures on the test split are only reported."
     shown = comparison.ranked[:_MOST_ROWS]

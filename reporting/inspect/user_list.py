@@ -210,7 +210,7 @@ def decoded_names(lake: LakePaths, user_list: InspectedList) -> Names:
             continue
         try:
             workflow.vocabulary_of(feature.name)
-        except ConfigError:  # a hashed id can mean any of several values
+        except ConfigError:  # several values share a hashed id, so none is shown
             continue
         rows = (user_list.user_features, *user_list.item_features.values())
         occurring[feature.name] = {index for row in rows for index in _ids(row.get(feature.name))}

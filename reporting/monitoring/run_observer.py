@@ -118,8 +118,8 @@ def read_spark_work(spark: SparkSession, since_s: float, now_s: float) -> SparkW
     nothing = gateway.new_array(gateway.jvm.double, 0)
     stage_list = store.stageList(None, False, False, nothing, gateway.jvm.java.util.ArrayList())
     executors = store.executorList(False)
-    # The JVM serializes stages and executors as JSON, as its REST interface does. So one call is enough for
-    # any number of stages.
+    # The JVM serializes stages and executors as JSON, as its REST interface does. So this process reads any
+    # number of stages in one call.
     mapper = gateway.jvm.org.apache.spark.status.api.v1.JacksonMessageWriter().mapper()
     stages = json.loads(mapper.writeValueAsString(stage_list))
     began_s, conf = context._jsc.startTime() / 1000, context.getConf()
@@ -138,7 +138,7 @@ def spark_work(
     since_s: float,
     now_s: float,
 ) -> SparkWork:
-    """Adds up the work of the stages, and the core seconds of the executors. Skipped stages do not count.
+    """Adds up the work of the stages that ran, and the core seconds of the executors.
 
     Args:
         application_id: Spark's id of the session.

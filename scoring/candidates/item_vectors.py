@@ -195,7 +195,7 @@ def _load(request: ItemVectorsRequest, gpu: int | None) -> ItemVectors:
     width = next(len(chunk[0]) for chunk in chunks if len(chunk))  # at least one file has rows
     vectors = np.empty((len(order), width), np.float32)
     row = 0
-    while tables:  # each table is freed as soon as it is copied
+    while tables:  # frees each table as soon as it is copied
         for chunk in tables.pop(0).column(VECTOR).chunks:
             values = chunk.flatten().to_numpy(zero_copy_only=False)
             vectors[place[row : row + len(chunk)]] = values.reshape(len(chunk), width)

@@ -81,7 +81,7 @@ def lists_of_similar_items(
 def _neighbours(history: Rows, most: int, shrink: float) -> Rows:
     """Returns the published table: the `most` items that are most similar to each item."""
     if isinstance(history, pa.Table):
-        from scoring.candidates.item_pairs import neighbour_table  # imports scipy
+        from scoring.candidates.item_pairs import neighbour_table  # importing this module imports scipy
 
         return neighbour_table(history, most, shrink)
     near = nearest(similarities(history, shrink), most)

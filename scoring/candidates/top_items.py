@@ -116,7 +116,7 @@ def batch_of_lists(
     Args:
         users: the keys of the users.
         parts: the ranking keys that TopItems.best returned, for consecutive micro-batches of the users.
-        items: (N,) the item index of each item number; None if both are the same.
+        items: (N,) the item index of each item number; None if each item number is an item index.
     """
     parts = [part.cpu() for part in parts]
     lengths = np.concatenate([[0], *((part != NO_CANDIDATE).sum(dim=1).numpy() for part in parts)])

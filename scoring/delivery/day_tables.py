@@ -47,12 +47,12 @@ TYPES = {
 # A reader that starts while a delivery waits for its lock waits at most this long. PostgreSQL needs a second
 # to cancel its own maintenance of a table for a lock (deadlock_timeout).
 _LOCK_TIMEOUT = "2s"
-_PAUSE_S = 3.0  # between two attempts to get the lock
+_PAUSE_S = 3.0  # seconds between two attempts to get the lock
 _PATIENCE_S = 900.0
 _ATTEMPTS_TO_DROP = 3
 _BUSY = ("55P03", "40P01")  # SQLSTATE of a lock that was not granted in time, and of a deadlock
 
-_LOCK_CLASS = 0x6E72  # the first number of the session locks
+_LOCK_CLASS = 0x6E72  # the first of the two numbers of each session lock
 _STAMP = "%Y%m%d%H%M%S"
 _ABANDONED_AGE = timedelta(hours=24)
 _USERS_PER_DELETE = 1000
@@ -555,7 +555,7 @@ def _try_lock(database: Connection, number: str) -> bool:
 def _unlock(database: Connection, number: str) -> None:
     try:
         database.rows(f"SELECT pg_advisory_unlock({_LOCK_CLASS}, {_signed(number)})")
-    except Py4JError as error:  # the end of the session releases the lock, too
+    except Py4JError as error:  # PostgreSQL also releases the lock when the session ends
         log.debug("the lock %s was not released: %s", number, error)
 
 

@@ -197,7 +197,7 @@ def texts(values: pa.Array) -> list[str]:
 def _float_text(text: str | None) -> str:
     if text is None:
         return "null"
-    if text == "-0":  # a reader would parse -0 as the integer 0, which has no sign
+    if text == "-0":  # a JSON reader would parse -0 as the integer 0, and lose the sign
         return "-0.0"
     return text if math.isfinite(float(text)) else f'"{text}"'
 

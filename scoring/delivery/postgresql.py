@@ -1,8 +1,8 @@
 """Connects to PostgreSQL through its JDBC driver, which runs in a small Java process of its own.
 
 The Java process belongs to one process of Python, the job or a Python worker of Spark. Its class path has
-only py4j and the JDBC driver, and it ends together with the Python process. So a delivery on one machine
-needs no Spark.
+only py4j and the JDBC driver, and it ends together with the Python process. So a delivery on one machine does
+not need to start Spark.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def connect(jar: str, sink: Database, credentials: Credentials) -> Iterator[Conn
         properties = jvm.java.util.Properties()
         for name, value in connection_properties(credentials).items():
             properties.setProperty(name, value)
-        properties.setProperty("stringtype", "unspecified")  # the server infers types
+        properties.setProperty("stringtype", "unspecified")  # the server infers the types
         connection = jvm.org.postgresql.Driver().connect(sink.url, properties)
         yield Connection(jvm, connection)
     except Py4JJavaError as error:

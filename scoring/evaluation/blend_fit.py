@@ -4,10 +4,10 @@ The blend is a linear function of a pair's features (`features`). Its weights w 
 
     Σ_u ( log Σ_i exp(w·x_ui) − mean of w·x_ui over the clicked items i of user u ) + λ/2 ‖w‖²
 
-where i runs over the candidates of user u that the model or a source ranks high. This is the cross-entropy of
-a softmax over these candidates (the listwise loss of Z. Cao et al., Learning to Rank: From Pairwise Approach
-to Listwise Approach, ICML 2007). Other candidates enter no list, so their order does not matter. The function
-is convex, and Newton's method finds its minimum without random numbers.
+where i runs over the candidates of user u that the model or a source ranks high. The sum over u is the
+cross-entropy of a softmax over these candidates (the listwise loss of Z. Cao et al., Learning to Rank: From
+Pairwise Approach to Listwise Approach, ICML 2007). Other candidates enter no list, so their order does not
+matter. The function is convex, and Newton's method finds its minimum without random numbers.
 
 The model alone, each source alone and the blend are contenders. Users are divided into folds. The lists of
 the users of a fold are measured with weights that are fitted to the other folds.
@@ -153,7 +153,7 @@ def learn(pairs: MeasuredPairs, sources: Sequence[str], k: int) -> LearnedBlend:
         measured = pairs.folds[user] == fold
         held_out[measured] = x[measured] @ fit(x, pairs, counted & (pairs.folds != fold)[user])
     figures[BLEND] = _figures(pairs, _positions(pairs, held_out), k)
-    chosen = max(figures, key=lambda name: figures[name].ndcg)  # the first one, if several are equal
+    chosen = max(figures, key=lambda name: figures[name].ndcg)  # `max` returns the first of equal contenders
     if chosen == MODEL:
         return LearnedBlend(chosen, figures, None)
     best = fit(x, pairs, counted) if chosen == BLEND else weights[chosen]

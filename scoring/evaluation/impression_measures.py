@@ -220,7 +220,8 @@ def _shown(fits: Rows, clicked: Rows) -> Rows:
 def _shares(lists: Rows, shown: Rows, clicked: Rows) -> dict[str, Any]:
     """Returns the numbers of users and of entries in the lists.
 
-    They count all entries, the shown entries, and the clicked entries that were not shown.
+    The entries are counted three times: all entries, the shown entries, and those that were clicked but not
+    shown.
     """
     (of_lists,) = records(
         query("SELECT count(*) AS entries, count(DISTINCT user_key) AS users FROM {lists}", lists=lists)

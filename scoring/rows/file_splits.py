@@ -84,7 +84,7 @@ def row_groups(lake: LakePaths, dataset: Dataset, split: Split) -> list[FileRowG
 def divide_rows(
     groups: Sequence[FileRowGroup], slots: int, max_rows: int, *, whole: bool = False
 ) -> list[tuple[RowGroupRange, ...]]:
-    """Divides all rows, in order, among tasks.
+    """Divides all rows among tasks, in the order of the rows.
 
     Returns the pieces of each task. A piece is a range of rows of one row group. Every row is in exactly one
     piece. If there are no rows, the result is one task without pieces.

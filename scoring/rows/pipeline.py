@@ -244,7 +244,7 @@ class _DeviceRows:
         ids = torch.empty(rows, self._id_width, dtype=torch.int32, device=device)
         labels = torch.empty(rows, dtype=torch.int32, device=device)
         weights = torch.empty(rows, dtype=torch.float32, device=device)
-        # One range of all rows, in their order.
+        # One range contains all rows, in their order.
         ranges = torch.tensor([[columns.data_ptr(), rows, 0, 0, 0, 0, rows, 0]])
         blocks = torch.arange(-(-rows // BLOCK_ROWS), dtype=torch.int32, device=device)
         tiles = torch.stack([torch.zeros_like(blocks), blocks], dim=1)

@@ -138,7 +138,7 @@ def read_piece(
     *,
     check_ids: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a piece in order, in batches. A piece is a range of rows of one row group.
+    """Yields the rows of a piece in batches, without changing their order.
 
     A batch has the columns `keep` and the features.
 

@@ -54,7 +54,7 @@ from storage.paths import LakePaths
 from training.export.write_export import DESCRIPTION
 
 CONFIG, SERVED = "config.pbtxt", "served.json"
-_MODELS = (WORKFLOW, RANKER, LOOKUP, ONLINE_ENSEMBLE, ENSEMBLE)  # the last one has served.json
+_MODELS = (WORKFLOW, RANKER, LOOKUP, ONLINE_ENSEMBLE, ENSEMBLE)  # the last model has the file served.json
 _OF_TREATMENT = (TREATMENT_ONLINE_ENSEMBLE, TREATMENT_ENSEMBLE)
 Variant = Literal["control", "treatment"]
 _PYTHON = (
@@ -144,7 +144,7 @@ class _Repository:
         online: bool,
         variant: Variant,
     ) -> dict[str, Any]:
-        """See `add_to_repository`."""
+        """Implements `add_to_repository` in the locked repository."""
         self._require_own()
         context = context_columns(info.spec, workflow) if online else None
         require_names(workflow.raw_types(), context)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("nightrank")
 
 _BATCH_ROWS = 1 << 15
-_ROWS_PER_CONNECTION = 50_000  # a smaller part of the lists is not worth a connection
+_ROWS_PER_CONNECTION = 50_000  # for fewer rows, opening another connection does not pay off
 _COPIED = pa.schema([("rows", pa.int64())])
 # The escapes for special characters in the text format of COPY. The backslash is escaped first, because the
 # other escapes contain it.
@@ -147,7 +147,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     jar = _driver(sink, lambda: lists.frame.sparkSession)
     target, digest, expected = f"{sink.url} {sink.table}", lists.manifest.digest, lists.manifest.rows
     if spark is not None:
-        driver_of_spark(spark, sink)  # gives the driver to the executors
+        driver_of_spark(spark, sink)  # distributes the JDBC driver to the executors
     with connect(jar, sink, credentials) as database:
         served = open_table(database, sink.table)
         drop_abandoned(served)

@@ -24,7 +24,7 @@ class Settings(AttributeRule):
 
 @dataclass(frozen=True)
 class Capped(ItemRule):
-    """The maximum per category.
+    """The rule that limits the number of items per category.
 
     Attributes:
         categories: (N,) int64: the category code of each item; NO_VALUE for an item without a category.
