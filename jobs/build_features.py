@@ -14,7 +14,7 @@ DESCRIPTION = (
 def main() -> None:
     """Runs the job. The processes that read the log start while the other modules are imported.
 
-    Importing pandas is refused here, because it takes time, and only a Spark session needs it.
+    Until a Spark session needs pandas, imports of pandas are refused, because they take time.
     """
     start_server_early()
     refuse_pandas()

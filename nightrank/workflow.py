@@ -259,8 +259,8 @@ class Workflow:
     def encode_training(self, rows: AnyFrame | pa.RecordBatch, label: str | None = None) -> pa.Table:
         """Returns the features for training a model on rows, as an Arrow table, in the order of the rows.
 
-        `transform` returns the same features. With the operator target_encoding, they are the features that
-        `fit_transform` returns. So the features of a row never contain its own label.
+        These are the features that `transform` returns or, with the operator target_encoding, the features
+        that `fit_transform` returns. So the features of a row never contain its own label.
 
         Args:
             rows: as for `fit`. With target_encoding, the rows that this workflow was fitted on, in the same

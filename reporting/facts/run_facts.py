@@ -436,8 +436,8 @@ def histories(
     """Returns the clicks and impressions of some users.
 
     About 5 million rows of the newest days of the dataset are read. The result maps each user to a
-    UserHistory. It is empty if the dataset has no user column. Rows that the section `negatives` added do not
-    count, because no user saw their items.
+    UserHistory. It is empty if the dataset has no user column. Rows that the section `negatives` added are
+    not counted, because no user saw their items.
     """
     files, left = [], MOST_ROWS
     members = sorted(

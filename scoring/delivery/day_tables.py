@@ -44,8 +44,8 @@ TYPES = {
     "model_version": "text",
 }
 
-# A reader that starts while a delivery waits for its lock waits at most this long. PostgreSQL needs a second
-# to cancel its own maintenance of a table for a lock (deadlock_timeout).
+# A reader that starts while a delivery waits for its lock waits at most this long. If PostgreSQL's own
+# maintenance of a table blocks a lock, PostgreSQL cancels it after one second (deadlock_timeout).
 _LOCK_TIMEOUT = "2s"
 _PAUSE_S = 3.0  # seconds between two attempts to get the lock
 _PATIENCE_S = 900.0

@@ -141,7 +141,7 @@ class Connection:
 
 
 def _copy_in(manager: Any, statement: str, stream: Any) -> int:
-    """Copies all bytes of a stream. Then closes it, so that a writer fails instead of waiting."""
+    """Copies all bytes of a stream. Then closes the stream, so that a writer fails instead of waiting."""
     try:
         return int(manager.copyIn(statement, stream, _COPY_BYTES))
     finally:

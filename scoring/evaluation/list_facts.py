@@ -139,9 +139,9 @@ def true_lists(
     """Returns two lists of at most k items for each user: ranked by CLICK_PROBABILITY and by BEST.
 
     The columns are user_key, kind (the ranking), position (from 1) and item_key. Users who are not in the
-    generated days cannot click, and have no list. Probabilities of several days are added, weighted by the
-    share of the user's impressions in each day. Items are sorted by descending probability. If probabilities
-    are equal, the item with the smaller index comes first.
+    generated days cannot click, and have no list. The probability of a (user, item) pair is a weighted sum
+    over the days. The weight of a day is its share of the user's impressions. Items are sorted by descending
+    probability. If probabilities are equal, the item with the smaller index comes first.
 
     Args:
         workers: make the lists if the users are a table.

@@ -61,8 +61,8 @@ class ListScorer:
     def scores(self, parts: Part, which: Tensor, items: Tensor, source_scores: Tensor | None) -> Tensor:
         """Returns the scores of T lists of I items each, shape (T, I), float32.
 
-        The scores are probabilities. The scores of a blend are log-odds. If a rule such as a boost changes
-        ranking scores, the scores of a blend are also numbers from 0 to 1.
+        Without a blend, the scores are probabilities. With a blend, they are log-odds or, if a rule such as a
+        boost changes ranking scores, the sigmoids of these log-odds.
 
         Args:
             parts, which, items: as for `PairScorer.list_logits`.

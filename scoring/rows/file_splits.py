@@ -138,7 +138,7 @@ def _largest(cuts: Sequence[int]) -> int:
 def _longest_slot(cuts: Sequence[int], slots: int) -> int:
     """Returns an upper bound for the rows of a slot.
 
-    A slot takes the next task when it has completed its task.
+    A slot takes a new task when its task ends.
     """
     tasks = len({*cuts}) - 1
     return -(-tasks // slots) * _largest(cuts)

@@ -65,7 +65,7 @@ def ensemble_config(inputs: ServedInputs, version: int, name: str = ENSEMBLE) ->
     """Returns the configuration of the ensemble, which uses one version of workflow and ranker.
 
     The version is fixed for two reasons. The ids of a workflow are valid only for the ranker that was trained
-    with it. And Triton does not load new versions of two models at the same time.
+    with it. In addition, Triton does not load new versions of two models at the same time.
     """
     return _ensemble(name, WORKFLOW, _raw(inputs), inputs, version)
 

@@ -197,8 +197,8 @@ def score_split(
 ) -> list[str]:
     """Scores the rows of each task, writes Parquet files, and returns the names of the files in row order.
 
-    Workers receive only paths and row ranges. Nothing is published. Failed attempts may leave files behind,
-    but no manifest names these files.
+    Workers receive only paths and row ranges. The function does not publish the files. Failed attempts may
+    leave files behind, but no manifest names these files.
 
     Args:
         spark: the Spark session; None runs the tasks in threads of this process.

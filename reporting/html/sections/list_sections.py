@@ -142,7 +142,7 @@ def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
 def _contenders(blend: Mapping[str, Any] | None) -> list[Html]:
     """Returns a table of the rankings that learn_blend compared, as a list of one element.
 
-    The list is empty if learn_blend did not choose (score.blend=none, or no clicks for a choice).
+    The list is empty if learn_blend did not choose a ranking (score.blend=none, or no validation clicks).
     """
     if not blend or not blend["contenders"]:
         return []
