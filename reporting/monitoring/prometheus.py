@@ -78,7 +78,7 @@ def expose(record: RunRecord, watch: Watch) -> None:
     if watch.textfile_folder is not None:
         stem = _UNSAFE.sub("_", f"nightrank_{record.config}_{record.job}")
         file_io.replace_text(str(Path(watch.textfile_folder) / f"{stem}.prom"), run_text(record))
-        if not record.failed:  # a separate file, which a failed run does not replace
+        if not record.failed:  # a separate file, so that a failed run does not remove it
             file_io.replace_text(
                 str(Path(watch.textfile_folder) / f"{stem}.success.prom"), success_text(record)
             )
