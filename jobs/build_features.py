@@ -14,7 +14,7 @@ DESCRIPTION = (
 def main() -> None:
     """Runs the job. The processes that read the log start while the other modules are imported.
 
-    Only a Spark session needs pandas.
+    Until a Spark session needs pandas, imports of pandas are refused, because they take time.
     """
     start_server_early()
     refuse_pandas()

@@ -52,7 +52,7 @@ def _action(arguments: argparse.Namespace) -> Action | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line: options of every job, overrides, their author and reason."""
+    """Returns the parser of the command line: options of every job, and the override's author and reason."""
     parser = job_parser("champion", DESCRIPTION)
     override = parser.add_mutually_exclusive_group()
     override.add_argument(

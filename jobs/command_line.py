@@ -13,7 +13,7 @@ from conf.errors import EXIT_INFRASTRUCTURE, EXIT_OK, NightrankError
 from conf.messages import printable, program_name
 from storage.job_summary import JobSummary
 
-if TYPE_CHECKING:  # nightly reads its arguments before it imports the configuration
+if TYPE_CHECKING:  # nightly parses its arguments before it imports the package `conf.types`
     from storage.run_context import RunContext
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C, as in shells and nightly
@@ -65,7 +65,7 @@ def job_parser(
 
 
 def add_future(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --future."""
+    """Adds the option --future, which allows run dates later than tomorrow."""
     parser.add_argument(
         "--future",
         action="store_true",
@@ -75,7 +75,7 @@ def add_future(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --wait."""
+    """Adds the option --wait: how long a job waits for another process that runs it for the same date."""
     parser.add_argument(
         "--wait",
         type=_seconds,

@@ -1,4 +1,4 @@
-"""Compares all files of a lake with their manifests. Needs no Spark session."""
+"""Compares all files of a lake with their manifests. The job needs no Spark session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts a lake that an earlier release wrote to the formats of this release. Needs no Spark session."""
+"""Converts a lake that an earlier release wrote to the formats of this release, without a Spark session."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ log = logging.getLogger("nightrank")
 
 # Java's message if the interpreter of Spark's Python workers is missing.
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
-_PUBLISH_NOTHING = frozenset({"plan_night"})  # several of these jobs may run for one date
+_PUBLISH_NOTHING = frozenset({"plan_night"})  # several runs of such a job may run for one date
 _LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 
@@ -95,7 +95,7 @@ def run_with_options(
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --profile."""
+    """Adds the option --profile, which names the Spark profile."""
     parser.add_argument(
         "--profile",
         metavar="CONF",
@@ -123,7 +123,7 @@ def run_in_application(
     _log_to_stderr()
     try:
         return _run(name, stage, arguments, write_summary, sessions)
-    except Exception:  # a bug: print the traceback, as Python does for a job in a separate process
+    except Exception:  # a bug: print the traceback, as Python does if a separate process ends
         traceback.print_exc()
         return EXIT_CRASHED
 
@@ -158,7 +158,7 @@ def _run(
     exit_code, summary = EXIT_CRASHED, None
     failure: BaseException | None = None
     try:
-        check_config(config)  # checked before the job does any work
+        check_config(config)  # raises an error before the job does any work
         total = time.monotonic() - start
         with _lease_of(context, arguments):
             summary = stage(context).completed(name, context.run_date, context.phases, total)
@@ -169,7 +169,7 @@ def _run(
     except (NightrankError, PySparkException, Py4JError, OSError, MemoryError) as error:
         failure, exit_code = _log_failure(context, error, sessions)
         _mark_damage(failure)
-    except BaseException as error:  # a bug or an interruption: it is raised again
+    except BaseException as error:  # a bug or an interruption; raised again below
         failure, exit_code = error, INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CRASHED
         if stacks := sessions.keep_stacks(context):
             log.error("%s failed; Spark's stack traces are in %s", name, stacks)
@@ -288,8 +288,8 @@ def _separated(jvm: Any) -> Callable[[str], None]:
     Returns a function that writes a line to the real standard output.
     """
     # The copying thread keeps a reference to System.out, so System.setOut would have no effect on it.
-    # Instead, this function replaces the number in its file descriptor. Spark opens java.io for reflection in
-    # every JVM that it starts.
+    # Instead, this function replaces the number in the FileDescriptor object to which System.out writes.
+    # Spark opens java.io for reflection in every JVM that it starts.
     descriptor = jvm.java.io.FileDescriptor
     number = jvm.java.lang.Class.forName("java.io.FileDescriptor").getDeclaredField("fd")
     number.setAccessible(True)
@@ -321,7 +321,7 @@ _JOBS = Path(__file__).parent
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends this process at once, after the functions of `atexit`, which delete temporary files.
+    """Runs the functions of `atexit`, which delete temporary files, and then ends this process at once.
 
     As at the end of the interpreter, other threads end first. Otherwise a thread of a process pool and
     `atexit` could wait for the same process, and one of them would wait forever.

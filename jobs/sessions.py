@@ -1,4 +1,4 @@
-"""The Spark session of a job. It is built for the job, or shared by the jobs of an application."""
+"""The Spark session of a job. The session is built for the job, or the jobs of an application share it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OwnSession:
     def open(self, context: RunContext) -> SparkSession:
         """Builds the session.
 
-        Attaches the error log before, because building can fail, and again afterwards.
+        Attaches the error log before building the session, because building can fail, and again afterwards.
         """
         allow_pandas()
         self.error_log.attach()
@@ -50,7 +50,8 @@ class OwnSession:
 class SharedSession:
     """The Spark session of several jobs that run in one process, one after the other.
 
-    The session is built for the first job that needs it. At the end of a job, its cached tables are removed.
+    The session is built for the first job that needs it. When a job ends, its cached tables are removed from
+    Spark.
     """
 
     _session: SparkSession | None = None

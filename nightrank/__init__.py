@@ -16,8 +16,8 @@
     nightrank.metrics.auc(labels, probabilities)           # measures, with confidence intervals
 
 The package needs no Spark session. docs/python.md shows each call with its result. `nightrank.online` looks
-up lists and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`),
-so each module is imported when one of its names is first used.
+up lists and features of single users and items in Redis. `nightrank` is also a command (`nightrank --help`).
+To let it start fast, each module is imported only when one of its names is first used.
 """
 
 from importlib import import_module

@@ -27,8 +27,8 @@ class ClickClassifier(Estimator):
         model = nightrank.ClickClassifier("dlrm", embedding_dim=8).fit(rows, clicks)
         model.predict_proba(rows)[:, 1]
 
-    It follows the conventions of scikit-learn, so `clone`, `cross_val_score` and `GridSearchCV` work with it.
-    `get_params` and `set_params` include the settings of the architecture. scikit-learn need not be
+    The class follows the conventions of scikit-learn, so `clone`, `cross_val_score` and `GridSearchCV` work
+    with it. `get_params` and `set_params` include the settings of the architecture. scikit-learn need not be
     installed. `fit` calls `Workflow.fit` and `nightrank.train`, so the job train_model would train the same
     model.
 
@@ -49,13 +49,13 @@ class ClickClassifier(Estimator):
         settings: settings of the architecture, such as embedding_dim=8. conf/models contains the defaults.
 
     Attributes:
-        classes_: (2,) the two values of the labels, in ascending order. The second one is a click.
+        classes_: (2,) the two values of the labels, in ascending order. The second value means a click.
         feature_names_in_: (C,) the columns of the rows of `fit`.
         workflow_: the fitted `Workflow`.
         model_: the trained `Model`, with its metrics and methods, such as `save` and `export`.
     """
 
-    _estimator_type = "classifier"  # scikit-learn before 1.6 reads this
+    _estimator_type = "classifier"  # scikit-learn before 1.6 reads this attribute
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class ClickClassifier(Estimator):
         Args:
             rows: a frame of pandas, Polars, Arrow or Spark.
             labels: (N,) the label of each row: two distinct values, such as 0 and 1.
-            validation: rows and labels that choose the epoch of the weights (the best AUC); None for the
-                weights of the last epoch.
+            validation: rows and their labels. The model keeps the weights of the epoch with the best AUC on
+                these rows. With None, it keeps the weights of the last epoch.
 
         Raises:
             ConfigError: an argument is wrong, or the architecture is not a click model.

@@ -1,8 +1,8 @@
 """The command `nightrank`: starts the jobs, from any folder, in the environment of the project.
 
-Each command is a script of `jobs/` (or the doctor), which gets the arguments unchanged. The jobs need Spark,
-so they run in a checkout, or in the project that `nightrank setup` installs. The package itself does not need
-Spark or a checkout.
+Each command runs a script of `jobs/` (or the doctor), and passes its arguments unchanged. The jobs need
+Spark, so they run in a checkout, or in the project that `nightrank setup` installs. The package itself does
+not need Spark or a checkout.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def completion(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 # environment.
 
 HOME_VARIABLE = "NIGHTRANK_HOME"
-_ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py puts it into the wheel
+_ARCHIVE = Path(__file__).with_name("_project.tar")  # setup/python_wheel.py adds this file to the wheel
 _KEPT = (".venv", ".bootstrap", ".setup.lock")  # a newer release keeps these files
 
 
@@ -173,7 +173,7 @@ _BASH = '. "$0/setup/env.sh" && exec python "$@"'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code. A job replaces this process and does not return."""
+    """Runs a command and returns its exit code. If it is a job, the job replaces this process."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and words[0] in commands():

@@ -24,8 +24,8 @@ class Estimator:
     """Base class of estimators.
 
     Each keyword argument of the constructor becomes an attribute of the same name. A constructor may also
-    accept `**settings`, which become the attribute `settings`. It only stores its arguments; `fit` checks
-    them.
+    accept `**settings`, which become the attribute `settings`. The constructor only stores its arguments;
+    `fit` checks them.
     """
 
     settings: dict[str, Any]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-# Takes an entry of a training's history.
+# A function that is called with each entry of a training's history.
 Report = Callable[[Mapping[str, Any]], None]
 Frame: TypeAlias = Union["pd.DataFrame", "pl.DataFrame", pa.Table]
 Column: TypeAlias = Union["pd.Series", "pl.Series", pa.ChunkedArray]

@@ -20,7 +20,8 @@ USER, ITEM, TIME, LABEL = "user", "item", "time", "label"
 
 # Names of other columns of lists. The columns of ids must not have these names.
 _OF_LISTS = ("position", "score", "reason")
-# The year 5138 if the unit is seconds, and 1973 if it is milliseconds.
+# A column with larger numbers is refused, because its unit is probably not seconds. In seconds, this number
+# is a time in the year 5138; in milliseconds, it is in 1973.
 _LAST_SECOND = 1e11
 
 
@@ -213,7 +214,7 @@ def _cast(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def texts_of(argument: str, ids: Iterable[Any], kind: str) -> pa.Array:
-    """Returns ids as texts, in order.
+    """Returns ids as texts, in the order of `ids`.
 
     Args:
         argument: the name of the argument, for messages.

@@ -172,7 +172,7 @@ class Lake:
         return self.table("items", date)
 
     def workflow(self, version: str | None = None) -> Workflow:
-        """Returns the fitted workflow with a version; without `version`, that of the latest run.
+        """Returns the fitted workflow with a version; without `version`, the workflow of the latest run.
 
         Raises:
             DataError: the version does not exist, or its files are damaged.
@@ -267,8 +267,8 @@ def _iso(date: Date) -> str:
 class Published:
     """One date of a table, as it was published when this object was created.
 
-    All methods read the files that the manifest named at that time. If a job replaces the date, they still
-    return the old rows, until the old files are deleted (`output.grace_hours`).
+    All methods read the files that the manifest named at that time. If a job replaces the date, the methods
+    still return the old rows, until the old files are deleted (`output.grace_hours`).
 
     Attributes:
         partition: the date of the table.
@@ -295,7 +295,7 @@ class Published:
 
     @property
     def columns(self) -> list[str]:
-        """Returns the names of the columns, in order."""
+        """Returns the names of the columns, in their order in the table."""
         return [name for name, _ in self.manifest.schema]
 
     @property

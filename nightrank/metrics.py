@@ -75,8 +75,8 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
 def average_precision(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Returns the average precision of rows, as sklearn.metrics.average_precision_score does.
 
-    Rows with equal scores enter the precision together. Arguments and errors are those of `auc`, but the
-    weights of the negative rows may sum to 0.
+    Rows with equal scores have one common threshold. Arguments and errors are those of `auc`, but the weights
+    of the negative rows may sum to 0.
     """
     return clicks.average_precision(*_rows(labels, scores, weights))
 
@@ -455,13 +455,13 @@ def _resampled_rows(
     if measure is auc and weights is None:
         sums = bootstrap.reduce_replicates(unit, label > 0, score, np.zeros(len(unit), np.int64), resample)
         return bootstrap.combine_replicates([sums], 1)["auc"]
-    order = np.argsort(score, kind="stable")  # the rows are already sorted, so sorting takes little time
+    order = np.argsort(score, kind="stable")  # sorting sorted rows again below is fast
     label, score, weight, unit = label[order], score[order], weight[order], unit[order]
     values = []
     for draw in _draws(np.arange(unit.max() + 1), resample):
         try:
             values.append(measure(label, score, weight * draw[unit]))
-        except DataError:  # a class has no rows
+        except DataError:  # in this resample, a class has no rows
             values.append(np.nan)
     return np.array(values)
 

@@ -135,7 +135,7 @@ class Model:
         return cls(lake, find_model(lake, version))
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Writes the model and its workflow to a folder or URI, in the format of a lake. `load` reads it.
+        """Writes the model and its workflow to a folder or URI, as files of a lake. `load` reads them.
 
         Raises:
             ConfigError: the folder is a lake, to which only jobs write.
@@ -375,12 +375,12 @@ class Model:
         """Plots the reliability diagram: the share of clicks by mean probability, in ten groups of rows.
 
         The groups are tenths of the rows by probability. The points of a calibrated model are on the gray
-        diagonal. The legend has the log loss and the expected calibration error, the mean distance from the
-        diagonal in the direction of y, weighted by rows (Naeini et al. 2015, section 2).
+        diagonal. The legend has the log loss and the expected calibration error. This error is the mean
+        vertical distance of the points from the diagonal, weighted by rows (Naeini et al. 2015, section 2).
 
         If the model was trained with drawn negatives (`description["scores"]` is `probability`), its
         probabilities refer to clicks among clicks and drawn negatives. Then `rows` must contain drawn
-        negatives.
+        negatives too.
 
         Args:
             rows: N raw rows, as for `score`.

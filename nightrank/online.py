@@ -67,7 +67,7 @@ def open_online(
 
 
 class OnlineReader:
-    """A store of lists and features. `open_online` returns it. Several threads may use it at the same time.
+    """A store of lists and features, from `open_online`. Several threads may use it at the same time.
 
     Each look-up takes two round trips: one for the pointer, and one for all keys. All values of a look-up
     come from the same delivery.
@@ -87,7 +87,7 @@ class OnlineReader:
 
         Raises:
             ConfigError: the server rejects the credentials.
-            DataError: nothing was delivered, or a newer release delivered it.
+            DataError: there was no delivery, or a newer release made the delivery.
             InfrastructureError: the server cannot be reached.
         """
         name = pointer_name(self._prefix)

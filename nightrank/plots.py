@@ -86,7 +86,8 @@ def _steps_per_epoch(history: Sequence[Mapping[str, Any]]) -> int:
     """Returns the smallest number of steps per epoch that is consistent with the history.
 
     model.json does not contain this number. Step s is in epoch ⌈s / n⌉ - 1, counted from 0, so n is at least
-    s / (epoch + 1). The last step of an epoch gives n itself, and a training has an entry for its last step.
+    s / (epoch + 1). At the last step of an epoch, this bound equals n. The last entry of the history is at
+    the last step of the training.
     """
     return max(-(-int(entry["step"]) // (int(entry["epoch"]) + 1)) for entry in history)
 
@@ -104,7 +105,7 @@ def draw_calibration(labels: ArrayLike, probabilities: ArrayLike, ax: Axes | Non
     Raises:
         DataError: there are no rows, a label is not 0 or 1, or lengths differ.
     """
-    loss = metrics.log_loss(labels, probabilities)  # this also checks the arguments
+    loss = metrics.log_loss(labels, probabilities)  # this call also checks the arguments
     calibration = summarize(labels, probabilities)["calibration"]
     means = [tenth["mean_probability"] for tenth in calibration["deciles"]]
     rates = [tenth["click_rate"] for tenth in calibration["deciles"]]

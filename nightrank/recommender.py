@@ -226,9 +226,9 @@ class Recommender(Estimator):
 
         Returns:
             A frame of the library of the interactions (Arrow for Spark), with one row per list entry: the
-            user, `position` (from 1), the item, `score` (float32; the order of the items of a user) and
-            `reason` ("ranked" or "popular"). The lists are in the order of `users`. A user who occurs twice
-            has one list.
+            user, `position` (from 1), the item, `score` (float32, descending for each user) and `reason`
+            ("ranked" or "popular"). The lists are in the order of `users`. A user who occurs twice has one
+            list.
 
         Raises:
             ConfigError: the recommender is not fitted, or an argument is wrong.
@@ -257,9 +257,9 @@ class Recommender(Estimator):
         """Measures the lists of users against interactions after those of `fit`.
 
         Args:
-            interactions: later interactions, with the same columns as those of `fit`. Rows with label 0 do
-                not count. With `exclude_seen`, items that the user chose before do not count either, because
-                lists cannot contain them.
+            interactions: later interactions, with the same columns as those of `fit`. Rows with label 0 are
+                ignored. With `exclude_seen`, items that the user chose before are ignored too, because lists
+                cannot contain them.
             k: length of the lists.
             exclude_seen: as for `recommend`.
             replicates, confidence, seed: as for `metrics.interval`, a bootstrap over users.
@@ -317,8 +317,8 @@ class Recommender(Estimator):
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the metrics of the validation rows at the end of each epoch; see `Model.metrics`.
 
-        They come from the training on the first 80% of the interactions. Without `label`, they measure how
-        well the model distinguishes items that users chose from drawn items.
+        These metrics come from the training on the first 80% of the interactions. Without `label`, they
+        measure how well the model distinguishes items that users chose from drawn items.
         """
         fitted: _Fitted = self._require(self._fitted, "recommender")
         return [dict(entry) for entry in fitted.state.metrics]
@@ -348,7 +348,7 @@ class Recommender(Estimator):
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Recommender:
-        """Returns a recommender that `save` wrote. The files must remain there as long as it is used.
+        """Returns a recommender that `save` wrote. Keep its files as long as the recommender is used.
 
         Raises:
             ConfigError: the folder is not a local path, or a package is not installed.
@@ -405,7 +405,7 @@ class _Fitted:
 
     @classmethod
     def temporary(cls, folder: str, state: _State) -> _Fitted:
-        """Returns a recommender. Its folder is deleted with it."""
+        """Returns a recommender. When it is freed, its folder is deleted."""
         fitted = cls(folder, state)
         delete_with(fitted, folder)
         return fitted

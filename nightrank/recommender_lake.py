@@ -83,7 +83,7 @@ def make_config(folder: str, tables: Mapping[str, pa.Table], training: Training)
         ),
         "keys": {"user": USER, "item": ITEM},
         "history": {"length": lengths.get(_HISTORY, _HISTORY_LENGTH)} if recipe.history else None,
-        # These drawn rows are for measuring. They differ from the items that the training draws.
+        # These drawn rows are used only for measuring the model. A training draws its negatives separately.
         "negatives": {"per_positive": _PER_POSITIVE, "train": False, "seed": python_value(training.seed)}
         if draws
         else None,

@@ -59,7 +59,7 @@ def _delete_in(process: int, folder: str) -> None:
 def lake_at(folder: str | os.PathLike[str]) -> LakePaths:
     """Returns the lake in a folder or URI. A relative path is made absolute.
 
-    So objects that store the path remain valid in other processes, and if the working directory changes.
+    So objects that store the path stay valid in other processes, and after a change of the working directory.
     """
     path = os.fspath(folder)
     return LakePaths(os.path.abspath(path) if path and not scheme_of(path) else path)

@@ -58,7 +58,7 @@ def local_table(rows: AnyFrame | pa.RecordBatch, columns: Sequence[str]) -> pa.T
 
 
 def transform_frame(rows: DataFrame, workflow: LocalWorkflow, keep: Sequence[str]) -> DataFrame:
-    """Returns a frame with the columns `keep` and the features, which Spark computes when it is used.
+    """Returns a frame with the columns `keep` and the features. Spark computes them when the frame is used.
 
     Python workers compute the features batch by batch. The workers get the tables of the workflow with their
     tasks.
@@ -70,7 +70,7 @@ def transform_frame(rows: DataFrame, workflow: LocalWorkflow, keep: Sequence[str
     features = workflow.spec.features
     require_kept(keep, rows.columns, [feature.name for feature in features])
     raw = [name for name in workflow.raw_types() if name in rows.columns]
-    # Checks names and types before a task starts: Spark evaluates the frame later.
+    # Check names and types now, because Spark evaluates the frame later, in tasks.
     workflow.encode_table(collect_columns(rows.limit(0), raw))
     empty = [
         f"cast(null as {FEATURE_SPARK_TYPES[feature.dtype]}) as {_quoted(feature.name)}"

@@ -33,10 +33,10 @@ Arrays = dict[str, np.ndarray]
 
 
 class _PythonModel(ABC):
-    """The base class of all models. It passes requests of different lengths to `compute` together."""
+    """The base class of all models. It passes the rows of several requests to `compute` together."""
 
     def initialize(self, arguments: Mapping[str, str]) -> None:
-        """Loads the model from its folder. Triton calls this once for each instance."""
+        """Loads the model from its folder. Triton calls this method once for each instance."""
         self._triton: Any = importlib.import_module("triton_python_backend_utils")
         config = json.loads(arguments["model_config"])
         self._names = [entry["name"] for entry in config["input"]]

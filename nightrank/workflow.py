@@ -62,7 +62,7 @@ class Workflow:
         self._types = checked_types(types or {})
         self._label = label
         self._fitted: LocalWorkflow | None = None
-        self._fitted_on: str | None = None  # digest of the rows, if features depend on their order
+        self._fitted_on: str | None = None  # digest of the rows, if features depend on the order of rows
         inputs, others = columns_of(self._groups, label)
         unknown = sorted(set(self._types) - {*inputs, *others})
         if unknown:
@@ -174,8 +174,8 @@ class Workflow:
     def transform(self, rows: AnyFrame | pa.RecordBatch, keep: Sequence[str] = ()) -> AnyFrame:
         """Returns the features of rows, as a frame of the same kind, in the order of the rows.
 
-        All rows are treated as rows outside the training; use `fit_transform` for training rows. The result
-        has all rows.
+        All rows are treated as rows outside the training; use `fit_transform` for training rows. No row is
+        left out.
 
         Args:
             rows: a frame of pandas, Polars, Arrow or Spark with the columns `raw_columns`. Spark transforms
@@ -213,7 +213,8 @@ class Workflow:
         of texts may contain integers. NaN and empty texts are nulls.
 
         Args:
-            rows: a frame of pandas, Polars or Arrow with the columns `raw_columns`; others are ignored.
+            rows: a frame of pandas, Polars or Arrow with the columns `raw_columns`; other columns are
+                ignored.
             features: the features to compute; None for all features, in the order of `spec`.
 
         Raises:
@@ -252,14 +253,14 @@ class Workflow:
         known = {one.name: one.cardinality for one in fitted.spec.features}
         if feature not in known:
             raise ConfigError(f"the workflow has no feature {feature!r}", f"choose from {list(known)}")
-        fitted.vocabulary_of(feature)  # raises ConfigError if the feature has no vocabulary
+        fitted.vocabulary_of(feature)  # this line raises ConfigError if the feature has no vocabulary
         return decoded_like(ids, lambda distinct: _values_of(fitted, feature, known[feature] or 0, distinct))
 
     def encode_training(self, rows: AnyFrame | pa.RecordBatch, label: str | None = None) -> pa.Table:
         """Returns the features for training a model on rows, as an Arrow table, in the order of the rows.
 
-        They are those of `transform` or, after the operator target_encoding, those of `fit_transform`. So the
-        features of a row never contain its own label.
+        These are the features that `transform` returns or, with the operator target_encoding, the features
+        that `fit_transform` returns. So the features of a row never contain its own label.
 
         Args:
             rows: as for `fit`. With target_encoding, the rows that this workflow was fitted on, in the same
@@ -454,10 +455,10 @@ def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) 
     Args:
         workflow: the workflow that was fitted on the rows.
         rows: the rows, with the raw columns of the workflow.
-        others: further columns that operators may have measured. Only columns of numbers count.
+        others: further columns that operators may have measured. The digest contains only columns of numbers.
 
     Raises:
-        DataError: a raw column is missing, or has a value that does not fit.
+        DataError: a raw column is missing, or has a value that does not fit its type.
     """
     numbers = [name for name in others if name in rows.column_names and _is_number(rows.schema.field(name))]
     return table_digest(

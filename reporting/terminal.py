@@ -118,7 +118,7 @@ class TrainingBar:
     At the end, the context manager ends the line of the bar. An entry is a dictionary with these keys:
 
     - `training`: the architecture
-    - `step`, `steps`: index of the current step, and number of all steps
+    - `step`, `steps`: index of the current step, and number of steps of the training
     - `batch_rows`: number of rows per step
     - `loss`, `rows_per_s`, `loader_wait_share`: measured since the previous entry
 
@@ -139,7 +139,10 @@ class TrainingBar:
         self._bar.end()
 
     def show(self, entry: Mapping[str, Any]) -> None:
-        """Shows an entry. If it belongs to another training than the previous entry, a new line begins."""
+        """Shows an entry.
+
+        If the entry and the previous entry belong to different trainings, a new line begins.
+        """
         name, step = str(entry["training"]), int(entry["step"])
         if self._last and self._last[0] != name:
             self._bar.end()

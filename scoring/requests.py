@@ -29,7 +29,7 @@ CLUSTER: Final = "cluster"
 HISTORY: Final = "history"
 NEIGHBOURS = "neighbours"
 SIMILARITIES = "similarities"
-SIMILARITY_UNITS = 1 << 30  # represents a similarity of 1
+SIMILARITY_UNITS = 1 << 30  # the integer that represents the similarity 1
 PROBABILITY = "probability"
 FEATURES_DT = "features_dt"
 VARIANT, CONTROL, TREATMENT = "variant", "control", "treatment"
@@ -39,7 +39,7 @@ LISTED = pa.schema(
     [(USER_KEY, pa.string()), (CANDIDATES, pa.list_(pa.int32())), (SCORES, pa.list_(pa.float32()))]
 )
 
-# The columns of measured candidates (scoring/ranking/recommender.py).
+# The columns of the candidates to which a blend is fitted (scoring/ranking/recommender.py).
 MEASURED = pa.schema(
     [
         (USER_KEY, pa.string()),

@@ -1,10 +1,11 @@
 """Runs all stages of a run in one Spark application: a child process that runs the stages one by one.
 
-The child process (jobs/stage_server/) starts one JVM and imports our packages once. It receives the job and
-the arguments of each stage through a pipe, and returns the exit code and the job summary. All output of the
-child, its JVM and its Python workers arrives through a second pipe and is written to the log of the running
-stage. If a stage fails, the launcher ends the child process, and the next stage starts a new process. So no
-stage runs in a process in which another stage has failed.
+The child process (jobs/stage_server/) starts one JVM and imports the packages once for all stages. It
+receives the job and the arguments of each stage through a pipe. Through another pipe, it returns the exit
+code and the job summary. All output of the child, its JVM and its Python workers arrives through a third
+pipe, and the launcher writes it to the log of the running stage. If a stage fails, the launcher ends the
+child process, and the next stage starts a new process. So no stage runs in a process in which another stage
+has failed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _POLL_S = 0.2
 _PATIENCE_S = 30.0  # time limit for stopping the Spark session after the last stage
 _CHUNK = 1 << 16
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?")
-_TO_TRAIN = ("torch",)  # takes seconds to import
+_TO_TRAIN = ("torch",)  # modules whose import takes seconds
 
 
 def launcher_of(submission: Submission, *, isolate: bool) -> Launcher:
@@ -59,7 +60,7 @@ def launcher_of(submission: Submission, *, isolate: bool) -> Launcher:
 
 
 def add_isolate(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --isolate."""
+    """Adds the option --isolate, which runs each stage as a separate spark-submit process."""
     parser.add_argument(
         "--isolate",
         action="store_true",
@@ -136,7 +137,7 @@ def _append(log: BinaryIO, piece: bytes) -> None:
     try:
         while rest:
             rest = rest[log.write(rest) :]
-    except OSError as error:  # the disk is full
+    except OSError as error:  # for example, the disk is full
         raise log_error(log.name, error) from error
 
 
@@ -158,7 +159,10 @@ class _Child:
 
     @classmethod
     def start(cls, profile: str, modules: Sequence[str]) -> _Child:
-        """Starts the child process with the Spark properties of a profile. It imports `modules` at once."""
+        """Starts the child process with the Spark properties of a profile.
+
+        It imports `modules` immediately.
+        """
         output, output_end = os.pipe()
         answers, answers_end = os.pipe()
         root = str(JOBS.parent)

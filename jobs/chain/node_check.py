@@ -1,7 +1,7 @@
 """Runs the checks of a node (setup/doctor) before the stages of a run.
 
-The checks run in a separate process. They import packages that nightly does not need, and jobs must not
-import the package `setup`.
+The checks run in a separate process, because they import packages that nightly does not need. In addition,
+jobs must not import the package `setup`.
 """
 
 from __future__ import annotations

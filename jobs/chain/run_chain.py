@@ -1,4 +1,4 @@
-"""Checks the configuration of a run, and runs the stages of its date in order, until one fails."""
+"""Checks the configuration of a run, and runs the stages of its date one by one, until a stage fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StageRunner:
     outcomes: list[StageOutcome] = field(default_factory=list)
 
     def run(self, stages: Sequence[Stage]) -> None:
-        """Runs stages in order.
+        """Runs stages one after the other.
 
         Raises:
             StageError: a stage ended with an exit code other than 0; later stages were not started.
@@ -300,7 +300,7 @@ def _short(version: str | None) -> str | None:
 
 
 def _phrase(noun: str, *words: Any) -> str:
-    """Returns the noun followed by the words that are not empty, or an empty string if all are empty."""
+    """Returns the noun and the words that are not empty; an empty string if all words are empty."""
     present = [str(word) for word in words if word]
     return " ".join([noun, *present]) if present else ""
 
@@ -325,7 +325,7 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
 
     Args:
         arguments: the arguments of nightly.
-        launcher: runs the stages. It has been prepared.
+        launcher: runs the stages. The caller has called its method `prepare`.
         interruptions: the signals that have arrived.
 
     Raises:
@@ -338,7 +338,7 @@ def run_night(arguments: argparse.Namespace, launcher: Launcher, interruptions: 
         check_lists(config)
     run_date = parse_date(arguments.run_date, future=arguments.future)
     plan = RunPlan(config, run_date, arguments.retrain)
-    # Reject a lake that cannot store logs before reading it.
+    # Before reading the lake, raise an error if it cannot store logs.
     log_path(plan.lake, plan.run_date, "nightly")
     check_tables(config, plan.run_date)
     check_sinks(config, launcher.submission.properties)

@@ -1,4 +1,4 @@
-"""Decides which stages a run has, in order. nightly runs these stages; plan_night reports them."""
+"""Decides which stages a run has, and in which order. nightly runs the stages; plan_night reports them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ class RunPlan:
     def _champion_lacks_features(self) -> bool:
         """Returns whether features must be built again, with the workflow of the champion.
 
-        They must be if the gate kept the champion, and its workflow differs from the challenger's workflow.
+        This is the case if the gate kept the champion, and its workflow differs from the challenger's
+        workflow.
         """
         partition = self.lake.evaluations.partition(self.run_date)
         if not self.retrain or not is_published(partition):

@@ -21,7 +21,7 @@ from storage.job_summary import JobSummary, log_tail
 JOBS = Path(__file__).resolve().parent.parent
 _GRACE_S = 10.0
 _FAILED = re.compile(r"^\S+ nightrank: \w+ failed")
-# Lines that Spark itself logs; they may follow an error of our jobs.
+# Lines that Spark itself logs. They may follow the error that a job logs.
 _SPARK_LINE = re.compile(r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) ")
 _FRAME = re.compile(r"^\s+at [\w.$/<>]+\(|^\s+\.{3} \d+ (more|elided)")
 _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception)\b")
@@ -223,7 +223,7 @@ def environment() -> dict[str, str]:
     stray = (
         "SPARK_HOME",
         "PYSPARK_DRIVER_PYTHON",
-    )  # these variables name other jars and packages
+    )  # these variables may name other jars and packages
     kept = {name: value for name, value in os.environ.items() if name not in stray}
     return {**kept, "PYSPARK_PYTHON": sys.executable}
 

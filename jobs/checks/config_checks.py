@@ -20,13 +20,13 @@ from training.settings import Features, check_loss, check_model, check_retriever
 from training.settings.negatives import require_no_pair_features
 from training.settings.unknown_share import require_oov_ids
 
-_RETRIEVAL = "candidates.sources, retrieval: "  # the name of this source's model in errors
+_RETRIEVAL = "candidates.sources, retrieval: "  # where errors say the model of this source is configured
 
 
 def check_config(config: Config) -> None:
     """Checks operators, settings of models, sources, rules and sinks, and that sections are consistent.
 
-    Every job calls this first.
+    Every job calls this function first.
 
     Raises:
         ConfigError: a key breaks its rule; the error names the key.
@@ -240,7 +240,7 @@ def check_experiments(path: str, experiments: Sequence[Experiment]) -> None:
         ConfigError: an architecture or one of its settings is not valid; the error names the experiment.
     """
     for experiment in experiments:
-        config = next(iter(experiment.configs.values()))  # any seed gives the same result here
+        config = next(iter(experiment.configs.values()))  # the seeds do not change the result of the checks
         try:
             check_config(config)
             check_training(config)

@@ -67,20 +67,22 @@ _VAGUE_NAMES = {
     "home",
     "tmp",
 }
-# The settings of a log of choices are those of benchmarks/lists.yaml, which were measured on several logs
-# (docs/decisions/sequence-models.md#0129). Approximate number of rows that a training reads, in two to
-# sixteen epochs: some minutes.
+# For a log of choices, `init` writes the settings of benchmarks/lists.yaml, which were measured on several
+# logs (docs/decisions/sequence-models.md#0129). The constant is the approximate number of rows that a
+# training reads in all epochs. There are two to sixteen epochs, and the training takes some minutes.
 _ROWS_OF_A_TRAINING = 3_200_000
 _HISTORY_LENGTH = 20
 # Rows count as sorted by user if each user has about one group of consecutive rows.
 _SORTED_RUNS = 1.2
 # A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
 _SAME_SHARE = 0.98
-# Rows without a user are usual in a log, and no errors, above this share.
+# If more than this share of the rows have no user, the configuration leaves such rows out without an error.
 _FEW_ANONYMOUS = 0.005
-# One of more than this number of users has at most this share of the rows; others stand for unknown users.
+# If there are more than `_FEW_USERS` users, and one of them has more than this share of the rows, its id
+# probably stands for unknown users.
 _FEW_USERS, _MOST_OF_A_USER = 20, 0.25
-# Above this share of rows without an item, a time or a label, `quality.max_bad_share` becomes this multiple.
+# If more than `_FEW_REJECTED` of the rows have no item, time or label, `quality.max_bad_share` becomes
+# `_ROOM` times the share of these rows.
 _FEW_REJECTED, _ROOM = 0.02, 1.5
 
 
@@ -125,8 +127,10 @@ class NewConfig:
         tables: its tables by section.
         left_out: for each column without a feature, its table, name and the reason.
         has_lists: whether lists can be made.
-        notes: comments about what was found in the log, by the section above which they stand.
-        inactive_filter: a filter of candidates that is written as a comment, with the reason; None without.
+        notes: comments about properties of the log. The keys are the sections above which the comments are
+            written.
+        inactive_filter: a filter of candidates that is written as a comment, with the reason; None if there
+            is none.
     """
 
     sections: dict[str, Any] = field(default_factory=dict)
@@ -220,7 +224,7 @@ def _no_keys(log: _Log) -> ConfigError:
 
 
 def _ask_for_unknown_user(log: _Log, questions: Questions) -> None:
-    """Notes a question if one user has so many rows that its id may stand for unknown users."""
+    """Records a question if one user has so many rows that its id may stand for unknown users."""
     user = None if log.user is None else log.user.sampled
     if user is not None and user.distinct > _FEW_USERS and share_of_most_frequent(user) > _MOST_OF_A_USER:
         questions.open.append(
@@ -315,7 +319,7 @@ def _asked_events(columns: Sequence[SampledColumn], questions: Questions) -> Lab
 
 
 def _clicks_of(label: LabelGuess) -> str:
-    """Returns which rows are clicks, for the list of choices."""
+    """Returns a text for the list of choices: which rows of the log are clicks."""
     if label.column is None:
         return "every row"
     if label.weights:
@@ -407,7 +411,7 @@ def _with_titles(table: NewTable, key: NamedColumn, config: NewConfig) -> NewTab
 
 
 def _name_of(location: str) -> str:
-    """Returns the name of the file without days, or of the nearest folder whose name is not too general."""
+    """Returns the name of the file without its date, or of the nearest folder with a name that says more."""
     for part in reversed(PurePosixPath(without_days(location)).parts):
         plain = re.sub(r"[^a-z0-9]+", "_", part.split(".")[0].lower()).strip("_")
         if plain and plain not in _VAGUE_NAMES:
@@ -469,7 +473,10 @@ def _limit_of_rejected(log: _Log, config: NewConfig) -> None:
 
 
 def _keys(user: NamedColumn, item: NamedColumn, log: _Log, config: NewConfig) -> dict[str, Any]:
-    """Returns the section `keys`. Rows without a user are left out if they are more than a few."""
+    """Returns the section `keys`.
+
+    It leaves out rows without a user if the log has more than a few of them.
+    """
     section: dict[str, Any] = {"user": user.name, "item": item.name}
     if log.group is not None:
         section["group"] = log.group.name
@@ -631,7 +638,7 @@ def _features_of_tables(joined: _Joined, scopes: dict[str, list[str]], config: N
 
 
 def _key_features(user: str, item: str, scopes: dict[str, list[str]], *, of_choices: bool) -> list[Any]:
-    """Returns the features of the keys: the item, and the history of the user or else the user."""
+    """Returns the features of the keys: the item, and either the user's history or the user."""
     shared: dict[str, Any] = {"min_count": 1, "share": item}
     of_item = {"columns": [item], "kind": "categorical", "ops": [{"categorify": shared}]}
     scopes["item"].append(item)
@@ -679,7 +686,7 @@ def _model(log: _Log, config: NewConfig) -> None:
     all_rows = log.table.sample.all_rows
     small = all_rows is not None and all_rows < _SMALL_ROWS
     if log.is_of_choices:
-        # The training leaves out the rows that `negatives` added to its batches, so a batch needs more rows.
+        # The training leaves the rows that `negatives` added out of its batches, so a batch needs more rows.
         drawn = config.sections["negatives"]
         rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {

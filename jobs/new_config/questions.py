@@ -1,4 +1,4 @@
-"""Asks a person questions that the first rows of a log do not answer, or records them with an answer."""
+"""Asks the person who runs `init` what the first rows of a log do not show, or records the questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Questions:
 
     Attributes:
         ask: whether a person answers. Otherwise the first answer is taken.
-        open: the questions that nobody answered, with the answer that was taken.
+        open: the questions that no person answered, with the answer that was taken.
     """
 
     ask: bool

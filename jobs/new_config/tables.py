@@ -63,8 +63,8 @@ class NewTable:
     Attributes:
         sample: its first rows.
         columns: all its columns, in the order of the files.
-        titles: maps `title` and `image` to the columns with titles and pictures of items; without columns
-            that do not exist.
+        titles: maps `title` and `image` to the columns with titles and pictures of items. A missing column
+            has no entry.
         addresses: the columns with e-mail addresses of users.
     """
 

@@ -42,7 +42,7 @@ def yaml_of(config: NewConfig, questions: Iterable[str]) -> str:
 
     Args:
         config: the configuration.
-        questions: the questions that nobody answered.
+        questions: the questions that no person answered.
     """
     parts = [
         "# Written by `nightrank init`. docs/configuration.md describes every key.\n",

@@ -11,7 +11,7 @@ from jobs.reference.pages import configuration_page, models_page
 
 def generated_files() -> dict[str, str]:
     """Returns the texts of all generated files by path. Paths are relative to the root of the checkout."""
-    from jobs.reference.roads import roads_page  # imports Spark; schemas do not need it
+    from jobs.reference.roads import roads_page  # this module imports Spark, which schemas do not need
 
     return {
         "conf/schema.json": _json(config_schema()),

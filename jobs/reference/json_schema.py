@@ -189,7 +189,7 @@ def _without_titles(schema: Any) -> Any:
 
 
 def documented_config() -> type[Config]:
-    """Returns the type of a configuration whose sinks and sources are unions of those in this checkout."""
+    """Returns the type of a configuration. Its sinks and sources are unions of all types in the checkout."""
     members: list[Any] = [_sink(plugin) for plugin in SINK.plugins()]
     sink: Any = Annotated[reduce(or_, members), Field(discriminator="kind")]
     sinks: Any = (list[sink], Deliver.model_fields["sinks"])
@@ -205,7 +205,10 @@ def documented_config() -> type[Config]:
 
 
 def _candidates() -> type[Candidates]:
-    """Returns the type of the section `candidates`, whose sources are a union of those of the checkout."""
+    """Returns the type of the section `candidates`.
+
+    Its sources are a union of all sources in the checkout.
+    """
     sections = {name: _source(name, kind) for name, kind in built_in_sources().items()}
     every_item = sections["all_items"](source="all_items")
     members: list[Any] = list(sections.values())

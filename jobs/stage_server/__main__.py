@@ -48,9 +48,9 @@ def main() -> NoReturn:
     """Runs the stages, and ends the process."""
     profile, answers = sys.argv[1], int(sys.argv[2])
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(profile)} pyspark-shell"
-    start_server_early()  # workers of this server read the log in the first stage
+    start_server_early()  # processes that this server forks read the log in the first stage
     requests = _Requests()
-    if cores_without_jvm() is None:  # otherwise a stage starts a JVM only if it needs one
+    if cores_without_jvm() is None:  # if not, a stage starts a JVM only if it needs one
         threading.Thread(target=_start_jvm, daemon=True).start()
     importing = threading.Thread(target=_import_modules, args=(sys.argv[3:],), daemon=True)
     shared = SharedSession()
@@ -72,7 +72,7 @@ def _run(
     if importing.ident is None:
         if len(sys.argv) > 3:
             mlflow_process.start()
-        importing.start()  # started after the imports of this stage, because it would delay them
+        importing.start()  # after the imports of this stage, which it would delay
     try:
         parser = job_parser(job, description)
         add_wait(parser)
@@ -94,7 +94,10 @@ def _signal_of_jvm() -> int | None:
 
 
 def _start_jvm() -> None:
-    """Starts the JVM while this process imports our packages. If this fails, the first stage reports it."""
+    """Starts the JVM while this process imports the packages of the stages.
+
+    If this fails, the first stage reports it.
+    """
     with suppress(Exception):
         SparkContext._ensure_initialized()
 

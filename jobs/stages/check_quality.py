@@ -1,7 +1,7 @@
 """Checks whether the raw log of a day can be used; build_features begins with the same checks.
 
-Publishes the quarantine and the data report, which build_features then does not change. Raises DataError if
-the log exceeds a limit of the section `quality`.
+The job publishes the quarantine and the data report; build_features later leaves both unchanged. Raises
+DataError if the log exceeds a limit of the section `quality`.
 """
 
 from __future__ import annotations

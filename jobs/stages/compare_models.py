@@ -74,7 +74,7 @@ class ComparisonRequest:
 
 @dataclass
 class _Trained:
-    """The trainings so far.
+    """The trainings that compare_models has planned or run so far.
 
     Attributes:
         dataset: the dataset.
@@ -203,7 +203,7 @@ def _outcome(context: RunContext, where: str, seed: int, plan: TrainPlan) -> Tra
 def _search(
     context: RunContext, request: ComparisonRequest, contents: Experiments, search: Search
 ) -> _Trained:
-    """Trains the trials of a search, until their number or the time is reached.
+    """Trains the trials of a search, until the number of trials or the time limit is reached.
 
     A combination of values that the configuration refuses is a failed trial.
     """
@@ -251,7 +251,7 @@ def _search(
 
 
 def _is_over(search: Search, since: float) -> bool:
-    """Returns whether the search has reached its time limit, so that no further trial may begin.
+    """Returns whether the search has reached its time limit. After that, no further trial begins.
 
     Logs a message in this case.
     """

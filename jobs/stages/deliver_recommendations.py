@@ -30,7 +30,7 @@ from storage.run_context import RunContext
 
 
 def run(context: RunContext) -> JobSummary:
-    """Delivers the lists to each sink in order, then publishes `deliveries/dt=…`.
+    """Delivers the lists to the sinks of the configuration, and then publishes `deliveries/dt=…`.
 
     Raises:
         DataError: there are no published lists; perhaps the lists exceeded a limit of `score.stop`.

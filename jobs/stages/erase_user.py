@@ -74,7 +74,7 @@ def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str,
     """
     require(context.config, "keys")
     _check(ids)
-    read_settings(context.config.deliver)  # checked before files are changed
+    read_settings(context.config.deliver)  # raises an error before the job changes files
     lake = context.lake
     _require_tables(lake)
     known = list_or_new(lake)

@@ -26,10 +26,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 log = logging.getLogger("nightrank.serve")
 
 _HEADER_BYTES = 16 * 1024
-_IDLE_S = 5  # maximum time of a connection between two requests
-_STOP_S = 30  # maximum time of requests in work after a signal
+_IDLE_S = 5  # maximum seconds between two requests of a connection
+_STOP_S = 30  # maximum seconds to complete requests after a signal
 _SLOW_HEAD, _SLOW_READER, _TOO_MANY = "slow_head", "slow_reader", "too_many"
-_NO_ROUTE = "other"  # value of the label for requests without a route, so that clients cannot add values
+_NO_ROUTE = "other"  # the label's value for paths without a route, so that clients cannot add values
 _JSON = "application/json"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Pages of this server must not load from other servers, run scripts, or be shown in frames of other pages.
@@ -54,10 +54,10 @@ class HttpLimits:
     Attributes:
         body_bytes: maximum bytes of the body of a request.
         read_s: time limit for the head of a request, for its body, for a TLS handshake, and for the next part
-            of an answer. Afterwards the connection is closed.
-        requests: maximum number of requests that wait or are in work, after their body was read. Further
-            requests are refused.
-        threads: number of requests in work at the same time.
+            of an answer. After this time, the connection is closed.
+        requests: maximum number of requests whose body was read and which wait for a thread or are processed.
+            Further requests are refused.
+        threads: number of requests that are processed at the same time.
         connections: maximum number of open connections. A further connection replaces the connection that has
             waited longest without a request. The default is below the usual limit of open files, 1,024,
             because TLS handshakes also need files.
@@ -121,8 +121,9 @@ class Route:
     """A function that answers requests.
 
     Attributes:
-        path: the path; if it ends with `/` and is longer, all paths that begin with it.
-        answer: returns the answer, and raises RefusedError.
+        path: the path. If it ends with `/` and is longer than `/`, the route answers all paths that begin
+            with it.
+        answer: returns the answer, or raises RefusedError.
         method: GET (then HEAD is allowed too) or POST.
         is_public: whether requests need no token.
         is_work: whether `answer` runs in a thread, and counts as work. Otherwise `answer` must be fast,
@@ -176,7 +177,7 @@ class ServerMetrics:
         )
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """Counts an answer."""
+        """Counts an answer in the metrics."""
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
         if status >= 400:
@@ -232,7 +233,7 @@ class HttpApplication:
         self.metrics.answered(name, answer.status, time.perf_counter() - start)
 
     def close(self) -> None:
-        """Ends the threads. Waiting requests are not computed."""
+        """Ends the threads. Requests that still wait are not processed."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _answer(self, route: Route | None, scope: Mapping[str, Any], receive: _Receive) -> HttpAnswer:
@@ -352,7 +353,7 @@ class _Connections:
         self.limits = limits
         self._metrics = metrics
         self._open: set[_Connection] = set()
-        # Maps each connection that waits for the complete head of a request to the time since which it waits.
+        # Maps each connection that waits for the complete head of a request to the time when this wait began.
         self._waiting: dict[_Connection, None] = {}
 
     def opened(self, connection: _Connection) -> None:
@@ -497,7 +498,7 @@ def serve(application: HttpApplication, listener: socket, tls: ssl.SSLContext | 
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="critical",  # invalid requests are counted instead of logged
+        log_level="critical",  # uvicorn does not log invalid requests; they are counted
         access_log=False,
         proxy_headers=False,
         server_header=False,

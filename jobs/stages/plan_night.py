@@ -1,7 +1,7 @@
 """Reports to a scheduler whether the raw log exists, which steps a run has, and whether lists are published.
 
-Writes nothing, and needs no Spark session. The only exceptions are raw tables in Spark's catalogue: the job
-copies their rows of the run date.
+The job writes nothing, and needs no Spark session, unless raw tables are in Spark's catalogue. The job copies
+the rows of the run date from such tables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(context: RunContext) -> JobSummary:
     copy_tables_of_run(context, plan_of(config), [run_date])
     with context.phase("raw log"):
         raw_log = find_raw(config, config.log, run_date, context.recorder)
-    if raw_log is not None:  # the scheduler waits for the log, and tables may arrive together with it
+    if raw_log is not None:  # before that, other tables may be missing too
         check_tables(config, run_date, context.recorder)
     ordinary, retraining = (RunPlan(config, run_date, retrain) for retrain in (False, True))
     lists = context.lake.recommendations if config.keys else context.lake.scores

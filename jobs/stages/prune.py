@@ -49,7 +49,7 @@ def run(context: RunContext, keep_days: int, *, dry_run: bool) -> tuple[str, Job
 
 
 def _delete_all(lake: LakePaths, items: Sequence[Item], grace_hours: float) -> None:
-    """Deletes the items in order. Another prune may delete the same items at the same time.
+    """Deletes the items in their order in the plan. Another prune may delete the same items at the same time.
 
     Raises:
         InfrastructureError: a file cannot be deleted.

@@ -52,7 +52,7 @@ def check_days(config: Config, run_date: str, keep_days: int) -> None:
 
 
 def plan_prune(config: Config, run_date: str, keep_days: int) -> tuple[Limits, list[Item]]:
-    """Returns the limits, and the items to delete, in their order.
+    """Returns the limits, and the items to delete, in the order of their deletion.
 
     Args:
         config: the configuration.
@@ -141,7 +141,7 @@ def _partition(
         return None
     manifest = [of_date.manifest] if of_date.manifest else []
     old = [file for file in of_date.data if limits.are_old([file])]
-    is_empty = not manifest and not of_date.data  # a job may have created the folders
+    is_empty = not manifest and not of_date.data  # a running job may have just created the folders
     has_old_part = of_date.modified < limits.old if is_empty else bool(manifest or old)
     if not has_old_part or not limits.are_old(manifest):
         return None
@@ -252,7 +252,7 @@ def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], 
         model = sorted(of_folder[folder], key=lambda file: (file.path != marker, file.path))
         is_described = any(file.path == marker for file in model)
         all_files = (*(of_folder[checkpoints] if is_described else ()), *model)
-        if model and limits.are_old(all_files):  # a training may have created an empty folder
+        if model and limits.are_old(all_files):  # a running training may have just created the folder
             items.append(Item(f"models/{name}", version, all_files, (checkpoints, folder)))
     return items
 
@@ -324,7 +324,7 @@ def old_attempts(files: Iterable[LakeFile], limits: Limits) -> list[Item]:
     """Returns the items of the records, logs, event logs, reports and leases of attempts.
 
     An item belongs to a date if its name, or the name of its folder, contains the date. Otherwise the time of
-    the last change counts.
+    the last change decides whether the item is deleted.
     """
     entries: dict[tuple[str, str], list[LakeFile]] = defaultdict(list)
     for file in files:

@@ -21,7 +21,7 @@ log = logging.getLogger("nightrank.refit_model")
 
 
 def run(context: RunContext) -> JobSummary:
-    """Trains the refit if it does not exist yet. Then writes its record; afterwards the refit serves.
+    """Trains the refit if it does not exist yet. Then writes its record, which makes the refit serve.
 
     Raises:
         ConfigError: `train.refit` is false, so no job would use the refit.

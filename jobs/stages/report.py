@@ -1,4 +1,4 @@
-"""Writes the HTML report of a run from the results of its other stages. Needs no Spark session."""
+"""Writes the HTML report of a run from the results of its other stages, without a Spark session."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class VariantLists:
     request: ListRequest
 
 
-# Maximum number of users per scoring task. It limits the work that is repeated if a task is lost.
+# Maximum number of users per scoring task. This limits the work that Spark repeats if it loses a task.
 USERS_PER_TASK = 50_000
 # Maximum number of list entries that are collected from Spark to the driver: about 100 MB.
 ENTRIES_IN_DRIVER = 2_000_000
@@ -87,8 +87,8 @@ def run(context: RunContext) -> JobSummary:
     with context.phase("score"):
         lists = _score(context, dataset, candidates, variants, experiment)
         if isinstance(lists, DataFrame):
-            # Small lists are collected with one query and then processed with Arrow, because planning further
-            # queries takes longer than the work.
+            # Small lists are collected with one query and then processed with Arrow, because Spark takes
+            # longer to plan further queries than Arrow takes to process the rows.
             lists = table_of(lists) if users.rows * score.k <= ENTRIES_IN_DRIVER else lists.persist()
         facts = summarize_lists(lists, score.k, users.rows, items.rows)
     rows = facts.pop("rows")
@@ -275,7 +275,7 @@ def candidate_users(
 
     Args:
         context: the context of the run.
-        dataset: the dataset of the run date, whose workflow version `candidates` has.
+        dataset: the dataset of the run date. `candidates` has the same workflow version.
         users, candidates: the manifests of the two tables.
         variant: the variant whose users are returned, with the features of its workflow.
         experiment: assigns users to variants. If it is None, all users are returned.

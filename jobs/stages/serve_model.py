@@ -66,7 +66,7 @@ class ServeOptions:
 
 
 class ServedModel:
-    """A model that answers requests of several threads, and counts them.
+    """A model that answers requests from several threads, and counts rows and lists.
 
     Args:
         model: the model.
@@ -188,7 +188,8 @@ def application(
 def rows_of(body: bytes, columns: Sequence[str]) -> pa.Table:
     """Returns the rows of a request in MLflow's JSON formats `dataframe_split` or `dataframe_records`.
 
-    The time and the memory are linear in the bytes of the body, because only columns of the model are made.
+    The time and the memory are linear in the bytes of the body, because only columns of the model are
+    created.
 
     Args:
         body: JSON with one key, the name of the format.

@@ -25,7 +25,7 @@ def copy_tables_of_run(context: RunContext, plan: FeaturePlan, days: Sequence[st
     Raises:
         ConfigError: the session cannot open a table, or the declared type of a column cannot represent its
             type in the table.
-        DataError: a table lacks a column, or has a column of a type that cannot be read.
+        DataError: a table lacks a column, or has a column whose type cannot be read.
     """
     if not copied_tables(plan):
         return

@@ -75,8 +75,8 @@ class DayFacts:
         score_psi: the PSI of the scores of the new lists, compared with the last published lists.
         churn: the share of items in a user's new list that are not in the user's last published list,
             averaged over users.
-        seconds: maps each group of jobs (GROUPS) to a sum of seconds. For each job of the group, the last
-            successful attempt counts.
+        seconds: maps each group of jobs (GROUPS) to a sum of seconds. The sum has the last successful attempt
+            of each job of the group.
         rows_per_s: maps each job to the rows per second of its last successful attempt. For train_model,
             these are the rows that the model was trained on.
         core_s, cost: core seconds and cost of all attempts of all jobs, including failed attempts.
@@ -202,7 +202,7 @@ def failures_of(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) 
                 problem = "the job was killed, or it crashed before it could record an error"
                 remedy = (run.error or {}).get("remedy", "")
                 failures.append(Failure(run.run_date, stage, run.ended_at, code, problem, remedy))
-        if (run.error or {}).get("kind") not in (None, "StageError"):  # no stage of the run failed
+        if (run.error or {}).get("kind") not in (None, "StageError"):  # `nightly` itself failed, not a stage
             failures.append(_failure(run))
     return sorted(failures, key=lambda failure: (failure.ended_at, failure.job))
 
@@ -292,7 +292,7 @@ def _rows_per_s(last: Mapping[str, RunRecord]) -> dict[str, float]:
 
 
 def _worst_psi(config: Config, quality: Mapping[str, Any]) -> tuple[float | None, str | None]:
-    """Returns the highest PSI of a column, and its name. Columns without a limit do not count."""
+    """Returns the highest PSI of a column, and its name. Columns without a limit are left out."""
     exempt = {*config.quality.exempt, *config.drawn_columns}
     indexes = [
         (column["psi"], column["name"])

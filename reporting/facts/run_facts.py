@@ -108,7 +108,7 @@ class RunFacts:
         delivery: the facts of deliver_recommendations; None if the lists were not delivered.
         measure: the measured relevance of the lists of this date or, if these lists have not been measured
             yet, of the lists of the previous day.
-        per_positive: the value of negatives.per_positive; None if no rows are drawn.
+        per_positive: the value of negatives.per_positive; None without the section `negatives`.
         model_scores, list_scores: the kind of the scores of `model`, and the kind of the scores in the lists.
     """
 
@@ -436,8 +436,8 @@ def histories(
     """Returns the clicks and impressions of some users.
 
     About 5 million rows of the newest days of the dataset are read. The result maps each user to a
-    UserHistory. It is empty if the dataset has no user column. Rows that the section `negatives` added do not
-    count, because no user saw their items.
+    UserHistory. It is empty if the dataset has no user column. Rows that the section `negatives` added are
+    not counted, because no user saw their items.
     """
     files, left = [], MOST_ROWS
     members = sorted(
@@ -467,7 +467,7 @@ def histories(
 
 # Reads published Parquet files for the report, on one machine. Only some files of large tables are read.
 
-MOST_ROWS = 5_000_000  # maximum number of rows of a column that are read; reading them takes seconds
+MOST_ROWS = 5_000_000  # maximum number of rows that are read from a column; reading this many takes seconds
 
 
 def even_files(partition: Partition, manifest: Manifest, split: str | None = None) -> list[str]:

@@ -173,7 +173,7 @@ def _experiments(comparison: Comparison) -> Section:
     words, chosen = MEASURE_WORDS[comparison.choose_by], comparison.choose_by
     title = "Trials" if comparison.search else "Experiments"
     sentence = f"{title} are ordered by {words} on the validation split. "
-    if not comparison.search:  # a trial has one seed
+    if not comparison.search:  # a trial of a search has only one seed
         sentence += "Measures are means over the seeds ± the standard deviation. "
     sentence += "Measures on the test split are only reported."
     shown = comparison.ranked[:_MOST_ROWS]
@@ -212,7 +212,7 @@ def _span(experiment: ExperimentOutcome, measure: str) -> Span:
 def _search(comparison: Comparison, search: SearchResult) -> Section:
     """Returns the section with the progress of a search, and the measure by each searched setting.
 
-    The value of a pruned trial is that of its last evaluation.
+    The value of a pruned trial is the value at its last evaluation.
     """
     words, measure = MEASURE_WORDS[comparison.choose_by], comparison.choose_by
     trials = [(trial, _value_of(trial, measure)) for trial in comparison.experiments]
@@ -309,7 +309,7 @@ def _curves(comparison: Comparison) -> Section:
         words = MEASURE_WORDS[measure]
         series = [Series(experiment.name, experiment.curve(measure)) for experiment in shown]
         if measure == "log_loss" and not any(line.drawable() for line in series):
-            continue  # the training loss does not give probabilities
+            continue  # no log loss is known if the model does not predict probabilities
         chart = line_chart(
             f"Validation {words}",
             series,

@@ -99,7 +99,7 @@ def find(lake: LakePaths, run_date: str, user: str, negatives: Negatives | None 
 
 
 def _facts_of_list(manifest: Manifest, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the facts of the lists; during an experiment, with the model that ranked for the user."""
+    """Returns the facts of the lists; during an experiment, with the versions of the user's variant."""
     facts = dict(manifest.facts)
     if rows and VARIANT in rows[0]:
         if rows[0]["model_version"] != facts["model_version"]:
@@ -210,7 +210,7 @@ def decoded_names(lake: LakePaths, user_list: InspectedList) -> Names:
             continue
         try:
             workflow.vocabulary_of(feature.name)
-        except ConfigError:  # a hashed id can mean any of several values
+        except ConfigError:  # several values share a hashed id, so none is shown
             continue
         rows = (user_list.user_features, *user_list.item_features.values())
         occurring[feature.name] = {index for row in rows for index in _ids(row.get(feature.name))}

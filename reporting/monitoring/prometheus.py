@@ -25,8 +25,8 @@ log = logging.getLogger("nightrank.watch")
 _PUSH_TIMEOUT_S = 5.0
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
-# Name → help text. All metrics are gauges of a job's last run. They have the labels `config` and `job`, and
-# the label that the help text names.
+# Maps the name of each metric to its help text. All metrics are gauges of a job's last run. A metric has the
+# labels `config` and `job`, and also a label that its help text names, if any.
 METRICS: Mapping[str, str] = {
     "nightrank_run_success": "1 if the last run ended with exit code 0, otherwise 0",
     "nightrank_run_exit_code": "Exit code of the last run: 0 done, 2 configuration, 3 data, 4 infrastructure",
@@ -49,7 +49,7 @@ METRICS: Mapping[str, str] = {
     "nightrank_spark_output_bytes": "Bytes Spark wrote to storage in the last run",
     "nightrank_spark_shuffle_write_bytes": "Bytes the last run wrote to shuffles",
     "nightrank_spark_spilled_bytes": "Bytes the last run wrote to disk because memory was short",
-    # Only a successful run replaces these two.
+    # Only a successful run replaces these two metrics.
     "nightrank_last_success_timestamp_seconds": "When the last successful run ended, in seconds since 1970",
     "nightrank_last_success_date_timestamp_seconds": "Midnight UTC of the run date of the last "
     "successful run",

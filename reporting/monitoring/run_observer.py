@@ -1,4 +1,7 @@
-"""Observes one run of one job, and records it when it ends. An error in this code never fails the job."""
+"""Observes one run of one job, and writes the run record when the run ends.
+
+An error in this code never fails the job.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ class SparkWork:
 def read_spark_work(spark: SparkSession, since_s: float, now_s: float) -> SparkWork:
     """Reads the work of a running Spark session from `since_s` to `now_s` (seconds since 1970).
 
-    Stages that were submitted before `since_s` belong to earlier jobs, and do not count.
+    Stages that were submitted before `since_s` belong to earlier jobs, and are left out.
 
     Raises:
         Exception: any error of Spark or its gateway; for example, the session may have been stopped.
@@ -115,8 +118,8 @@ def read_spark_work(spark: SparkSession, since_s: float, now_s: float) -> SparkW
     nothing = gateway.new_array(gateway.jvm.double, 0)
     stage_list = store.stageList(None, False, False, nothing, gateway.jvm.java.util.ArrayList())
     executors = store.executorList(False)
-    # The JVM serializes stages and executors as JSON, as its REST interface does. So one call is enough for
-    # any number of stages.
+    # The JVM serializes stages and executors as JSON, as its REST interface does. So this process reads any
+    # number of stages in one call.
     mapper = gateway.jvm.org.apache.spark.status.api.v1.JacksonMessageWriter().mapper()
     stages = json.loads(mapper.writeValueAsString(stage_list))
     began_s, conf = context._jsc.startTime() / 1000, context.getConf()
@@ -135,13 +138,13 @@ def spark_work(
     since_s: float,
     now_s: float,
 ) -> SparkWork:
-    """Adds up the work of the stages, and the core seconds of the executors. Skipped stages do not count.
+    """Adds up the work of the stages that ran, and the core seconds of the executors.
 
     Args:
         application_id: Spark's id of the session.
         stages, executors: dictionaries in the form of Spark's REST interface.
         driver_core_s: core seconds of the driver.
-        since_s: start of the job, in seconds since 1970. Stages that were submitted earlier do not count.
+        since_s: start of the job, in seconds since 1970. Stages that were submitted earlier are left out.
         now_s: the current time, in seconds since 1970.
     """
     ran = [stage for stage in stages if _ran_since(stage, since_s)]
@@ -273,7 +276,7 @@ class Observer:
         observer = cls(config, RunLineage(job, f"nightrank.{config.name}", run_date), waits)
         logging.getLogger("nightrank").addHandler(observer._warnings)
         if config.watch.openlineage is not None:
-            with suppress(ConfigError):  # check_config raises the same error
+            with suppress(ConfigError):  # the job check_config reports this error
                 observer._lineage = LineageSender(config.watch.openlineage)
         if observer._lineage is not None:
             with _harmless("the lineage event that starts this run is not sent"):
@@ -392,7 +395,7 @@ class Observer:
 
 
 def _expose(record: RunRecord, watch: Watch) -> None:
-    """Exports the metrics of a run to Prometheus. The import takes 11 ms, so it is in this function."""
+    """Exports the metrics of a run to Prometheus. Imports Prometheus's client only if it is needed."""
     if watch.textfile_folder is not None or watch.push_gateway is not None:
         from reporting.monitoring.prometheus import expose
 

@@ -24,7 +24,7 @@ from storage.paths import LakePaths
 log = logging.getLogger("nightrank.watch")
 
 NO_REMEDY = "read the job's log"  # the remedy of an error without a specific remedy
-_READERS = 16  # threads, because on an object store each file costs a round trip
+_READERS = 16  # threads; on an object store, each file costs a round trip
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Candidate generation: chooses the items that each user is scored against. Each source has one file.
+"""Candidate generation: chooses the items that are scored for each user. Each source has one file.
 
 The result has one row per user. Its column `candidates` is an array of indices into the table
 candidate_items. A null array means that all items except the items in `excluded` are candidates. This case is

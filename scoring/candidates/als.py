@@ -2,15 +2,16 @@
 
 Spark MLlib computes a vector for each user and each item with alternating least squares for implicit feedback
 (Y. Hu, Y. Koren, C. Volinsky, Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008). For Arrow
-tables, als_vectors.py computes the vectors in this process. They differ from MLlib's only by rounding errors.
-The rating of a user and an item is the number of clicks or, if rows have weights, the sum of their weights. A
-user's score of an item is the dot product of their vectors.
+tables, als_vectors.py computes the vectors in this process. These vectors differ from those of MLlib only by
+rounding errors. The rating of a user and an item is the number of clicks or, if rows have weights, the sum of
+their weights. A user's score of an item is the dot product of their vectors.
 
-The initial vectors depend on the seed and on the users' and items' numbers. The order of additions depends on
-the order of the ratings. To make both reproducible, this module numbers users in the order of their keys, and
-passes the ratings to MLlib in one partition, sorted by user and item. MLlib then distributes them over a
-fixed number of blocks. MLlib adds some partial sums in the order in which tasks end, so the vectors of two
-runs may differ by rounding errors of float64. `item_vectors.rounded` removes most of these differences.
+The initial vectors depend on the seed and on the users' and items' numbers. The order in which MLlib adds
+numbers depends on the order of the ratings. To make both reproducible, this module numbers users in the order
+of their keys. It passes the ratings to MLlib in one partition, sorted by user and item. MLlib then
+distributes the ratings over a fixed number of blocks. MLlib adds some partial sums in the order in which
+tasks end, so the vectors of two runs may differ by rounding errors of float64. `item_vectors.rounded` removes
+most of these differences.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _USER_NUMBER, _CLICKS = "user_number", "clicks"
-# Number of blocks of users, and of items. MLlib computes the vectors of one block in one task. A fixed number
-# makes the result independent of the size of the cluster.
+# Number of blocks into which MLlib divides the users, and also the items. MLlib computes the vectors of one
+# block in one task. A fixed number makes the result independent of the size of the cluster.
 _BLOCKS = 10
 _CHECKPOINT_ITERATIONS = 2
 
@@ -46,8 +47,8 @@ def als_items(
 ) -> Rows:
     """Returns, for each user with clicks, the n items with the highest scores that are not excluded.
 
-    The result has the columns user_key, candidates and scores. Only items that somebody clicked are
-    proposed. If scores are equal, the smaller item index comes first. Users without clicks have no row.
+    The result has the columns user_key, candidates and scores. Only items with clicks are proposed. If scores
+    are equal, the smaller item index comes first. Users without clicks have no row.
 
     The function computes all vectors and publishes the item vectors before it returns.
 
@@ -72,8 +73,8 @@ def als_vectors(config: AlsParameters, rows: Rows, items: Rows, checkpoints: str
 
     Args:
         config, rows, items: as in `als_items`.
-        checkpoints: folder for the vectors of single iterations of Spark. It must exist as long as a returned
-            frame is used.
+        checkpoints: folder in which Spark stores the vectors after every second iteration. It must exist as
+            long as a returned frame is used.
 
     Returns:
         Rows of users, with user_key and vector (array<float>), and rows of items, with item_index and vector.

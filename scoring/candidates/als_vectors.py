@@ -13,10 +13,11 @@ Collaborative Filtering for the Netflix Prize, AAIM 2008)
     (YᵀY + Σ_i c_ui y_i y_iᵀ + λ n_u I) x_u = Σ_i (1 + c_ui) y_i
 
 MLlib draws the initial user vectors with Spark's generator XORShiftRandom: a xorshift generator of 64 bits
-(G. Marsaglia, Xorshift RNGs, JSS 8(14), 2003) whose seed is a MurmurHash3. As java.util.Random does,
-`normals` uses the polar method of Marsaglia, which rejects some pairs of numbers. One step of the generator
-is linear over bits. So a table of 8 times 256 numbers can represent any number of steps. NumPy computes all
-states of a stream in arrays that double in length.
+(G. Marsaglia, Xorshift RNGs, JSS 8(14), 2003). Its first state is computed from the seed by MurmurHash3. As
+java.util.Random does, `normals` uses the polar method of Marsaglia, which rejects some pairs of numbers. One
+step of the generator is linear over bits. So for any number of steps, there is a table of 8 times 256 numbers
+that applies all these steps at once. `_states` uses such tables: it repeatedly doubles an array of
+consecutive states.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 _ARRAY_SEED = 0x3C074A61  # seed that scala.util.hashing.MurmurHash3 uses for arrays
 _BYTE_SWAP = 0x9E3775CD9E3775CD  # multiplier of scala.util.hashing.byteswap64
 _STEPS = 4  # steps of the generator that draw one pair of uniform numbers
-_MOST_PAIRS = 1 << 20  # pairs that are drawn together: 32 MiB of states
+_MOST_PAIRS = 1 << 20  # maximum number of pairs drawn at once: 32 MiB of states
 
 Vectors = NDArray[np.float32]
 Words = NDArray[np.uint64]
@@ -47,7 +48,7 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class _Side:
-    """A sparse matrix of clicks with R rows: users by items, or items by users.
+    """A sparse matrix of clicks with R rows and C stored elements: users by items, or items by users.
 
     Attributes:
         starts: (R + 1,) int64, the index of the first click of each row.
@@ -82,7 +83,7 @@ def fit_vectors(
     """Returns the vectors of all users and of all items.
 
     Args:
-        users: (C,) the user number of each pair. Users are numbered from 0 without gaps.
+        users: (C,) the user number of each of C pairs. Users are numbered from 0 without gaps.
         items: (C,) the item number of each pair. Items are numbered from 0 without gaps. Pairs are distinct.
         clicks: (C,) the number of clicks, or the sum of their weights.
         config: the settings of the source.
@@ -102,7 +103,7 @@ def fit_vectors(
 
 @torch.inference_mode()
 def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
-    """Solves for the vectors of all rows, (R, k) float32, given the vectors of the columns."""
+    """Returns the vectors of all rows, (R, rank) float32: the solutions for given vectors of the columns."""
     factors = of_others.double()  # (O, k)
     gram = factors.T @ factors
     solved = torch.empty((len(side.starts) - 1, config.rank))
@@ -139,7 +140,7 @@ def _solved(side: _Side, of_others: Tensor, config: AlsParameters) -> Tensor:
 
 
 def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
-    """Yields pairs of a batch of rows and the number of clicks of its longest row.
+    """Yields each batch of rows, with the number of clicks of its longest row.
 
     Shorter rows are padded, so each batch consists of rows with similar numbers of clicks.
     """
@@ -149,8 +150,8 @@ def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
     first = 0
     while first < len(order):
         shortest = max(int(in_order[first]), 1)
-        # In a batch, the longest row has at most twice as many clicks as the shortest row. The memory limits
-        # the number of rows.
+        # In a batch, the longest row has at most twice as many clicks as the shortest row. _BATCH_ELEMENTS
+        # limits the number of rows.
         last = int(np.searchsorted(in_order, 2 * shortest, side="right"))
         most = max(1, _BATCH_ELEMENTS // rank // max(2 * shortest, rank))
         last = min(last, first + most)
@@ -158,7 +159,7 @@ def _batches(side: _Side, rank: int) -> Iterator[tuple[Tensor, int]]:
         first = last
 
 
-# The initial vectors.
+# Draws the initial vectors as MLlib does.
 
 
 def first_vectors(numbers: int, blocks: int, rank: int, seed: int) -> NDArray[np.float32]:
@@ -190,7 +191,7 @@ def normals(seed: int, count: int) -> NDArray[np.float64]:
     parts: list[NDArray[np.float64]] = []
     left = count
     while left > 0:
-        # A pair is accepted with the probability π/4.
+        # The polar method accepts a pair of uniform numbers with the probability π/4.
         pairs = min(int(left / 2 / 0.78) + 16, _MOST_PAIRS)
         states = _states(state, _STEPS * pairs)
         state = int(states[-1])
@@ -201,7 +202,7 @@ def normals(seed: int, count: int) -> NDArray[np.float64]:
 
 
 def _polar(states: Words) -> NDArray[np.float64]:
-    """Returns two normal numbers for each accepted pair of uniform numbers.
+    """Returns two normally distributed numbers for each accepted pair of uniform numbers.
 
     Args:
         states: (pairs, 4) consecutive states of the generator.
@@ -219,7 +220,8 @@ def _polar(states: Words) -> NDArray[np.float64]:
 def _states(state: int, count: int) -> Words:
     """Returns the `count` states of the generator that follow a state."""
     states = np.array([_step(state)], np.uint64)
-    # matrix[bit] is the state that follows this bit after len(states) steps.
+    # matrix[bit] is the state that the generator reaches in len(states) steps from a state with only this
+    # bit.
     matrix = np.array([_step(1 << bit) for bit in range(64)], np.uint64)
     while len(states) < count:
         table = _table(matrix)

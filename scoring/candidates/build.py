@@ -25,7 +25,7 @@ from storage.run_context import RunContext
 
 
 def publish_items(context: RunContext, dataset: Dataset, tables: CandidateTables) -> Manifest:
-    """Publishes `candidate_items`: the items that may be recommended, with an index in the order of keys."""
+    """Publishes `candidate_items`: the items that may be recommended, numbered in the order of their keys."""
     config = context.config.candidates
     source = context.lake.items(dataset.workflow_version).partition(context.run_date)
     known = read_manifest(source)

@@ -78,7 +78,7 @@ def frames_needed(config: Config) -> bool:
     """Returns whether only Spark frames can compute the candidates of a configuration.
 
     Sources that propose pairs return frames. A filter that compares a float with another type compares texts.
-    It needs frames, because Spark and Arrow format the same float differently.
+    Such a filter needs frames, because Spark and Arrow format the same float differently.
     """
     candidates = config.candidates
     return frames_needed_by(candidates) or any(
@@ -97,7 +97,7 @@ def _compares_floats(config: Config, table: NotAllowed) -> bool:
 
 
 def _read(context: RunContext, table: RawTable, key: str | list[str], section: str, id_column: str) -> Rows:
-    """Reads a table of the section `candidates`, whose values are checked."""
+    """Reads a table of the section `candidates`, and checks its values."""
     config, dt, recorder = context.config, context.run_date, context.recorder
     if context.in_process:
         return read_attribute_table(config, table, key, section, dt, id_column, recorder)

@@ -87,7 +87,7 @@ def within(rows: ReadableRows, days: int | None, run_date: str) -> Rows:
 
 
 def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
-    """Returns the condition of `within` in SQL. `first` is the first day that counts."""
+    """Returns the condition of `within` in SQL. `first` is the first of the last days."""
     if EVENT_TIME in rows.column_names:
         since = days_since_epoch(first) * _DAY_US
         return f"{EVENT_TIME} BETWEEN {since} AND {since + days * _DAY_US - 1}"
@@ -95,7 +95,7 @@ def _of_days(rows: StoredRows, first: date, days: int, run_date: str) -> str:
 
 
 def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.Table:
-    """Implements `within` for a table. `first` is the first day that counts."""
+    """Implements `within` for a table. `first` is the first of the last days."""
     if EVENT_TIME in rows.column_names:
         since = days_since_epoch(first) * _DAY_US
         time = rows[EVENT_TIME]
@@ -107,7 +107,7 @@ def _within_table(rows: pa.Table, first: date, days: int, run_date: str) -> pa.T
 def recency(rows: Rows) -> str:
     """Returns the name of the column that orders rows by time.
 
-    This column is event_time. If the log has no event_time, it is the date of the partition.
+    The column is event_time or, if the log has no event_time, features_dt (the date of the partition).
     """
     names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
     return EVENT_TIME if EVENT_TIME in names else FEATURES_DT

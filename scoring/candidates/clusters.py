@@ -52,12 +52,12 @@ def clusters_of(vectors: NDArray[np.float32]) -> NDArray[np.int32]:
             number_of_clusters(len(vectors)),
             niter=_ITERATIONS,
             seed=_SEED,
-            min_points_per_centroid=1,  # with fewer items per cluster, faiss only warns
+            min_points_per_centroid=1,  # avoids a warning of faiss about few items per cluster
             max_points_per_centroid=_SAMPLE_PER_CLUSTER,
         )
         means.train(vectors)
         _, nearest = faiss.knn(vectors, means.centroids, 1)
-    _, numbered = np.unique(nearest[:, 0], return_inverse=True)  # clusters without items are dropped
+    _, numbered = np.unique(nearest[:, 0], return_inverse=True)  # numbers only clusters that have items
     return numbered.astype(np.int32)
 
 
@@ -138,7 +138,7 @@ def load_faiss() -> Any:
 
 @contextmanager
 def faiss_threads(threads: int) -> Iterator[None]:
-    """Sets the number of threads of faiss, and afterwards sets the previous number again."""
+    """Sets the number of threads of faiss during the block, and then restores the previous number."""
     faiss = load_faiss()
     previous = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)

@@ -2,8 +2,8 @@
 
 ease_weights.py describes the model and cites its publication. For each pair of items, Spark counts the users
 who clicked both items (the Gram matrix). For Arrow tables, item_pairs.py counts them. One task, or this
-process, inverts this matrix and returns the weights B, which are published as a table. A user's score of item
-j is the sum of B_ij over all items i that the user clicked.
+process, computes the weights B from this matrix. The job publishes the weights as a table. A user's score of
+item j is the sum of B_ij over all items i that the user clicked.
 
 Counts are integers, and weights are rounded so that scores are exact. Therefore the lists do not depend on
 how Spark partitions the rows.
@@ -51,8 +51,8 @@ def ease_items(
 ) -> Rows:
     """Returns, for each user with clicks, the n items with the highest scores that are not excluded.
 
-    The result has the columns user_key, candidates and scores. Only items that somebody clicked are
-    proposed. If scores are equal, the smaller item index comes first. Users without clicks have no row.
+    The result has the columns user_key, candidates and scores. Only items with clicks are proposed. If scores
+    are equal, the smaller item index comes first. Users without clicks have no row.
 
     The function computes and publishes the weights before it returns.
 

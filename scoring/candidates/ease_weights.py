@@ -75,7 +75,7 @@ def ease_weights(gram: Tensor, l2: float) -> Tensor:
     del factor
     weights /= -weights.diagonal().clone()  # divides column j by -P_jj
     weights.fill_diagonal_(0.0)
-    # In blocks, because `weights.abs()` of the complete matrix would need as much memory again.
+    # The sums are computed in blocks, because `weights.abs()` of the complete matrix would double the memory.
     sums = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
     for block in weights.split(_BLOCK_ROWS):
         sums += block.abs().sum(dim=0)

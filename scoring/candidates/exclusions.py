@@ -90,7 +90,7 @@ def known_items(
         dataset: the dataset of the run date.
         items: rows with the columns item_index and item_key, one row per item.
         splits: the splits to use instead of `candidates.exclude_clicked`.
-        users: rows with the distinct user_key of the users in question; None for all users.
+        users: rows with the distinct user_key of the users whose items are returned; None for all users.
 
     Returns:
         A pair. The first element is a table or frame with the columns user_key and item_index, without

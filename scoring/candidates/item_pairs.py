@@ -19,7 +19,7 @@ from scipy.sparse import coo_array, csr_array
 from scoring.requests import ITEM_INDEX, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
 from storage.feature_spec import USER_KEY
 
-# Approximate maximum number of additions for a block of items. Each result takes 16 bytes.
+# Approximate maximum number of additions to compute the sums of a block of items. Each sum takes 16 bytes.
 _BLOCK_ADDITIONS = 1 << 24
 _NEIGHBOURS = pa.schema(
     [(ITEM_INDEX, pa.int32()), (NEIGHBOURS, pa.list_(pa.int32())), (SIMILARITIES, pa.list_(pa.int32()))]
@@ -62,7 +62,7 @@ class ClickMatrix:
         return ClickMatrix(items.astype(np.int32), clicks, weights)
 
     def shared(self) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Yields the pairs of items that a common user clicked, one block of items at a time.
+        """Yields the pairs of items with at least one user who clicked both, one block of items at a time.
 
         Each block is a triple of arrays of equal length: the first item's number (ascending), the second
         item's number, and the sum of the weights of the users who clicked both. Each item also forms a pair
@@ -126,7 +126,7 @@ def neighbour_table(history: pa.Table, most: int, shrink: float = 0.0) -> pa.Tab
 
 
 def pair_batches(clicked: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yields each unordered pair of items that a common user clicked: item_index, other, and users.
+    """Yields each unordered pair of items if a user clicked both: item_index, other, and users.
 
     `users` is the number of users who clicked both, and item_index is at most `other`. Each item also forms a
     pair with itself.

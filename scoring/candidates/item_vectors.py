@@ -32,7 +32,7 @@ from training.device import choose_device
 
 # A job has at most two sources with item vectors, whose tasks may alternate in a worker.
 _TABLES_KEPT = 2
-_LOADING = Lock()  # threads in the process of a job make lists
+_LOADING = Lock()  # several threads of this process may load a table at once
 # Bits of a rounded factor. The sum of 1024 products of two rounded factors has at most 50 bits, and a float64
 # has 53.
 _FACTOR_BITS = 20
@@ -85,7 +85,8 @@ class ItemVectors:
     def als_lists(self, users: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the lists of the source `als`, with the schema LISTED.
 
-        A user's score of an item is the dot product of their vectors, after `rounded`, as a float32.
+        A user's score of an item is the dot product of their vectors, which `rounded` has rounded before.
+        Scores are float32.
 
         Args:
             users: a batch with one row per user: user_key; vector, E float32 values; and excluded.
@@ -194,7 +195,7 @@ def _load(request: ItemVectorsRequest, gpu: int | None) -> ItemVectors:
     width = next(len(chunk[0]) for chunk in chunks if len(chunk))  # at least one file has rows
     vectors = np.empty((len(order), width), np.float32)
     row = 0
-    while tables:  # each table is freed as soon as it is copied
+    while tables:  # frees each table as soon as it is copied
         for chunk in tables.pop(0).column(VECTOR).chunks:
             values = chunk.flatten().to_numpy(zero_copy_only=False)
             vectors[place[row : row + len(chunk)]] = values.reshape(len(chunk), width)

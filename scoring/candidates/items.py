@@ -22,8 +22,8 @@ _REASON = "_reason"
 def number_items(items: Rows) -> Rows:
     """Adds item_index (int32) as the first column: the position of the item in the order of item_key.
 
-    Positions are counted from 0. A single task sorts all items of a frame. The items fit into the memory of
-    this task, because scoring needs all items on one device anyway.
+    Positions are counted from 0. A single task sorts all items of a frame. Scoring needs all items on one
+    device anyway, so they also fit into the memory of this task.
     """
     if isinstance(items, pa.Table):
         ordered = items.take(pc.sort_indices(items, sort_keys=[(ITEM_KEY, "ascending")]))
@@ -91,5 +91,5 @@ def _no_item(counts: Mapping[str, int]) -> DataError:
 
 
 def filter_names(seen: Rows | None, out_of_stock: Rows | None) -> list[str]:
-    """Returns the names of the filters that apply. A filter with the argument None does not apply."""
+    """Returns the names of the filters whose argument is not None."""
     return [name for name, keys in ((OUT_OF_STOCK, out_of_stock), (INACTIVE, seen)) if keys is not None]

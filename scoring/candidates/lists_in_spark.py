@@ -1,7 +1,7 @@
 """Sends batches of users to workers, which make the lists of the sources `ease` and `als`.
 
-The workers are those of Spark, or threads of this process. With Spark, only the workers import torch. The
-driver imports this module.
+The workers are those of Spark, or threads of this process. The driver imports this module, which therefore
+does not import torch. With Spark, only the workers import torch.
 """
 
 from __future__ import annotations

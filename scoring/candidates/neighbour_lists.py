@@ -25,7 +25,7 @@ from storage.read_parquet import concat_parts
 
 # A job has at most two sources with neighbours. Tasks of both sources may alternate in a worker.
 _TABLES_KEPT = 2
-_LOADING = Lock()  # threads in the process of a job make lists
+_LOADING = Lock()  # several threads of this process may load a table at once
 # Number of users whose scores are in memory at the same time. A user has at most clicks_per_user · neighbours
 # scores of 16 bytes.
 _USERS = 1024

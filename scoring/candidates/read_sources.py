@@ -10,7 +10,7 @@ from conf.types import Candidates, Strict
 
 
 def read_sources(config: Candidates) -> list[tuple[Plugin, Strict]]:
-    """Returns each source with its checked settings, in order.
+    """Returns each source with its checked settings, in the order of `candidates.sources`.
 
     Raises:
         ConfigError: a source does not exist or cannot be imported, a key is not one of its settings, or a

@@ -1,4 +1,4 @@
-"""Measures the recall of the candidates: the share of the items clicked later that were candidates."""
+"""Measures the recall of the candidates: the share of a user's later clicks that are on candidates."""
 
 from __future__ import annotations
 

@@ -5,11 +5,11 @@ computes the dot products of one block of consecutive items at a time (top_items
 the vectors grows with the number of items.
 
 Approximate search compares a user with the items of some clusters. The centroid of a cluster is the mean of
-its item vectors. Its dot product with a user's vector is therefore the mean dot product of the cluster's
-items. The search compares a user with all centroids. Then it compares the user with the items of the `probes`
-clusters that have the largest dot products. This method is the inverted file of the library faiss (Jégou,
-Douze and Schmid 2011, Product Quantization for Nearest Neighbor Search, section IV) without quantization, so
-scores are not rounded.
+its item vectors. The dot product of a centroid and a user's vector is therefore the mean of the dot products
+of the cluster's items. The search compares a user with all centroids. Then it compares the user with the
+items of the `probes` clusters that have the largest dot products. This method is the inverted file of the
+library faiss (Jégou, Douze and Schmid 2011, Product Quantization for Nearest Neighbor Search, section IV).
+Vectors are not quantized, so scores are not rounded.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _BATCH_ITEMS = 8_192
 _MISSING = -1
 # The search requests up to n times this number of additional items, because excluded items are removed later.
 _MOST_SPARE = 4
-# For fewer users than this, faiss computes each dot product alone. For more users, it uses a matrix product,
-# whose last bits depend on the number of users.
+# For fewer users than this, faiss computes each dot product separately. For more users, it uses a matrix
+# product, whose last bits depend on the number of users.
 _ONE_BY_ONE = 1 << 30
 
 
@@ -122,8 +122,8 @@ class ApproximateSearch:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Returns the scores and the indices of `count` items of each user, (U, count), best first.
 
-        If the clusters have fewer items, the index -1 fills the end of the row. A user's result does not
-        depend on the other users.
+        If the searched clusters have fewer items, the index -1 fills the end of the row. A user's result does
+        not depend on the other users.
 
         Args:
             vectors: (U, E) user vectors.

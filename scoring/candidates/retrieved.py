@@ -1,7 +1,8 @@
-"""Makes the candidates of the source `retrieval`: chooses the search, publishes the clusters of the items.
+"""Makes the candidates of the source `retrieval`: chooses exact or approximate search, and starts the search.
 
-Workers, which run retrieval.py, receive items and batches of users. They are the workers of Spark, or threads
-of this process. The driver imports this module. With Spark, only the workers import torch.
+For approximate search, this module also publishes the clusters of the items. Workers receive items and
+batches of users, and run retrieval.py. The workers are those of Spark, or threads of this process. The driver
+imports this module, which therefore does not import torch. With Spark, only the workers import torch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _CLUSTERED = pa.schema([(ITEM_INDEX, pa.int32()), (CLUSTER, pa.int32()), (VECTOR
 # With search=auto, more items than this number are searched approximately on a CPU
 # (docs/decisions/candidates.md#0057).
 EXACT_ITEMS = 100_000
-# The driver does not read the length of the vectors. Files of vectors up to this length have the usual size.
+# The driver does not read the length of the vectors, and assumes this length when it chooses the number of
+# rows of a file.
 _VECTOR_ELEMENTS = 256
 
 

@@ -3,7 +3,7 @@
 The items of a user are the last `clicks_per_user` distinct items that the user clicked. Each user has a
 weight w_u. The similarity of two items is the cosine of their columns in the weighted matrix of users and
 items (M. Deshpande, G. Karypis, Item-Based Top-N Recommendation Algorithms, ACM TOIS 22(1), 2004, sections
-4.1 and 4.3), with a number h, the shrinkage, in the denominator:
+4.1 and 4.3). In addition, the denominator contains a number h, the shrinkage:
 
     sim(i, j) = Σ_u w_u [u clicked i and j] / (√(Σ_u w_u [u clicked i] · Σ_u w_u [u clicked j]) + h)
 
@@ -57,7 +57,7 @@ def lists_of_similar_items(
     The function computes and publishes the neighbours before it returns.
 
     Args:
-        source: the settings of the source; `n` and `neighbours` are used.
+        source: the settings of the source. The function reads `n` and `neighbours`.
         history: rows with the columns user_key, item_index and weight; see `similarities`.
         exclusions: the excluded items of each user.
         store: publishes the neighbours.
@@ -81,7 +81,7 @@ def lists_of_similar_items(
 def _neighbours(history: Rows, most: int, shrink: float) -> Rows:
     """Returns the published table: the `most` items that are most similar to each item."""
     if isinstance(history, pa.Table):
-        from scoring.candidates.item_pairs import neighbour_table  # imports scipy
+        from scoring.candidates.item_pairs import neighbour_table  # importing this module imports scipy
 
         return neighbour_table(history, most, shrink)
     near = nearest(similarities(history, shrink), most)

@@ -51,7 +51,8 @@ class SourceTables:
     def clicks(self, window_days: int | None) -> Rows:
         """Returns the rows of the last `window_days` days, for sources that count only rows with label 1.
 
-        Rows with label 0 are left out if this saves reading them.
+        Rows with label 0 are left out if the rows are read from files, because this saves reading some of
+        them.
         """
         rows = self.rows
         if isinstance(rows, StoredRows):

@@ -1,7 +1,8 @@
-"""Finds the n items with the highest scores of each user, among the items that are not excluded.
+"""Finds, for each user, the n items with the highest scores among the items that are not excluded.
 
 TopItems computes the scores of one block of consecutive items at a time. Then it merges the best items of the
-block with the best items of the earlier blocks. The result is exact and does not depend on the blocks.
+block with the best items of the earlier blocks. The result is exact and does not depend on the size of the
+blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from conf.errors import DataError
 from scoring.ranking.top_k import NO_CANDIDATE, ranking_keys, split_keys, top_keys
 from scoring.requests import LISTED
 
-# Returns the float32 scores of the items [first, last) for the U users of a micro-batch: (U, last - first).
+# A function (first, last) that returns the float32 scores of these items, without the item `last`, for the U
+# users of a micro-batch: (U, last - first).
 BlockScores = Callable[[int, int], Tensor]
 
 # Number of scores in a block. On a CPU, a block and its ranking keys fit into the caches. On a GPU, a block
@@ -114,7 +116,7 @@ def batch_of_lists(
     Args:
         users: the keys of the users.
         parts: the ranking keys that TopItems.best returned, for consecutive micro-batches of the users.
-        items: (N,) the item index of each item number; None if both are the same.
+        items: (N,) the item index of each item number; None if each item number is an item index.
     """
     parts = [part.cpu() for part in parts]
     lengths = np.concatenate([[0], *((part != NO_CANDIDATE).sum(dim=1).numpy() for part in parts)])

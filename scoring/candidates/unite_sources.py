@@ -101,7 +101,7 @@ def _unite_tables(
     # The first of several equal pairs comes from the first source.
     first = np.sort(np.unique(row << 32 | item, return_index=True)[1])
     row, item, source_of = row[first], item[first], source_of[first]
-    order = np.argsort(row, kind="stable")  # by user, then by source; a stable sort keeps each source's order
+    order = np.argsort(row, kind="stable")  # sorts by user; as the sort is stable, the order of sources stays
     row, item, source_of = row[order], item[order], source_of[order]
     if most is not None:
         kept = np.arange(len(row)) - np.searchsorted(row, row) < most

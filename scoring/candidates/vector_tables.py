@@ -73,7 +73,7 @@ def vector_store(
 def release(store: VectorStore) -> None:
     """Frees resources that sources keep until the lists are published.
 
-    These are tables in this process, and checkpoints.
+    The resources are tables in this process, and checkpoints.
     """
     for module, free in (("neighbour_lists", "free_neighbours"), ("item_vectors", "free_item_vectors")):
         loaded = sys.modules.get(f"scoring.candidates.{module}")
@@ -88,6 +88,6 @@ def _delete_checkpoints(store: VectorStore) -> None:
     try:
         files.delete_dir(inner)
     except FileNotFoundError:
-        return  # only the source `als` in Spark creates it
+        return  # only the source `als` in Spark creates the folder
     except OSError as error:
         log.warning("the folder %s could not be deleted: %s", store.checkpoints, error)

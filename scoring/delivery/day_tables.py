@@ -1,12 +1,13 @@
 """The served table of a PostgreSQL sink: how the rows of a date are loaded, replaced and deleted.
 
-A delivery first loads its rows into a new table, which nobody reads. Then one transaction serves them:
+A delivery first loads its rows into a new table, which no application reads. Then one transaction adds them
+to the served table:
 
 * A served table that this release creates is partitioned by date. The new table becomes its partition.
 * A served table of an earlier release has no partitions. The rows of the new table are copied into it.
 
-A session lock says that a delivery still fills its new table. PostgreSQL releases the lock when the process
-dies. So the next delivery knows which tables killed deliveries have left, and drops them.
+A session lock shows that a delivery still uses its new table. PostgreSQL releases the lock when the process
+dies. So the next delivery recognizes and drops the tables that killed deliveries have left.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ TYPES = {
     "model_version": "text",
 }
 
-# A reader that comes while a delivery waits for its lock waits at most this long. PostgreSQL needs a second
-# to cancel its own maintenance of a table for a lock (deadlock_timeout).
+# A reader that starts while a delivery waits for its lock waits at most this long. If PostgreSQL's own
+# maintenance of a table blocks a lock, PostgreSQL cancels it after one second (deadlock_timeout).
 _LOCK_TIMEOUT = "2s"
-_PAUSE_S = 3.0  # between two attempts to get the lock
+_PAUSE_S = 3.0  # seconds between two attempts to get the lock
 _PATIENCE_S = 900.0
 _ATTEMPTS_TO_DROP = 3
 _BUSY = ("55P03", "40P01")  # SQLSTATE of a lock that was not granted in time, and of a deadlock
 
-_LOCK_CLASS = 0x6E72  # the first number of the session locks
+_LOCK_CLASS = 0x6E72  # the first of the two numbers of each session lock
 _STAMP = "%Y%m%d%H%M%S"
 _ABANDONED_AGE = timedelta(hours=24)
 _USERS_PER_DELETE = 1000
@@ -72,7 +73,7 @@ class UnservedTable:
 
     @property
     def served_name(self) -> str:
-        """Returns the name of the table, without its schema, when it is a partition of the served table."""
+        """Returns the name, without a schema, that the table gets as a partition of the served table."""
         target, _, _, number = self.name.rpartition(".")[2].rsplit("_", 3)
         return f"{target}_d{self.date.replace('-', '')}_{number}"
 
@@ -140,10 +141,10 @@ class ServedTable(ABC):
         self.database.execute(f"ALTER TABLE {self.name} ADD COLUMN IF NOT EXISTS {VARIANT} text")
 
     def require_keys(self, table: UnservedTable) -> None:
-        """Creates the primary key of a new table, which also proves that no row is there twice.
+        """Creates the primary key of a new table. This fails if a row occurs twice.
 
         Raises:
-            InfrastructureError: a row is there twice.
+            InfrastructureError: a row occurs twice.
         """
         try:
             self.database.execute(
@@ -192,7 +193,8 @@ class ServedDay:
 
     Attributes:
         name: its name, quoted where necessary.
-        date: its date; empty if it has not exactly one, or if it has partitions or is in another database.
+        date: its date; empty if the partition is not limited to one date, has partitions itself, or is in
+            another database.
         record: what the delivery has recorded in the comment of the partition; empty if nothing.
     """
 
@@ -232,7 +234,7 @@ class PartitionedTable(ServedTable):
         return bool(self.database.rows(f"SELECT 1 FROM {self.name} WHERE dt = DATE '{date}' LIMIT 1"))
 
     def is_served(self, date: str, digest: str, rows: int) -> bool:
-        """Compares the recorded digest, and counts the rows of the partition."""
+        """Compares the recorded digest with `digest`, and the number of rows in the partition with `rows`."""
         for day in self.days():
             if day.date == date and day.record.get("lists") == digest:
                 query = f"SELECT count(*) FROM {self.name} WHERE dt = DATE '{date}'"
@@ -241,8 +243,9 @@ class PartitionedTable(ServedTable):
 
     def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
         """Creates a table that can become a partition."""
-        # With this CHECK, PostgreSQL attaches the table without reading its rows. The table writes the
-        # write-ahead log, because an unlogged table would be empty after a crash of the server.
+        # With this CHECK, PostgreSQL attaches the table without reading its rows. Rows of the table are also
+        # written to the write-ahead log, because an unlogged table would be empty after a crash of the
+        # server.
         self.database.execute(
             f"CREATE TABLE {table.name} (LIKE {self.name} INCLUDING DEFAULTS INCLUDING CONSTRAINTS "
             f"INCLUDING STORAGE INCLUDING GENERATED, CHECK (dt = DATE '{table.date}'))"
@@ -253,7 +256,7 @@ class PartitionedTable(ServedTable):
         """Attaches the new table as soon as transactions that use the served table allow it.
 
         Raises:
-            InfrastructureError: transactions have used the table for `_PATIENCE_S`.
+            InfrastructureError: other transactions still used the table after `_PATIENCE_S` seconds.
         """
         self._create_indexes(table)
         self.database.execute(f"ANALYZE {table.name}")
@@ -277,7 +280,7 @@ class PartitionedTable(ServedTable):
         return Replaced(rows, deleted + self.delete_old(keep_dates))
 
     def _create_indexes(self, table: UnservedTable) -> None:
-        """Creates the other indexes of the served table, which users have added to it."""
+        """Creates the indexes that an administrator has added to the served table."""
         query = """
             SELECT CASE WHEN i.indisunique THEN 'UNIQUE ' ELSE '' END,
                    substring(pg_get_indexdef(i.indexrelid) FROM ' USING .*')
@@ -295,7 +298,7 @@ class PartitionedTable(ServedTable):
         served = f"{schema}.{table.served_name}" if schema else table.served_name
         record = {"nightrank": 1, "lists": digest, "rows": rows, "delivered_at": file_io.utc_now()}
         is_new = table.date not in [day.date for day in self.days()]
-        # Both locks make concurrent deliveries wait for each other. Only the second makes readers wait.
+        # Both locks make concurrent deliveries wait for each other. Only the second lock makes readers wait.
         mode = "SHARE UPDATE EXCLUSIVE" if is_new else "ACCESS EXCLUSIVE"
         with self.database.transaction():
             self.database.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
@@ -366,10 +369,7 @@ class PartitionedTable(ServedTable):
 
 
 def _parsed(comment: str) -> dict[str, Any]:
-    """Returns the record that a delivery stored as the comment of a partition.
-
-    The result is empty if the comment is not such a record.
-    """
+    """Returns the record in the comment of a partition; empty if the comment has no such record."""
     try:
         record = json.loads(comment)
     except ValueError:
@@ -378,7 +378,7 @@ def _parsed(comment: str) -> dict[str, Any]:
 
 
 def _literal(text: str) -> str:
-    """Returns a text as a literal of SQL. The text has no backslash."""
+    """Returns a text as a literal of SQL. The text must not contain a backslash."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -396,18 +396,21 @@ class PlainTable(ServedTable):
         return [str(date) for (date,) in dates]
 
     def is_served(self, date: str, digest: str, rows: int) -> bool:
-        """Returns False: `replace` compares the rows."""
+        """Returns False, because this table has no record of its deliveries.
+
+        `replace` compares all rows instead.
+        """
         return False
 
     def create(self, table: UnservedTable, columns: Sequence[str]) -> None:
-        """Creates a table that exists only until its rows are copied, and writes no write-ahead log."""
+        """Creates a table without a write-ahead log. It exists only until its rows are copied."""
         typed = ", ".join(f"{name} {TYPES.get(name, 'text')}" for name in columns)
         self.database.execute(
             f"CREATE UNLOGGED TABLE {table.name} (dt date NOT NULL DEFAULT DATE '{table.date}', {typed})"
         )
 
     def replace(self, table: UnservedTable, digest: str, rows: int, keep_dates: int) -> Replaced:
-        """Copies changed rows from the new table, in one transaction, and drops it."""
+        """Copies changed rows from the new table in one transaction, and then drops the new table."""
         database, target, new = self.database, self.name, table.name
         database.execute(f"ANALYZE {new}")
         columns = [*TYPES, *([VARIANT] if self.has_variant() else [])]
@@ -461,7 +464,7 @@ def new_table(served: ServedTable, date: str) -> Iterator[UnservedTable]:
     """
     database, number = served.database, uuid.uuid4().hex[:8]
     table = UnservedTable(f"{served.name}_ld_{datetime.now(UTC).strftime(_STAMP)}_{number}", date)
-    _try_lock(database, number)  # nobody else has this number
+    _try_lock(database, number)  # no other session has this number
     try:
         yield table
     except BaseException:
@@ -552,7 +555,7 @@ def _try_lock(database: Connection, number: str) -> bool:
 def _unlock(database: Connection, number: str) -> None:
     try:
         database.rows(f"SELECT pg_advisory_unlock({_LOCK_CLASS}, {_signed(number)})")
-    except Py4JError as error:  # the end of the session releases the lock, too
+    except Py4JError as error:  # PostgreSQL also releases the lock when the session ends
         log.debug("the lock %s was not released: %s", number, error)
 
 

@@ -1,4 +1,4 @@
-"""Publishes the files of a date for sinks that write files: atomic, idempotent, and safe if a job is killed.
+"""Publishes the files of a date for sinks that write files. The publication is atomic and idempotent.
 
 A sink only defines how its files are written, counted and parsed. `publish_files` writes to new names, counts
 the records, flushes the files to disk and replaces the manifest of the date. `erase_records` removes users.
@@ -86,9 +86,9 @@ class Files:
 def publish_files(sink: str, path: str, lists: PublishedLists, files: Files) -> Partition:
     """Publishes the files of a date in the folder `<path>/dt=<date>`, whose manifest names them.
 
-    If the folder already has the files of the same lists in the same layout, nothing changes. If the process
-    is killed, the manifest names either the old files or the new files. Files that no manifest names are
-    deleted when they are older than `lists.grace_hours`.
+    If the folder already has the files of the same lists in the same layout, the function changes nothing. If
+    the process is killed, the manifest names either the old files or the new files. Files that no manifest
+    names are deleted when they are older than `lists.grace_hours`.
 
     Args:
         sink: the name of the sink.
@@ -191,7 +191,7 @@ Parse = Callable[[bytes], tuple[bytes, list[ListRecord]]]
 
 
 def erase_records(sink: str, folder: str, request: EraseRequest, parse: Parse) -> int:
-    """Publishes each date without the records of the users, and deletes all other files of the date at once.
+    """Publishes each date without the users' records, and immediately deletes all other files of the date.
 
     Args:
         sink: the name of the sink.

@@ -3,9 +3,9 @@
 docs/delivery.md describes this format for readers in other languages. The sink `redis` writes it, and
 nightrank/online.py reads it.
 
-The keys of a table (`lists`, `users` or `items`) are fields of Redis hashes, the buckets of the table. A
-delivery writes new buckets, which no reader uses yet. Then it replaces one pointer, which names the buckets
-of all tables.
+The keys of a table (`lists`, `users` or `items`) are fields of Redis hashes. These hashes are the buckets of
+the table. A delivery writes new buckets, which no reader uses yet. Then it replaces one pointer, which names
+the buckets of all tables.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ POINTER = Format("pointer of a key-value store")
 # Approximate number of keys in a bucket. With this number, a table has few buckets, and each bucket is small.
 KEYS_PER_BUCKET = 1000
 
-# Field of each bucket that is not a key of the table. With this field, a bucket exists before its first key.
+# A field of each bucket that is not a key of the table. It lets a bucket exist before its first key is
+# written.
 MARKER = "\0"
 LIST_COLUMNS = ("user_id", "position", "item_id", "score", "reason")
 _VERSIONS = ("model_version", "workflow_version")
 _POINTER_TEXTS = ("date", *_VERSIONS, "delivered_at")
-_RANKED = "ranked"  # the reason of most entries; values leave it out
+_RANKED = "ranked"  # the reason of most entries; it is not written into values
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class OnlineTable:
     """The buckets of one table.
 
     Attributes:
-        attempt: a part of the names of the buckets that no other delivery uses.
+        attempt: a text in the names of the buckets. No other delivery uses this text.
         digest: the digest of the partition of the lake from which the table was made.
         buckets: number of buckets.
         keys: number of keys in all buckets.
@@ -196,7 +197,7 @@ def texts(values: pa.Array) -> list[str]:
 def _float_text(text: str | None) -> str:
     if text is None:
         return "null"
-    if text == "-0":  # a reader would parse -0 as the integer 0, which has no sign
+    if text == "-0":  # a JSON reader would parse -0 as the integer 0, and lose the sign
         return "-0.0"
     return text if math.isfinite(float(text)) else f'"{text}"'
 

@@ -188,7 +188,7 @@ class OnlineStore:
 
 @dataclass(frozen=True)
 class BucketWriter:
-    """Writes batches of rows, which are sorted by bucket and key. Spark pickles it.
+    """Writes batches of rows, which are sorted by bucket and key. Spark pickles this object.
 
     Attributes:
         address: the server.
@@ -273,7 +273,7 @@ _ATTEMPTS = 100
 
 
 def erase_users(store: OnlineStore, client: Redis, request: EraseRequest) -> int:
-    """Deletes the keys of users from all buckets of lists and users, even of replaced deliveries.
+    """Deletes the keys of users from all buckets of lists and users, also those of replaced deliveries.
 
     Then it writes the new numbers of keys and the new digests of the lake's tables into the pointer. So the
     next delivery does not write unchanged tables again.

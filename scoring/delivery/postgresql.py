@@ -1,7 +1,8 @@
 """Connects to PostgreSQL through its JDBC driver, which runs in a small Java process of its own.
 
 The Java process belongs to one process of Python, the job or a Python worker of Spark. Its class path has
-only py4j and the JDBC driver, and it ends with this process. So a delivery on one machine needs no Spark.
+only py4j and the JDBC driver, and it ends together with the Python process. So a delivery on one machine does
+not need to start Spark.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class Connection:
     def copy(self, statement: str, parts: Iterable[pa.Buffer]) -> int:
         """Runs a statement COPY … FROM STDIN, and returns the number of rows that PostgreSQL has stored.
 
-        Call it in a transaction. If `parts` raises an error, PostgreSQL has stored the rows before it, so
-        that the transaction must be rolled back.
+        Call it in a transaction. If `parts` raises an error, PostgreSQL has already stored the rows before
+        the error. So the caller must roll back the transaction.
 
         Args:
             statement: the statement.
@@ -111,7 +112,7 @@ class Connection:
                 for part in parts:
                     pipe.write(part)
                 pipe.flush()
-            except BrokenPipeError:  # PostgreSQL has refused a row: the result of `copied` is the reason
+            except BrokenPipeError:  # PostgreSQL has refused a row; `copied.result()` raises its error
                 pass
             finally:
                 with suppress(BrokenPipeError):
@@ -140,7 +141,7 @@ class Connection:
 
 
 def _copy_in(manager: Any, statement: str, stream: Any) -> int:
-    """Copies all bytes of a stream. The stream is closed, so that nobody writes to it in vain."""
+    """Copies all bytes of a stream. Then closes the stream, so that a writer fails instead of waiting."""
     try:
         return int(manager.copyIn(statement, stream, _COPY_BYTES))
     finally:
@@ -168,8 +169,8 @@ def connect(jar: str, sink: Database, credentials: Credentials) -> Iterator[Conn
         credentials: the user and the password.
 
     Raises:
-        ConfigError: Java cannot be started. Or PostgreSQL rejects the user, the password, the database or
-            the table.
+        ConfigError: Java cannot be started, or PostgreSQL rejects the user, the password, the database or the
+            table.
         DataError: the table cannot store a value.
         InfrastructureError: any other error of PostgreSQL or the network.
     """
@@ -179,7 +180,7 @@ def connect(jar: str, sink: Database, credentials: Credentials) -> Iterator[Conn
         properties = jvm.java.util.Properties()
         for name, value in connection_properties(credentials).items():
             properties.setProperty(name, value)
-        properties.setProperty("stringtype", "unspecified")  # text parameters take the type of their column
+        properties.setProperty("stringtype", "unspecified")  # the server infers the types
         connection = jvm.org.postgresql.Driver().connect(sink.url, properties)
         yield Connection(jvm, connection)
     except Py4JJavaError as error:
@@ -192,7 +193,7 @@ def connect(jar: str, sink: Database, credentials: Credentials) -> Iterator[Conn
         ) from error
     finally:
         if connection is not None:
-            with suppress(Py4JError):  # of a process that has ended, or of a connection that is lost
+            with suppress(Py4JError):  # the Java process or the connection may be lost
                 connection.close()
 
 
@@ -207,7 +208,7 @@ def _java_process(jar: str) -> Any:
             classpath=jar,
             javaopts=_JAVA_OPTIONS,
             java_path=java,
-            die_on_exit=True,  # it reads a pipe from this process, and ends when this process ends
+            die_on_exit=True,  # the Java process ends when this process ends
             create_new_process_group=True,  # so Ctrl-C reaches this process, which then drops its tables
             enable_auth=True,
         )
@@ -242,7 +243,7 @@ def _spark_jars() -> list[Path]:
 
 
 def sql_state(error: Py4JJavaError) -> str | None:
-    """Returns the SQLSTATE of an error of PostgreSQL; None if the error is another one."""
+    """Returns the SQLSTATE of an error of PostgreSQL; None for any other error."""
     cause = _sql_exception(error)
     return None if cause is None else str(cause.getSQLState())
 

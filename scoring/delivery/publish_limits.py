@@ -150,7 +150,7 @@ def _clicked(context: RunContext, dataset: Dataset, lists: pa.Table | DataFrame)
 
 
 def _reads_files(context: RunContext, rows: int) -> bool:
-    """Returns whether this process reads the files of a table with this number of rows; else Spark does."""
+    """Returns whether this process reads a table with this number of rows. If not, Spark reads it."""
     return context.in_process or rows <= ROWS_IN_DRIVER
 
 
@@ -291,7 +291,7 @@ def _compare_frames(today: DataFrame, before: DataFrame) -> ListChanges:
 
 
 def cold_entries(lists: pa.Table | DataFrame, clicked: pa.Array | DataFrame) -> int:
-    """Returns the number of list entries whose item nobody clicked.
+    """Returns the number of list entries whose item has no click.
 
     Args:
         lists: a table or a frame with the column item_id, one row per list entry.

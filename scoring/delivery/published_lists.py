@@ -140,7 +140,8 @@ class Erased:
     Attributes:
         target: the address of the sink, without a password.
         rows: number of removed rows, lines or keys.
-        remark: says, for the record, where bytes of removed rows still exist; empty if nowhere.
+        remark: a text for the record of the erasure: where bytes of removed rows still exist; empty if
+            nowhere.
     """
 
     target: str

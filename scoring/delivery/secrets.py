@@ -1,4 +1,4 @@
-"""Reads user names and passwords from environment variables or files. They are never logged."""
+"""Reads user names and passwords from environment variables or files. The program never logs these values."""
 
 from __future__ import annotations
 

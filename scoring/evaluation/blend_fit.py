@@ -1,13 +1,13 @@
-"""Fits a ranking of candidates by the model's logit and the scores of the sources, to measured pairs.
+"""Fits a blend of the model's logit and the sources' scores, which ranks candidates, to measured pairs.
 
 The blend is a linear function of a pair's features (`features`). Its weights w minimize
 
     Σ_u ( log Σ_i exp(w·x_ui) − mean of w·x_ui over the clicked items i of user u ) + λ/2 ‖w‖²
 
-where i runs over the candidates of user u that the model or a source ranks high. This is the cross-entropy of
-a softmax over these candidates (the listwise loss of Z. Cao et al., Learning to Rank: From Pairwise Approach
-to Listwise Approach, ICML 2007). Other candidates enter no list, so their order does not matter. The function
-is convex, and Newton's method finds its minimum without random numbers.
+where i runs over the candidates of user u that the model or a source ranks high. The sum over u is the
+cross-entropy of a softmax over these candidates (the listwise loss of Z. Cao et al., Learning to Rank: From
+Pairwise Approach to Listwise Approach, ICML 2007). Other candidates enter no list, so their order does not
+matter. The function is convex, and Newton's method finds its minimum without random numbers.
 
 The model alone, each source alone and the blend are contenders. Users are divided into folds. The lists of
 the users of a fold are measured with weights that are fitted to the other folds.
@@ -68,9 +68,9 @@ FOLDS = 5
 L2 = 1.0
 Vector = NDArray[np.float64]
 
-# A contender that ranks by one source adds this share of the logit to the score. The logit then orders items
-# with equal scores, and items that the source did not propose. Items that the source did not propose get the
-# source's smallest score minus this distance.
+# A contender that ranks by one source adds the logit times `_LOGIT_SHARE` to the score of the source. The
+# logit then orders items with equal scores, and items that the source did not propose. Items that the source
+# did not propose get the source's smallest score minus `_DISTANCE`.
 _LOGIT_SHARE = 1e-3
 _DISTANCE = 10.0
 
@@ -123,7 +123,8 @@ class LearnedBlend:
     Attributes:
         chosen: the contender with the highest NDCG@k; with equal values, the first one in the order of
             `figures`.
-        figures: maps each contender to its figures: `model`, the sources in order, `blend`.
+        figures: maps each contender to its figures: `model`, the sources in the order of their indices, and
+            `blend`.
         request: the weights that rank like the chosen contender, fitted to all users; None for `model`.
     """
 
@@ -152,7 +153,7 @@ def learn(pairs: MeasuredPairs, sources: Sequence[str], k: int) -> LearnedBlend:
         measured = pairs.folds[user] == fold
         held_out[measured] = x[measured] @ fit(x, pairs, counted & (pairs.folds != fold)[user])
     figures[BLEND] = _figures(pairs, _positions(pairs, held_out), k)
-    chosen = max(figures, key=lambda name: figures[name].ndcg)  # the first one, if several are equal
+    chosen = max(figures, key=lambda name: figures[name].ndcg)  # `max` returns the first of equal contenders
     if chosen == MODEL:
         return LearnedBlend(chosen, figures, None)
     best = fit(x, pairs, counted) if chosen == BLEND else weights[chosen]
@@ -183,8 +184,8 @@ def fit(x: Vector, pairs: MeasuredPairs, counted: NDArray[np.bool_]) -> Vector:
     Args:
         x: (P, D) features.
         pairs: the pairs.
-        counted: (P,) bool, which candidates count. Users without a clicked candidate among these candidates
-            do not count.
+        counted: (P,) bool, whether a candidate is in the loss. Users without a clicked candidate among these
+            candidates are left out.
     """
     user = pairs.user
     clicks = np.bincount(user[pairs.clicked & counted], minlength=len(pairs.positives))
@@ -305,7 +306,7 @@ def measured_pairs(
 
     The users have a click in the validation split and a row in the train split. If they have more than about
     MOST_PAIRS candidates together, those with the smallest hashes of their keys are measured. Returns None if
-    no user has both.
+    there is no such user.
 
     Args:
         context: the context of the run.
@@ -443,7 +444,7 @@ def _candidates(
 ) -> Rows:
     """Returns the candidates of the users with the scores of the sources, from train rows only.
 
-    It has eight parameters, because the caller needs each of these rows and tables too.
+    The function has eight parameters, because the caller uses each of these values for other purposes too.
     """
     config, version = context.config.candidates, dataset.workflow_version
     splits = [split for split in config.exclude_clicked if split in BEFORE]

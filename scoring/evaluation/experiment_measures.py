@@ -1,8 +1,8 @@
-"""Compares the variants of an experiment by the clicks after its lists, and stops it if a limit is exceeded.
+"""Compares the variants of an experiment by clicks of the next day, and stops it if a limit is exceeded.
 
 The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment are computed from
-the sums of its dates up to the measured date. They leave out dates with other models (for example, before a
-promotion) or with another share.
+the sums of its dates up to the measured date. Dates with other models (for example, before a promotion) or
+with another share are left out.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _publish(
 
 
 def _comparable(settings: ServingExperiment, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that must be equal for two dates, so that their sums can be added."""
+    """Returns values that must be equal for two dates. Otherwise the sums of the dates cannot be added."""
     models = {name: facts["variants"][name]["model_version"] for name in (CONTROL, TREATMENT)}
     return {
         "models": models,

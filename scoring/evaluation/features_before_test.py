@@ -62,8 +62,8 @@ def rows_before_test(
     determines the features, as for published lists. Users with a train or validation row, but without a row
     in this table, have null attributes. Items without a row in this table have null attributes if
     `items.missing` is `serve`; otherwise they are left out. Without a table of attributes, the features are
-    those of the latest row of the train and validation splits. With `before=validation`, only the train split
-    counts.
+    those of the latest row of the train and validation splits. With `before=validation`, only rows of the
+    train split are used.
 
     Args:
         context: the context of the run.

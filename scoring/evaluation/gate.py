@@ -236,8 +236,8 @@ def margin_check(
 
     The gain is the challenger's value minus the champion's value. The level is `hold` if the confidence
     interval of the gain begins below -margin, or if there is no interval. Without a margin, the level is
-    always `ok`. Callers pass a measure with `sign` -1 with its sign changed, so that a larger value is always
-    better.
+    always `ok`. If smaller values of a measure are better (`sign` is -1), callers negate its values. So a
+    larger value is always better here.
     """
     name, sign, setting = measure.name, measure.sign, measure.setting
     message = (

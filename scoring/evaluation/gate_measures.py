@@ -132,7 +132,7 @@ def measure_models(context: RunContext, dataset: Dataset, models: list[ModelInfo
     """
     gate = context.config.gate
     resample = Resample(gate.replicates, gate.seed) if len(models) > 1 else None
-    rows: dict[str, ReadableRows] = {}  # the workflow of the measured model encoded these rows
+    rows: dict[str, ReadableRows] = {}  # maps a workflow version to the test rows that it encoded
     oov: dict[str, dict[str, float]] = {}
     units = 0
     measures: dict[str, ModelMeasures] = {}

@@ -54,7 +54,7 @@ def run_gate(
         dataset: the dataset of the run date.
         challenger: the model to decide on.
         champion: the model that serves before the decision; None if there is none.
-        barred_because: the reason of a person who decided against the challenger; None if nobody did.
+        barred_because: the reason of the person who decided against the challenger; None if no person did so.
 
     Raises:
         DataError: the champion and the challenger were not measured on the same rows, or there is no champion
@@ -208,7 +208,8 @@ def drift_checks(
     oov_shares = _largest_first(
         (name, value) for name, value in challenger.oov_shares.items() if name not in exempt
     )
-    # With the section `negatives`, the configuration determines the click rate, so users do not change it.
+    # With the section `negatives`, the configuration determines the click rate. So a drift of this rate says
+    # nothing about the users.
     click_rates = report.click_rates if report and context.config.negatives is None else None
     checks = [
         _score_check(context, scores),

@@ -2,8 +2,8 @@
 
 An impression is a distinct row of the log: repeated rows with the same user, item, position, variant and
 model version count once. An impression fits a list if the user's list has the same item at the same position,
-and if the same model made this list for the same variant. Each other impression counts for the first reason
-of `REASONS` that applies.
+and if the same model made this list for the same variant. Each other impression is counted under the first
+reason of `REASONS` that is true for it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _compare(logged: Rows, lists: Rows, settings: Impressions, has_variants: boo
 
 
 def _counts(fits: Rows) -> Rows:
-    """Returns the numbers of distinct impressions and of rows, and an error, for each value of `fit`."""
+    """Returns the numbers of distinct impressions and of rows, and one error, for each value of `fit`."""
     return query(
         f"""
         SELECT fit, count(*) AS impressions, CAST(sum(times) AS BIGINT) AS logged, min({ERROR}) AS {ERROR}
@@ -220,7 +220,8 @@ def _shown(fits: Rows, clicked: Rows) -> Rows:
 def _shares(lists: Rows, shown: Rows, clicked: Rows) -> dict[str, Any]:
     """Returns the numbers of users and of entries in the lists.
 
-    They count all entries, the shown entries, and the clicked entries that were not shown.
+    The entries are counted three times: all entries, the shown entries, and those that were clicked but not
+    shown.
     """
     (of_lists,) = records(
         query("SELECT count(*) AS entries, count(DISTINCT user_key) AS users FROM {lists}", lists=lists)
@@ -355,12 +356,13 @@ def _rate(sums: Sums, confidence: float) -> dict[str, Any]:
     }
 
 
-# Estimates the click rate that explored positions would have if the model ordered the drawn items.
+# Estimates the click rate of explored positions if the model, instead of chance, ordered the items there.
 #
-# The rule `score.rules.exploration` sorts the remaining candidates of a user by a uniform random key. The
-# first m of them get the last m positions. So all m! orders of the drawn items have the same probability. The
-# item that the model ranks j-th among them is at the j-th explored position with the probability 1 / m. This
-# propensity is exact, and it does not depend on the number of candidates.
+# The rule `score.rules.exploration` sorts a user's candidates that are not yet in the list by a uniform
+# random key. The first m of them (the drawn items) get the last m positions. So all m! orders of the drawn
+# items have the same probability. The item that the model ranks j-th among them is at the j-th explored
+# position with the probability 1 / m. This propensity is exact, and it does not depend on the number of
+# candidates.
 #
 # The alternative order sorts the drawn items by descending score. The estimate is the self-normalised
 # estimate (A. Swaminathan and T. Joachims, The Self-Normalized Estimator for Counterfactual Learning, 2015),
@@ -380,7 +382,7 @@ _DRAWN_PARTIAL = pa.schema(
 
 
 def why_unknown(config: Config, published: Manifest) -> str | None:
-    """Returns the reason why the probabilities of the draws are unknown; None if they are known.
+    """Returns the reason why the probabilities of the draws are unknown; None if the probabilities are known.
 
     Args:
         config: the configuration, with the rule `exploration`.

@@ -1,4 +1,4 @@
-"""Converts measures to facts: of our lists, of the most popular items, and of the best possible lists."""
+"""Converts measures to facts: of published lists, of the most popular items, of the best possible lists."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ PUBLISHED, POPULAR = "lists", "popular"
 def relevance_facts(
     published: Manifest, measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, Any]:
-    """Returns hit rate, NDCG and coverage of our lists and of lists of the most popular items.
+    """Returns hit rate, NDCG and coverage of the published lists and of lists of the most popular items.
 
     Only users with rows in the train split are included. The key `cold_users` has the hit rate and NDCG of
-    our lists for users without train rows.
+    the published lists for users without train rows.
 
     Args:
         published: the manifest of the lists.
@@ -80,10 +80,10 @@ def coverage(counts: Mapping[str, ListedItems], kind: str, published: Manifest) 
 def truth_facts(
     published: Manifest, measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, Any] | None:
-    """Returns the figures of the lists ranked by true probabilities, and the ratio of our figures to them.
+    """Returns the figures of the lists ranked by true probabilities, and the published lists' ratio to them.
 
     These lists were made only for users with clicks, so their coverage comes from fewer lists than the
-    coverage of our lists.
+    coverage of the published lists.
 
     The arguments are those of `relevance_facts`. Returns None if the true probabilities are unknown.
     """
@@ -136,12 +136,12 @@ Bools = NDArray[np.bool_]
 def true_lists(
     workers: Workers, exclusions: Exclusions, items: Rows, generated: GeneratedDays, k: int
 ) -> Rows:
-    """Returns two lists of at most k items for each user: by CLICK_PROBABILITY and BEST.
+    """Returns two lists of at most k items for each user: ranked by CLICK_PROBABILITY and by BEST.
 
     The columns are user_key, kind (the ranking), position (from 1) and item_key. Users who are not in the
-    generated days cannot click, and have no list. Probabilities of several days are added, weighted by the
-    share of the user's impressions in each day. Items are sorted by descending probability. If probabilities
-    are equal, the item with the smaller index comes first.
+    generated days cannot click, and have no list. The probability of a (user, item) pair is a weighted sum
+    over the days. The weight of a day is its share of the user's impressions. Items are sorted by descending
+    probability. If probabilities are equal, the item with the smaller index comes first.
 
     Args:
         workers: make the lists if the users are a table.

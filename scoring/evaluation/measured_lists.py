@@ -33,8 +33,8 @@ class Relevance:
         users: number of users who have a list and at least one positive. The other attributes refer to these
             users.
         hit_rate: share of the users who have at least one positive in their list; None if there are no users.
-        ndcg: mean NDCG of the users with binary relevance (Järvelin and Kekäläinen 2002). The ideal list has
-            min(k, number of positives) hits. None if there are no users.
+        ndcg: mean NDCG over the users, with binary relevance (Järvelin and Kekäläinen 2002). The ideal list
+            has min(k, number of positives) hits. None if there are no users.
     """
 
     users: int

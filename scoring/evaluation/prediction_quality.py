@@ -30,8 +30,8 @@ from storage.feature_spec import LABEL
 
 UNIT = "resample_unit"
 
-# The difference between 1 and the next smaller float32. Probabilities are limited to this distance from 0 and
-# 1, where the loss of a row may be infinite.
+# The difference between 1 and the next smaller float32. Probabilities are kept at least this far from 0 and
+# 1, because the loss of a row at 0 or 1 may be infinite.
 _EPSILON = 2.0**-24
 
 # Losses and probabilities are summed in integer units of 2⁻³². So the sums do not depend on how rows are

@@ -23,7 +23,8 @@ class TrainingRows:
 
     Attributes:
         config_name: the name of the configuration.
-        run_date: the run date. Rows of later days, and of its validation and test splits, have no effect.
+        run_date: the run date. Rows of later days, and rows of this date's validation and test splits, have
+            no effect.
     """
 
     config_name: str

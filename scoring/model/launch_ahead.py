@@ -87,7 +87,7 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
     """
     if device.type != "cuda":
         return torch.empty(*shape, dtype=dtype)
-    with torch.cuda.device(device):  # otherwise torch would also allocate memory on the first GPU
+    with torch.cuda.device(device):  # without this, torch would also allocate memory on the first GPU
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
 
 

@@ -26,7 +26,7 @@ from training.models.inputs import id_columns
 
 # Micro-batches: a micro-batch is the group of rows or pairs that go through a model in one call.
 #
-# Its size is halved when the device's memory runs out.
+# The size of a micro-batch is halved when the device's memory runs out.
 
 log = logging.getLogger("nightrank.scoring")
 Result = TypeVar("Result")

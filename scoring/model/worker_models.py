@@ -15,7 +15,10 @@ _PREDICTORS_KEPT = 2
 
 
 class RequestWithModel(Protocol):
-    """A hashable request that names the model it needs. Examples are ListRequest and RetrievalRequest."""
+    """A hashable request that names the model that computes the answer.
+
+    Such requests are ListRequest and RetrievalRequest.
+    """
 
     @property
     def model(self) -> ModelRequest:
@@ -37,7 +40,7 @@ class WorkerModels:
     def __init__(self) -> None:
         self._load_predictor = lru_cache(maxsize=_PREDICTORS_KEPT)(load_predictor)
         self._latest: dict[Callable[..., Any], tuple[Any, Any]] = {}
-        self._lock = threading.RLock()  # threads of a job's process may score at the same time
+        self._lock = threading.RLock()  # several threads of a job may score at the same time
 
     def predictor(self, request: ModelRequest, gpu: int | None, threads: int) -> Predictor:
         """Returns the predictor of a request, and loads it if necessary.

@@ -37,8 +37,8 @@ log = logging.getLogger("nightrank.scoring")
 # items from memory once for all users, and its data fit into a cache.
 _TILE_USERS = 16
 
-# Minimum number of items for `ItemScores`. It first computes some values for each user. With fewer items,
-# these values take more time than they save.
+# Minimum number of items for `ItemScores`. `ItemScores` first computes some values for each user. With fewer
+# items, computing these values takes more time than they save later.
 _LEAST_SHARED = 64
 
 # Maximum size of item parts that stay in memory: a number of bytes on a CPU, and 1 / _GPU_KEPT_SHARE of the
@@ -84,7 +84,7 @@ class ItemParts:
     """The item parts: the values that the model computes from each item and the context, without the user.
 
     If the parts of all items need at most `kept_bytes` bytes, they are computed once and stay in memory.
-    Otherwise they are computed again each time they are used.
+    Otherwise each use of the parts computes them again.
 
     Args:
         factorization: the factorization of the predictor's model.

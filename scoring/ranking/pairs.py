@@ -97,7 +97,7 @@ def context_side(values: Mapping[str, Encoded], spec: FeatureSpec, multi_hot: Mu
 # dropped.
 _NEARLY_ALL = 2 / 3
 
-_ITEM_BITS = 32  # bits of the item index in the number of a (user, item) pair
+_ITEM_BITS = 32  # bits for the item index in an int64 that represents a (user, item) pair
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Scores batches of users against their candidates, and chooses the k best candidates of each user."""
+"""Scores the candidates of batches of users, and chooses the k best candidates of each user."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class ListScorer:
     """Scores the candidates of users.
 
     Attributes:
-        predictor, items, pair_scorer, rules, blend: as in ListRanker.
+        predictor, items, rules: as in ListRanker.
+        pair_scorer: computes the logits of pairs of user and item with the model.
+        blend: the weights of the blend; None without a blend.
     """
 
     predictor: Predictor
@@ -59,8 +61,8 @@ class ListScorer:
     def scores(self, parts: Part, which: Tensor, items: Tensor, source_scores: Tensor | None) -> Tensor:
         """Returns the scores of T lists of I items each, shape (T, I), float32.
 
-        The scores are probabilities. The scores of a blend are log-odds. If a rule such as a boost changes
-        ranking scores, the scores of a blend are also numbers from 0 to 1.
+        Without a blend, the scores are probabilities. With a blend, they are log-odds or, if a rule such as a
+        boost changes ranking scores, the sigmoids of these log-odds.
 
         Args:
             parts, which, items: as for `PairScorer.list_logits`.
@@ -127,11 +129,11 @@ class ListScorer:
 # pairs.
 _MIN_PLACES = 131_072
 
-# Minimum number of users per pass over the items. The second number applies if each pass must compute the
-# item parts again.
+# Minimum number of users per pass over the items. The second number is the minimum if each pass must compute
+# the item parts again.
 _LEAST_USERS, _LEAST_USERS_ANEW = 16, 128
 
-# Maximum number of users per pass. It limits the memory for their rankings.
+# Maximum number of users per pass. This limits the memory for the rankings of these users.
 _MOST_USERS = 1_024
 
 # Number of blocks of users that a device works on while the host reads the lists of an earlier block.
@@ -159,7 +161,7 @@ class _Block:
 
     Attributes:
         users: the users.
-        side, lists, sources: as in _Users, for all users of the batch; the first two on the device.
+        side, lists, sources: as in _Users, for all users of the batch; `side` and `lists` are on the device.
         scores: (P, S) the scores of the sources on the device; None without a blend.
     """
 
@@ -178,7 +180,7 @@ class _LaunchedLists:
         block: the users.
         names: their keys.
         rank_again: computes the ranking keys, and raises an error for a score that is NaN.
-        ruled_lists: the lists, if business rules changed them.
+        ruled_lists: the lists that the business rules chose; None without rules.
         best: without rules, the U · K highest ranking keys, followed by two flags: whether a list of the
             batch is wrong, and whether a score of the block is NaN.
     """
@@ -442,7 +444,7 @@ class ListRanker:
             return None
         cells = len(asked.everyone) * width
         kept = torch.ones(cells + 1, dtype=torch.bool, device=device)
-        if some:  # the last cell gets the items outside the range
+        if some:  # items outside the range set the last cell, which is dropped below
             kept[torch.where(in_range, user * width + item - items.start, cells)] = False
         kept = kept[:cells].view(-1, width)
         if len(asked.chosen):
@@ -627,8 +629,8 @@ class Pieces:
 
 _PIECE_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2)
 
-# Maximum number of empty cells as a share of the filled cells. The device scores empty cells too, without
-# use.
+# Maximum number of empty cells as a share of the filled cells. The device scores empty cells too, and their
+# scores are not used.
 _EMPTY_SHARE = 0.125
 
 

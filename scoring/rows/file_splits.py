@@ -2,8 +2,8 @@
 
 The driver sends only paths and row ranges to the workers, not rows. Manifests contain the number of rows of
 each row group, so the driver divides the rows without reading a data file. Each task decodes the complete row
-group, even if another task shares it. So row groups are divided only if the slots would otherwise get very
-unequal numbers of rows.
+group, even if another task shares it. So row groups are divided only if the slots, in which tasks run at the
+same time, would otherwise get very unequal numbers of rows.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def row_groups(lake: LakePaths, dataset: Dataset, split: Split) -> list[FileRowG
 def divide_rows(
     groups: Sequence[FileRowGroup], slots: int, max_rows: int, *, whole: bool = False
 ) -> list[tuple[RowGroupRange, ...]]:
-    """Divides all rows, in order, among tasks.
+    """Divides all rows among tasks, in the order of the rows.
 
     Returns the pieces of each task. A piece is a range of rows of one row group. Every row is in exactly one
     piece. If there are no rows, the result is one task without pieces.
@@ -95,7 +95,7 @@ def divide_rows(
     a row group with more rows becomes a separate task.
 
     Args:
-        groups: the row groups, in order.
+        groups: the row groups, in the order of their rows.
         slots: number of tasks that run at the same time. There are about as many tasks, or a multiple, so
             that all slots end at about the same time. If there are fewer rows, there are fewer tasks. With
             `whole`, there are at most as many tasks as row groups.
@@ -136,7 +136,10 @@ def _largest(cuts: Sequence[int]) -> int:
 
 
 def _longest_slot(cuts: Sequence[int], slots: int) -> int:
-    """Returns an upper bound for the rows of a slot. A slot takes the next task when it has completed one."""
+    """Returns an upper bound for the rows of a slot.
+
+    A slot takes a new task when its task ends.
+    """
     tasks = len({*cuts}) - 1
     return -(-tasks // slots) * _largest(cuts)
 

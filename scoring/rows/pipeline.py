@@ -56,7 +56,7 @@ def scored_blocks(
     Args:
         predictor: the loaded model.
         pieces: the rows to score. A piece is a range of rows of one row group.
-        readers: number of threads that read.
+        readers: number of threads that read row groups.
         most_rows: maximum number of rows of a block of several row groups.
 
     Raises:
@@ -212,12 +212,12 @@ class _DeviceRows:
 
         Returns:
             The dense inputs (R, D) float32; the ids (R, W) int32; and whether an id is outside its
-            cardinality, () bool. If it is, all ids are replaced by 0. Otherwise the lookup would fail, and a
-            failed lookup makes a GPU unusable for the process.
+            cardinality, () bool. If it is, all ids are replaced by 0. With such an id, the lookup of the
+            embedding vectors would fail, and then the process could no longer use the GPU.
         """
         with self._on_copies():
-            # The kernel expects labels in the first column. Rows to score have no labels, so this column is
-            # undefined.
+            # The kernel expects labels in the first column. Rows to score have no labels, so the numbers in
+            # this column are undefined.
             shape = (1 + columns.shape[0], columns.shape[1])
             on_device = torch.empty(shape, dtype=torch.int32, device=self._device)
             on_device[1:].copy_(columns, non_blocking=True)
@@ -229,7 +229,7 @@ class _DeviceRows:
             scoring = torch.cuda.current_stream(self._device)
             scoring.wait_stream(self._copies)
             for tensor in (dense, ids, wrong):
-                tensor.record_stream(scoring)  # torch then reuses the memory only after this stream's work
+                tensor.record_stream(scoring)  # torch reuses the memory only after this stream's work
         return dense, ids, wrong
 
     def _transposed(self, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,7 +244,7 @@ class _DeviceRows:
         ids = torch.empty(rows, self._id_width, dtype=torch.int32, device=device)
         labels = torch.empty(rows, dtype=torch.int32, device=device)
         weights = torch.empty(rows, dtype=torch.float32, device=device)
-        # One range of all rows, in their order.
+        # One range contains all rows, in their order.
         ranges = torch.tensor([[columns.data_ptr(), rows, 0, 0, 0, 0, rows, 0]])
         blocks = torch.arange(-(-rows // BLOCK_ROWS), dtype=torch.int32, device=device)
         tiles = torch.stack([torch.zeros_like(blocks), blocks], dim=1)

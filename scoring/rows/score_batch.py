@@ -1,7 +1,7 @@
 """Scores feature rows in batches: rows of an Arrow batch, and rows of pieces of Parquet files.
 
 A piece is a range of rows of one row group. Its rows are checked against the manifest and against the spec of
-the features. This is the fastest way on a CPU; on a GPU, pipeline.py scores pieces.
+the features. On a CPU, this code is the fastest way to score pieces. On a GPU, pipeline.py scores them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCORES = pa.schema(
 )
 
 # Minimum and maximum number of rows of a batch: each batch has a fixed cost, and two batches must fit into
-# memory batches.
+# memory.
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 8_192, 131_072
 
 
@@ -138,7 +138,7 @@ def read_piece(
     *,
     check_ids: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a piece in order, in batches. A piece is a range of rows of one row group.
+    """Yields the rows of a piece in batches, without changing their order.
 
     A batch has the columns `keep` and the features.
 

@@ -29,7 +29,7 @@ def write_scores(
     """Scores some rows, writes the scores to new files, and returns the names of the files in their order.
 
     The files are not published. Each call writes new files. So a task that Spark repeats or runs twice does
-    not overwrite a file. A file is one row group. On a CPU there is one file. On a GPU, threads write the
+    not overwrite a file. Each file has one row group. On a CPU there is one file. On a GPU, threads write the
     files while later rows are scored. A file has at most `file_rows` rows, or one larger row group of the
     features. Without rows, there is one empty file.
 

@@ -158,7 +158,7 @@ def _require_tensor(name: str, function: str, result: Any, flags: Sequence[int] 
 
 
 def _first(allowed: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the positions of the first k allowed cells of each row, in order.
+    """Returns the positions of the first k allowed cells of each row, in ascending order.
 
     Args:
         allowed: (U, W) bool.
@@ -212,7 +212,7 @@ def load_rules(request: RulesRequest, items: pa.Array, device: torch.device) -> 
 def _reasons(rules: Mapping[str, ItemRule], num_items: int) -> tuple[Tensor, tuple[str, ...]]:
     """Returns the reason code of each item, (N,) int64, and the texts of the codes.
 
-    If several rules give a reason for an item, the first rule's reason counts.
+    If several rules give a reason for an item, the item gets the first rule's reason.
     """
     reasons, codes = [RANKED, EXPLORE], torch.full((num_items,), _RANKED_CODE)
     for name, rule in rules.items():

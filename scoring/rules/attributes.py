@@ -19,7 +19,7 @@ from scoring.rules.request import AttributeTable
 from storage import file_io
 from storage.manifest import digest_of
 
-SECTION = "score.rules.attributes"  # section of the configuration, for messages
+SECTION = "score.rules.attributes"  # the section of the configuration that messages name
 
 
 def read_attribute(table: AttributeTable) -> pa.Table:

@@ -59,8 +59,8 @@ class RuleInputs:
 class ItemRule:
     """Base class of rules. A rule overrides the methods that it needs.
 
-    Results must depend only on the arguments and on the data that `load` read. Otherwise a repeated task
-    would make other lists.
+    The results of all methods must depend only on their arguments and on the data that `load` read. Otherwise
+    a task that Spark repeats would make other lists.
     """
 
     def ranking_scores(self, scores: Tensor, items: Tensor) -> Tensor:

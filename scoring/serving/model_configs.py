@@ -9,7 +9,8 @@
 During an experiment, nightrank_treatment and nightrank_treatment_online are the same ensembles with the
 versions of workflow and ranker of the treatment.
 
-Each input and output has one row of numbers or texts for each row of a request. Names of ModelConfig:
+Each input and output has one row of numbers or texts for each row of a request. The names of the fields of
+ModelConfig are defined in
 https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
 """
 
@@ -64,7 +65,7 @@ def ensemble_config(inputs: ServedInputs, version: int, name: str = ENSEMBLE) ->
     """Returns the configuration of the ensemble, which uses one version of workflow and ranker.
 
     The version is fixed for two reasons. The ids of a workflow are valid only for the ranker that was trained
-    with it. Triton loads the newest versions of two models one after the other.
+    with it. In addition, Triton does not load new versions of two models at the same time.
     """
     return _ensemble(name, WORKFLOW, _raw(inputs), inputs, version)
 

@@ -54,7 +54,7 @@ from storage.paths import LakePaths
 from training.export.write_export import DESCRIPTION
 
 CONFIG, SERVED = "config.pbtxt", "served.json"
-_MODELS = (WORKFLOW, RANKER, LOOKUP, ONLINE_ENSEMBLE, ENSEMBLE)  # the last one has served.json
+_MODELS = (WORKFLOW, RANKER, LOOKUP, ONLINE_ENSEMBLE, ENSEMBLE)  # the last model has the file served.json
 _OF_TREATMENT = (TREATMENT_ONLINE_ENSEMBLE, TREATMENT_ENSEMBLE)
 Variant = Literal["control", "treatment"]
 _PYTHON = (
@@ -74,11 +74,11 @@ def add_to_repository(
     online: bool = False,
     variant: Variant = "control",
 ) -> dict[str, Any]:
-    """Adds a model to a model repository, and makes its ensemble use the model.
+    """Adds a model to a model repository, and makes the repository's ensemble use the model.
 
     The first model of a repository has the version 1. The version that the ensemble used before is kept, and
-    older versions are deleted. If the model is already in the repository, only the ensemble changes to its
-    version. So a model can be rolled back.
+    older versions are deleted. If the model is already in the repository, the function only switches the
+    ensemble to the version of this model. So an operator can roll back to an earlier model.
 
     Args:
         info: the model.
@@ -144,7 +144,7 @@ class _Repository:
         online: bool,
         variant: Variant,
     ) -> dict[str, Any]:
-        """See `add_to_repository`."""
+        """Implements `add_to_repository` in the locked repository."""
         self._require_own()
         context = context_columns(info.spec, workflow) if online else None
         require_names(workflow.raw_types(), context)
@@ -340,7 +340,7 @@ def _scratch_beside(repository: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Waits for other processes that write to this folder."""
+    """Waits until no other process writes to this folder, and locks the folder during the block."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -127,7 +127,7 @@ def score_in_batches(
 ) -> Rows:
     """Applies a function that computes with torch to batches of rows, in Spark's workers or in this process.
 
-    Rows of a table or of files are computed by one thread for each core, or by one for a GPU.
+    For a table or for files, this process uses one thread for each core, or one thread for a GPU.
 
     Args:
         rows, function, schema: as for `spark.rows.map_rows`.
@@ -152,7 +152,7 @@ def _process_has_gpu() -> bool:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Sets torch's number of CPU threads to one in the block, and restores it afterwards."""
+    """Sets torch's number of CPU threads to one during the block, and then restores the previous number."""
     import torch
 
     of_caller = torch.get_num_threads()
@@ -197,8 +197,8 @@ def score_split(
 ) -> list[str]:
     """Scores the rows of each task, writes Parquet files, and returns the names of the files in row order.
 
-    Workers receive only paths and row ranges. Nothing is published. Failed attempts may leave files behind,
-    but no manifest names these files.
+    Workers receive only paths and row ranges. The function does not publish the files. Failed attempts may
+    leave files behind, but no manifest names these files.
 
     Args:
         spark: the Spark session; None runs the tasks in threads of this process.

@@ -10,7 +10,7 @@ from reporting.elements.markup import Html, tag
 
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 58, 428, 30, 236
-_LETTER = 7.5  # width of a letter
+_LETTER = 7.5  # assumed width of a letter
 
 
 def x_of(axis: Axis, value: float) -> float:
@@ -145,7 +145,7 @@ def axis(
     low, high = min(finite), max(finite)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:  # only one distinct value: add room around it
+    if low == high:  # all values are equal: add room around this value
         room = abs(low) * 0.1 or 1.0
         low, high = (0.0, room) if from_zero and low == 0 else (low - room, high + room)
     step = tick_step(high - low, most_ticks)

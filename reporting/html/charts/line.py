@@ -79,7 +79,7 @@ def line_chart(
     """Returns a line chart. If there are few points, each point is also drawn as a dot.
 
     If there are no points, returns a sentence that says so. With `x_whole`, the ticks of the x axis are at
-    whole numbers. It has many parameters, because each of the two axes needs a label and a format.
+    whole numbers. The function has many parameters, because each of the two axes needs a label and a format.
     """
     drawn = [(line.name, line.drawable()) for line in series]
     points = [point for _, line_points in drawn for point in line_points]

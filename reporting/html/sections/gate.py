@@ -69,7 +69,7 @@ def _lead(evaluation: Mapping[str, Any]) -> Html:
 def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
     """Returns a chart of the challenger's gain in AUC and the confidence interval of the gain.
 
-    The result is a list of one element. It is empty if there is no interval.
+    The result is a list of one element; an empty list if there is no interval.
     """
     between = (evaluation.get("intervals") or {}).get("auc")
     if between is None:
@@ -88,7 +88,8 @@ def _interval(evaluation: Mapping[str, Any]) -> list[Html]:
 def _list_interval(evaluation: Mapping[str, Any]) -> list[Html]:
     """Returns a chart of the challenger's gain in NDCG of lists and the confidence interval of the gain.
 
-    The result is a list of one element. It is empty if there is no interval, or no margin to compare it with.
+    The result is a list of one element; an empty list if there is no interval, or no margin to compare it
+    with.
     """
     between = (evaluation.get("intervals") or {}).get("ndcg")
     margin = evaluation.get("lists_margin")
@@ -110,7 +111,7 @@ def _list_interval(evaluation: Mapping[str, Any]) -> list[Html]:
 def _lists(lists: Mapping[str, Any]) -> list[Html]:
     """Returns a table of hit rate and NDCG of both models' lists.
 
-    The result is a list of one element. It is empty if lists were not measured, for example by an earlier
+    The result is a list of one element; an empty list if lists were not measured, for example by an earlier
     release.
     """
     rows: list[list[Child]] = [

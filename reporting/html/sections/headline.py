@@ -20,7 +20,7 @@ def render(run: RunFacts, failure: Failure | None = None, served: str | None = N
         served: which lists are served after the failure; None if the run makes no lists.
 
 
-    A key figure without a value, such as that of a job that has not run yet, has no tile.
+    A key figure without a value has no tile, for example because a job has not run yet.
     """
     return tag(
         "header",

@@ -122,8 +122,8 @@ def _cold_start(cold_start: Mapping[str, Any] | None, k: int) -> list[Html]:
 def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
     """Returns a table of the recall of the candidates by source, as a list of one element.
 
-    The recall is the share of the clicked items that were candidates. The list is empty if the recall was not
-    measured.
+    Users clicked items after the lists were made; the recall is the share of these items that were
+    candidates. The list is empty if the recall was not measured.
     """
     if not recall or recall["recall"] is None:
         return []
@@ -142,7 +142,7 @@ def _recall(recall: Mapping[str, Any] | None) -> list[Html]:
 def _contenders(blend: Mapping[str, Any] | None) -> list[Html]:
     """Returns a table of the rankings that learn_blend compared, as a list of one element.
 
-    The list is empty if learn_blend did not choose (score.blend=none, or no clicks for a choice).
+    The list is empty if learn_blend did not choose a ranking (score.blend=none, or no validation clicks).
     """
     if not blend or not blend["contenders"]:
         return []
@@ -206,7 +206,7 @@ def _changes_lead(changes: Mapping[str, Any]) -> Html:
 
 
 def _figures(changes: Mapping[str, Any]) -> Html:
-    """Returns a table of the figures. Figures that exceed their limit are marked."""
+    """Returns a table of the figures. The table marks figures that exceed their limit."""
     past = {excess["figure"] for excess in changes["excesses"]}
     drift = changes.get("score_psi")
     noise = changes.get("score_psi_noise")

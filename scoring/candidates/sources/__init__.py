@@ -1,11 +1,11 @@
-"""The sources of candidates. Each file defines one source, which has the name of the file.
+"""The sources of candidates. Each file defines one source, whose name is the name of the file.
 
 A package adds a source by an entry point of the group `nightrank.candidate_sources`. The module of a source
 contains
 
     class Settings(SourceSettings)   the keys of the source (conf/candidate_types.py). Its docstring describes
-                                     the source. A source of a package can use the base class `Strict`, and
-                                     still has the keys n and window_days
+                                     the source. If a source of another package uses the base class `Strict`
+                                     instead, it also gets the keys n and window_days
 
 and one of these two functions:
 

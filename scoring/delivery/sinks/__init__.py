@@ -4,17 +4,21 @@ Every module of this folder is a sink. A package outside of the checkout adds a 
 group `nightrank.sinks`. The name of the entry point is the kind of the sink, and its value is a module. The
 module of a sink contains
 
-    class Settings(SinkSettings)                             the keys of the sink below deliver.sinks
-    deliver(settings: Settings, lists: PublishedLists) -> Delivered check(settings: Settings) -> None
-    optional: raises ConfigError if credentials, drivers or files of a delivery are missing erase(settings:
-    Settings, request: EraseRequest) -> Erased
-                                           optional: removes users (jobs/erase_user.py)
-    IN_PROCESS = True                      optional: `deliver` also accepts lists that are an Arrow table. It
-                                           may be a function of the settings that returns whether
+    class Settings(SinkSettings)
+        the keys of the sink below deliver.sinks
+    deliver(settings: Settings, lists: PublishedLists) -> Delivered
+        delivers the lists
+    check(settings: Settings) -> None
+        optional: raises ConfigError if credentials, drivers or files of a delivery are missing
+    erase(settings: Settings, request: EraseRequest) -> Erased
+        optional: removes users (jobs/erase_user.py)
+    IN_PROCESS = True
+        optional: `deliver` also accepts lists that are an Arrow table. IN_PROCESS may also be a function of
+        the settings that returns whether `deliver` does so
 
 A delivery can be repeated: it replaces the lists of a date, and readers see either the old or the new lists.
-Its errors are NightrankErrors. Only modules of sinks in the configuration are imported; a sink imports heavy
-packages inside of its functions.
+A sink raises only NightrankErrors. Only modules of sinks in the configuration are imported; a sink imports
+heavy packages inside of its functions.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, Pu
 
 
 def read_settings(deliver: Deliver) -> list[tuple[ModuleType, Any]]:
-    """Returns the module and the checked settings of each sink of the section `deliver`, in order.
+    """Returns the module and the checked settings of each sink, in the order of the section `deliver`.
 
     The function reads the entry points of packages even if the checkout has all the sinks. So a package with
     a sink of the same name causes an error.
@@ -59,7 +63,7 @@ def _read(sink: SinkConfig, index: int) -> tuple[ModuleType, SinkSettings]:
 
 
 def deliver_to(module: ModuleType, settings: SinkSettings, lists: PublishedLists) -> Delivered:
-    """Delivers the lists to one sink of `read_settings`.
+    """Delivers the lists to a sink that `read_settings` has returned.
 
     Raises:
         ConfigError: the function `deliver` of the sink does not return a `Delivered`.
@@ -80,7 +84,7 @@ def works_in_process(module: ModuleType, settings: SinkSettings) -> bool:
 
 
 def erase_from(module: ModuleType, settings: SinkSettings, request: EraseRequest) -> Erased | None:
-    """Removes users from one sink of `read_settings`; None if the sink has no function `erase`."""
+    """Removes users from a sink of the configuration; returns None if the sink has no function `erase`."""
     erase = getattr(module, "erase", None)
     if erase is None:
         return None

@@ -94,8 +94,8 @@ class Settings(FileSinkSettings):
 def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
     """Publishes the lists of a date in the folder `<path>/dt=<date>`, as `publish_files` does.
 
-    Each file begins with a line of column names. The other lines are sorted by user and position. The lines
-    of all files, in the order of the manifest, have this order.
+    Each file begins with a line of column names. The other lines are sorted by user and position. If the
+    files are read in the order of the manifest, all lines have this order.
 
     Args:
         sink: the settings of the sink.
@@ -126,7 +126,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
 
 def erase(sink: Settings, request: EraseRequest) -> Erased:
-    """Removes the lines of users from the files of all dates, and deletes all other files at once."""
+    """Removes the lines of users from the files of all dates, and immediately deletes all other files."""
     return Erased(sink.path, erase_records(sink.name, sink.path, request, parse_csv))
 
 
@@ -142,15 +142,15 @@ def parse_csv(content: bytes) -> tuple[bytes, list[ListRecord]]:
 
 @dataclass(frozen=True)
 class CsvWriter:
-    """Writes files of lists. Spark pickles it.
+    """Writes files of lists. Spark pickles this object.
 
     Attributes:
         folder: the folder of the files.
         ending: the ending of the names of the files.
         layout: see Settings.
         k: the largest number of items of a list.
-        user_columns: the columns behind the id of a user.
-        variants: whether the rows have the column of an experiment.
+        user_columns: the columns after the id of a user.
+        variants: whether the rows have the column `variant` of an experiment.
         shown: the columns after the id of an item: `title`, `image`, both or none.
         mark: whether files begin with a byte order mark.
     """
@@ -264,7 +264,7 @@ def with_titles(rows: Rows, titles: LakeTable) -> Rows:
 
 
 def _users_of(sink: Settings, lists: PublishedLists) -> RawUsers | None:
-    """Opens the raw table of users if the sink has columns of it."""
+    """Opens the raw table of users if the settings of the sink name columns of this table."""
     if not sink.user_columns:
         return None
     if lists.open_users is None:
@@ -277,7 +277,7 @@ def _users_of(sink: Settings, lists: PublishedLists) -> RawUsers | None:
 
 
 def _column_of_user(number: int) -> str:
-    """Returns the name that a column of users has beside those of the lists."""
+    """Returns the name that a column of users gets when it is joined to the columns of the lists."""
     return f"user_column_{number}"
 
 
@@ -330,7 +330,7 @@ def _write_table(writer: CsvWriter, rows: pa.Table, number: int) -> list[str]:
     users = ordered["user_id"].combine_chunks()
     is_first = np.ones(len(users), bool)
     is_first[1:] = pc.not_equal(users[1:], users[:-1]).to_numpy(zero_copy_only=False)
-    starts = [*np.flatnonzero(is_first).tolist(), len(users)]  # the first entry of each user, and the end
+    starts = [*np.flatnonzero(is_first).tolist(), len(users)]  # index of each user's first entry, and the end
     of_lists = len(starts) - 1
     names = [f"part-{index:05d}{writer.ending}" for index in range(number)]
     for index, name in enumerate(names):

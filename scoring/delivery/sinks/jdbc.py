@@ -1,8 +1,8 @@
 """The JDBC sink: delivers the lists of a run date to a PostgreSQL table.
 
-Several connections copy the lists into a new table, which nobody reads (COPY … FROM STDIN). One short
-transaction then makes this table the partition of its date. day_tables.py does so, and serves tables of
-earlier releases, which have no partitions.
+Several connections copy the lists into a new table, which no application reads (COPY … FROM STDIN). One short
+transaction then makes this table the partition of its date (day_tables.py). If the sink's table comes from an
+earlier release, it has no partitions, and day_tables.py copies the rows into it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("nightrank")
 
 _BATCH_ROWS = 1 << 15
-_ROWS_PER_CONNECTION = 50_000  # a smaller part of the lists is not worth a connection
+_ROWS_PER_CONNECTION = 50_000  # for fewer rows, opening another connection does not pay off
 _COPIED = pa.schema([("rows", pa.int64())])
-# What the text format of COPY writes for characters that end a value or a row. The first is for the others.
+# The escapes for special characters in the text format of COPY. The backslash is escaped first, because the
+# other escapes contain it.
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 _TEXT = pa.large_string()
 _UNTIL_VACUUM = "PostgreSQL keeps the bytes of deleted rows until the next VACUUM of the table"
@@ -124,7 +125,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
     Readers see either all old rows of the date or all new rows. Only the newest `sink.keep_dates` dates
     remain. If the date of the lists is not one of them, nothing is delivered. If the process is killed, the
-    served rows are unchanged, and the next delivery drops what it left.
+    served rows are unchanged, and the next delivery drops the new table that the process left.
 
     The table has the columns dt, user_id, position, item_id, score, reason and model_version. Its primary key
     is (dt, user_id, position). Lists that were already delivered are not written again. The first lists of an
@@ -138,15 +139,15 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
         ConfigError: the driver, Java or the credentials are missing, or PostgreSQL rejects the user, the
             database or the table.
         DataError: the table cannot store a value of the lists.
-        InfrastructureError: PostgreSQL cannot be reached, rows are missing or repeated, or transactions of
-            others do not let the delivery replace the rows.
+        InfrastructureError: PostgreSQL cannot be reached, rows are missing or repeated, or other transactions
+            use the table for too long.
     """
     credentials = read_credentials(sink.name, sink.user, sink.password)
     spark = None if isinstance(lists.rows, pa.Table) else lists.frame.sparkSession
     jar = _driver(sink, lambda: lists.frame.sparkSession)
     target, digest, expected = f"{sink.url} {sink.table}", lists.manifest.digest, lists.manifest.rows
     if spark is not None:
-        driver_of_spark(spark, sink)  # gives the driver to the executors
+        driver_of_spark(spark, sink)  # distributes the JDBC driver to the executors
     with connect(jar, sink, credentials) as database:
         served = open_table(database, sink.table)
         drop_abandoned(served)
@@ -174,7 +175,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
                 )
             served.require_keys(table)
             replaced = served.replace(table, digest, expected, sink.keep_dates)
-        drop_abandoned(served)  # also those whose last statement has ended meanwhile
+        drop_abandoned(served)  # also tables whose last statement has ended only now
     return Delivered(target, expected, replaced.written, replaced.deleted)
 
 
@@ -191,7 +192,7 @@ def erase(sink: Settings, request: EraseRequest) -> Erased:
 
 
 def _driver(sink: Settings, open_session: Callable[[], SparkSession]) -> str:
-    """Returns the path of the JDBC driver on this machine. Only if Spark must fetch it, Spark starts."""
+    """Returns the path of the JDBC driver on this machine. Starts Spark only if it must fetch the driver."""
     return driver_on_disk(sink) or driver_of_spark(open_session(), sink)
 
 
@@ -253,9 +254,9 @@ class _OtherConnectionError(Exception):
 
 @dataclass(frozen=True)
 class CopyRows:
-    """Copies batches of rows into a table, through a connection and in a transaction of its own.
+    """Copies batches of rows into a table, with its own connection and transaction.
 
-    Spark pickles it.
+    Spark pickles this object.
 
     Attributes:
         sink: the database.
@@ -281,7 +282,7 @@ class CopyRows:
 
 def _driver_of_worker(jar: str) -> str:
     """Returns the path of the JDBC driver in this process. Spark copies it to the folder of the executor."""
-    spark_files = sys.modules.get("pyspark.files")  # every Python worker of Spark has imported it
+    spark_files = sys.modules.get("pyspark.files")  # Spark's Python workers import it
     if spark_files is None or not spark_files.SparkFiles._is_running_on_worker:
         return jar
     copied = str(spark_files.SparkFiles.get(os.path.basename(jar)))

@@ -39,7 +39,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
     Each line is an object {"user_id", "date", "items": [{item_id, position, score, reason}]}, with the items
     ordered by position. During an experiment, it also has the key "variant". The lines are sorted by user.
-    The lines of all files, in the order of the manifest, have this order.
+    If the files are read in the order of the manifest, all lines have this order.
 
     Args:
         sink: the settings of the sink.
@@ -62,7 +62,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
 
 
 def erase(sink: Settings, request: EraseRequest) -> Erased:
-    """Removes the lines of users from the files of all dates, and deletes all other files at once."""
+    """Removes the lines of users from the files of all dates, and immediately deletes all other files."""
     return Erased(sink.path, erase_records(sink.name, sink.path, request, parse_lines))
 
 

@@ -24,7 +24,7 @@ class Settings(AttributeRule):
 
 @dataclass(frozen=True)
 class Capped(ItemRule):
-    """The maximum per category.
+    """The rule that limits the number of items per category.
 
     Attributes:
         categories: (N,) int64: the category code of each item; NO_VALUE for an item without a category.
@@ -35,7 +35,10 @@ class Capped(ItemRule):
     most: int
 
     def allowed(self, items: Tensor, valid: Tensor) -> Tensor:
-        """Returns which items may be in the list. Only valid cells count."""
+        """Returns which items may be in the list.
+
+        Cells without a candidate do not count towards the maximum.
+        """
         return valid & within_maximum(self.categories[items].where(valid, NO_VALUE), self.most)
 
 
@@ -51,8 +54,8 @@ def within_maximum(categories: Tensor, most: int) -> Tensor:
     """Returns which items of a ranking the maximum per category allows, shape (U, W), bool.
 
     An item is allowed if it is among the first `most` items of its category in its row. A greedy choice from
-    the left gives the same result, because only earlier items of the same category matter. Every item without
-    a category (NO_VALUE) is allowed.
+    the left gives the same result, because only earlier items of the same category decide whether an item is
+    allowed. Every item without a category (NO_VALUE) is allowed.
 
     Args:
         categories: (U, W) int64 category codes, in the order of the ranking.
