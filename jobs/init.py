@@ -67,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
         check_lists(loaded)
         check_tables(loaded, config.run_date)
     except NightrankError as error:
-        error.remedy = f"{error.remedy}; the configuration that does not fit is {scratch}"
+        error.remedy = f"{error.remedy}; the configuration that was refused is in {scratch}"
         raise
     os.replace(scratch, out)
     print(_report(config, questions.open), file=sys.stderr)

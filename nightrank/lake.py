@@ -24,8 +24,8 @@ from scoring.model.model_info import read_model_info
 from storage import file_io, paths
 from storage.dataset import read_dataset
 from storage.manifest import Manifest, data_files, is_published, read_manifest
-from storage.parquet_files import read_table
 from storage.paths import Partition
+from storage.read_parquet import read_table
 from training.registry.champion_history import PROMOTIONS, dates_of
 from training.registry.refits import require_recorded_weights, serving_model_of
 

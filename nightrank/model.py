@@ -52,8 +52,8 @@ from scoring.spark.score_frames import score_lists, score_rows
 from storage.dataset import read_dataset
 from storage.feature_spec import ROW_ID, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, data_files
-from storage.parquet_files import read_rows_of_keys
 from storage.paths import LakePaths
+from storage.read_parquet import read_rows_of_keys
 from storage.run_context import RunContext
 from training.registry.model_json import is_described
 

@@ -31,7 +31,7 @@ from scoring.delivery.online_format import (
     redis_errors,
     redis_url,
 )
-from storage.parquet_files import arrow_type
+from storage.read_parquet import arrow_type
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -47,8 +47,8 @@ from storage.dataset import read_dataset
 from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.format_versions import Format
 from storage.manifest import read_manifest
-from storage.parquet_files import read_rows_of_keys, read_table
 from storage.paths import LakePaths, Table
+from storage.read_parquet import read_rows_of_keys, read_table
 
 Unknown = Literal["popular", "skip", "raise"]
 _POPULAR = "popular"
@@ -282,8 +282,8 @@ class Recommender(Estimator):
         first, last = later.first_time, state.last_time
         if first is not None and last is not None and first < last:
             raise DataError(
-                f"column {self.time}: {iso_time(first)} is before {iso_time(last)}, the last time of the "
-                "interactions of `fit`, so the model may have been trained on what it is measured on",
+                f"column {self.time}: {iso_time(first)} is before {iso_time(last)}, the latest time of the "
+                "interactions that were passed to `fit`; the model may be trained on some of these rows",
                 "fit on earlier interactions, and pass only later ones",
             )
         rows = later.rows

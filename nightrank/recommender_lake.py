@@ -27,8 +27,8 @@ from nightrank.saved_models import delete_folder
 from scoring.requests import EXCLUDED, ITEM_INDEX
 from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.manifest import read_manifest
-from storage.parquet_files import read_table
 from storage.paths import DATA
+from storage.read_parquet import read_table
 from storage.run_context import RunContext
 
 if TYPE_CHECKING:

@@ -30,7 +30,10 @@ from spark.tasks import map_batches
 from storage import file_io
 from storage.file_digests import open_file
 from storage.manifest import Manifest, data_files
-from storage.parquet_files import (
+from storage.paths import Partition
+from storage.private_folder import ScratchFolder
+from storage.publish import rows_of
+from storage.read_parquet import (
     REBUILD,
     concat_parts,
     errors_of_file,
@@ -38,9 +41,6 @@ from storage.parquet_files import (
     read_table,
     require_all_intact,
 )
-from storage.paths import Partition
-from storage.private_folder import ScratchFolder
-from storage.publish import rows_of
 from storage.run_context import RunContext
 
 if TYPE_CHECKING:

@@ -123,7 +123,7 @@ class Format:
 
 
 def typed(values: Mapping[str, Any], **types: type | tuple[type, ...]) -> None:
-    """Checks the values of some keys.
+    """Checks that some keys exist and that their values have the right types.
 
     Args:
         values: the parsed JSON.

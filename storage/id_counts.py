@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from storage import file_io, format_versions
 from storage.manifest import data_files, is_published, read_manifest
-from storage.parquet_files import read_file
 from storage.paths import LakePaths, Partition
+from storage.read_parquet import read_file
 
 _WORKFLOW = "workflow.json"
 _VOCABULARY = "vocabulary"

@@ -37,8 +37,8 @@ class FileEntry:
             a raw log and in tables of early releases.
         row_groups: number of rows of each row group, in file order.
         split: the split of the file's rows if the partition is divided into splits, otherwise None.
-        digest: XXH3-128 of the bytes of the file, as 32 hex digits (storage.file_digests); None in manifests
-            of releases before format version 3.
+        digest: XXH3-128 of the bytes of the file, as 32 hex digits (storage.file_digests); None for
+            raw logs, and in manifests of releases before format version 3.
     """
 
     path: str

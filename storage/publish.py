@@ -28,8 +28,8 @@ from storage.file_digests import (
     split_name,
 )
 from storage.manifest import FileEntry, Manifest, data_files, is_published, read_manifest, replace_manifest
-from storage.parquet_files import require_intact_file
 from storage.paths import Partition
+from storage.read_parquet import require_intact_file
 from storage.remove import delete_leftovers
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from storage import file_io, format_versions
 from storage.erased_users import ErasedUsers
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, load_manifest
-from storage.parquet_files import read_file
 from storage.paths import DATA, LakePaths, Partition
+from storage.read_parquet import read_file
 
 TYPED, PREPARED = "typed", "prepared"
 _RAW = "raw"

@@ -38,8 +38,8 @@ from etl.workflow.local_workflow import read_version, saved_versions
 from storage.dataset import Dataset, Member
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
 from storage.manifest import Manifest, combined_digest, data_files, digest_of
-from storage.parquet_files import read_file
 from storage.paths import LakePaths
+from storage.read_parquet import read_file
 
 _RECOMMENDATIONS, _USERS = "recommendations", "users"
 _WITH_VALUES = (PROFILES, "quality")

@@ -27,9 +27,9 @@ from storage import file_io
 from storage.file_digests import named, new_file, open_file
 from storage.hard_links import LOCK_NAME
 from storage.manifest import Manifest, data_files, replace_manifest
-from storage.parquet_files import errors_of_file
 from storage.paths import DATA, LakePaths, Partition
 from storage.publish import new_attempt, own_path, publish_files
+from storage.read_parquet import errors_of_file
 from storage.remove import delete_leftovers
 
 log = logging.getLogger("nightrank.erase")

@@ -42,7 +42,7 @@ from etl.workflow.fitted_chains import FittedChain, RowPlace, RowValues, decoded
 from spark.workers import Workers
 from storage.feature_spec import LABEL
 from storage.file_digests import split_name
-from storage.parquet_files import read_file
+from storage.read_parquet import read_file
 
 _MEAN = "mean/"
 

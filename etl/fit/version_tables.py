@@ -20,9 +20,9 @@ from etl.workflow.local_workflow import LocalWorkflow, save_workflow, table_size
 from storage import file_io
 from storage.file_digests import named, new_file, open_file, split_name
 from storage.manifest import data_files, read_manifest
-from storage.parquet_files import arrow_type
 from storage.paths import LakePaths, Partition
 from storage.publish import new_attempt, own_path, publish, publish_files, read_published
+from storage.read_parquet import arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

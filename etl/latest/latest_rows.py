@@ -17,9 +17,9 @@ from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES
 from spark.workers import Workers
 from storage.feature_spec import ROW_ID, FeatureSpec
 from storage.manifest import Manifest, data_files
-from storage.parquet_files import read_file
 from storage.paths import Partition
 from storage.publish import rows_of
+from storage.read_parquet import read_file
 
 # With at most this number of rows, the driver reads the files itself, and keeps one day in memory. This saves
 # the time to plan and start Spark jobs, which is most of the time of a small run

@@ -25,7 +25,7 @@ from etl.native.library import is_built
 from etl.native.lookup import Lookup, SealedFile, map_sealed
 from storage.file_digests import open_file
 from storage.manifest import digest_of
-from storage.parquet_files import errors_of_file, read_file
+from storage.read_parquet import errors_of_file, read_file
 
 log = logging.getLogger("nightrank.etl")
 Opened = TypeVar("Opened")

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from etl.ops.doubles import as_doubles
 
-# Limit of the product of the columns' numbers of distinct values. Below it, codes fit into 64 bits.
+# `groups_of` combines the codes of several columns into one int64. This is the largest number of
+# combinations. If there are more, `groups_of` first numbers the combinations that occur.
 _LARGEST = 2**62
 
 

@@ -14,9 +14,9 @@ from conf.lazy_pyspark import F
 from etl.native.lookup import Lookup
 from etl.native.mapped_files import open_keyed, open_vocabulary
 from storage.manifest import data_files, read_manifest
-from storage.parquet_files import read_file, read_where
 from storage.paths import LakePaths, Partition
 from storage.publish import rows_of
+from storage.read_parquet import read_file, read_where
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

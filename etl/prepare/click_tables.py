@@ -26,9 +26,9 @@ from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from storage.file_digests import named, new_file, open_file
 from storage.manifest import Manifest, combined_digest, data_files
-from storage.parquet_files import errors_of_file
 from storage.paths import LakePaths, Partition
 from storage.publish import Rules, new_attempt, own_path, publish_files
+from storage.read_parquet import errors_of_file
 
 _STORED = {USER_KEY: pa.string(), ITEMS: pa.list_(pa.string()), TIMES: pa.list_(pa.int64())}
 
@@ -59,7 +59,7 @@ class ClickFiles:
             users: the keys of the users to read (string, or a dictionary of strings); None for all users.
 
         Raises:
-            DataError, InfrastructureError: see storage.parquet_files.errors_of_file.
+            DataError, InfrastructureError: see storage.read_parquet.errors_of_file.
         """
         keys = None if users is None else users.cast(pa.string()).unique()
         # The files of one day have different users, so files can be merged in the same way as days.

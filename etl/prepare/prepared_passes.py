@@ -67,9 +67,9 @@ from storage.manifest import (
     read_manifest,
     require_manifest,
 )
-from storage.parquet_files import errors_of_file
 from storage.paths import LakePaths, Partition
 from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of
+from storage.read_parquet import errors_of_file
 from storage.remove import is_younger, remove, written_dates
 
 if TYPE_CHECKING:  # Python workers do not import pyspark

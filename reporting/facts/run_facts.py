@@ -23,8 +23,8 @@ from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from storage.file_digests import open_file
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.manifest import Manifest, data_files, is_published, read_manifest
-from storage.parquet_files import REBUILD, errors_of_file, read_where
 from storage.paths import LakePaths, Partition
+from storage.read_parquet import REBUILD, errors_of_file, read_where
 from training.registry.model_json import is_complete, read_description, score_kind
 
 _RUN_DATES = 14

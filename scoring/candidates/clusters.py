@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from conf.errors import DataError
 from scoring.requests import CLUSTER, ITEM_INDEX, VECTOR
 from storage.file_digests import open_file
-from storage.parquet_files import concat_parts
+from storage.read_parquet import concat_parts
 
 CLUSTERED = pa.schema([(ITEM_INDEX, pa.int32()), (CLUSTER, pa.int32()), (VECTOR, pa.list_(pa.float32()))])
 

@@ -21,7 +21,7 @@ from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.requests import EXCLUDED, HISTORY, ITEM_INDEX, LISTED, NEIGHBOURS, SIMILARITIES, SIMILARITY_UNITS
 from storage.feature_spec import USER_KEY
 from storage.file_digests import open_file
-from storage.parquet_files import concat_parts
+from storage.read_parquet import concat_parts
 
 # A job has at most two sources with neighbours. Tasks of both sources may alternate in a worker.
 _TABLES_KEPT = 2

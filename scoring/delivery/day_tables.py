@@ -366,7 +366,10 @@ class PartitionedTable(ServedTable):
 
 
 def _parsed(comment: str) -> dict[str, Any]:
-    """Returns the record in the comment of a partition; empty if it is another comment."""
+    """Returns the record that a delivery stored as the comment of a partition.
+
+    The result is empty if the comment is not such a record.
+    """
     try:
         record = json.loads(comment)
     except ValueError:

@@ -27,9 +27,9 @@ from spark.rows import ReadableRows, StoredRows, frame_of, query, table_of, unio
 from storage.dataset import Dataset, split_partitions
 from storage.feature_spec import ITEM_KEY, LABEL
 from storage.manifest import Manifest, read_manifest
-from storage.parquet_files import read_table
 from storage.paths import Partition
 from storage.publish import publish_facts, rows_of
+from storage.read_parquet import read_table
 from storage.run_context import RunContext
 
 

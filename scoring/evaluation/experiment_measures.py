@@ -26,8 +26,8 @@ from scoring.requests import CONTROL, TREATMENT, VARIANT
 from spark.rows import Rows, map_rows, query, read_rows, records, with_hash
 from storage import file_io
 from storage.manifest import Manifest, is_published, read_manifest
-from storage.parquet_files import read_table
 from storage.publish_rows import publish_rows
+from storage.read_parquet import read_table
 from storage.run_context import RunContext
 from training.registry.served_experiments import ExperimentStop, read_stops, record_stop
 

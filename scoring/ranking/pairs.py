@@ -26,7 +26,7 @@ from scoring.model.predictor import Predictor, model_inputs
 from scoring.requests import ITEM_INDEX, Encoded, require_context
 from storage.feature_spec import ITEM_KEY, FeatureSpec
 from storage.file_digests import open_file
-from storage.parquet_files import concat_parts
+from storage.read_parquet import concat_parts
 
 Indices = NDArray[np.int64]
 

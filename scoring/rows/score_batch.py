@@ -23,7 +23,7 @@ from scoring.rows.file_splits import FileRowGroup, RowGroupRange
 from storage.feature_spec import ROW_ID, Feature, FeatureSpec
 from storage.file_digests import open_file
 from storage.id_lists import pad_lists
-from storage.parquet_files import errors_of_file
+from storage.read_parquet import errors_of_file
 from training.models.inputs import id_columns
 
 # The columns of the table `scores` in memory. In files, dates are strings.

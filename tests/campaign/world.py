@@ -140,7 +140,7 @@ class World:
         done: list[tuple[Step, Path, float, Content]] = []
         for step in self.steps:
             copy = self.folder / "before" / step.job
-            shutil.copytree(work, copy)
+            copy_lake(work, copy)
             was = contents(work)
             ended = self.run(step, work)
             if ended.code != 0:
@@ -161,7 +161,7 @@ class World:
     def case(self, copied: Path) -> Path:
         """Returns a new folder with a copy of a lake. Its jobs and its log of output are below it."""
         folder = self.folder / f"case-{uuid.uuid4().hex[:8]}"
-        shutil.copytree(copied, folder)
+        copy_lake(copied, folder)
         return folder
 
     def config(self, folder: Path, **changed: Any) -> Path:
@@ -237,6 +237,11 @@ def end(
 def run(command: Sequence[str], folder: Path, kill_after_s: float | None = None) -> Ended:
     """Runs a process to its end, or kills it with all its processes."""
     return end(*start(command, folder), kill_after_s)
+
+
+def copy_lake(folder: Path, copy: Path) -> None:
+    """Copies a folder. Files with two names, in `_data` and in dt=…, remain one file in the copy."""
+    subprocess.run(["cp", "-a", str(folder), str(copy)], check=True)
 
 
 def kib(folder: Path) -> int:

@@ -22,9 +22,9 @@ from scoring.delivery.published_lists import PublishedLists
 from scoring.delivery.secrets import Credentials
 from scoring.delivery.sinks import jdbc, json_lines, redis
 from storage.manifest import read_manifest
-from storage.parquet_files import read_table
 from storage.paths import LakePaths, Partition
 from storage.publish import read_published
+from storage.read_parquet import read_table
 from storage.run_context import RunContext
 from tests.delivery.conftest import PublishedRuns
 from tests.delivery.postgres import Server as Database

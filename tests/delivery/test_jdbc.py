@@ -38,7 +38,7 @@ from scoring.delivery.secrets import Credentials
 from scoring.delivery.sinks import jdbc
 from spark.rows import frame_of
 from storage.manifest import read_manifest
-from storage.parquet_files import read_table
+from storage.read_parquet import read_table
 from tests.certificates import certificate_in
 from tests.conftest import ROOT
 from tests.delivery.conftest import PublishedRuns

@@ -21,9 +21,9 @@ from jobs.stages.deliver_recommendations import run as deliver_recommendations
 from scoring.delivery.published_lists import Erased, EraseRequest, PublishedLists
 from scoring.delivery.sinks import json_lines, read_settings
 from storage.manifest import read_manifest
-from storage.parquet_files import read_table
 from storage.paths import Partition
 from storage.publish import read_published
+from storage.read_parquet import read_table
 from tests.delivery.conftest import PublishedRuns
 from tests.scoring.scoring_lake import RUN_DATE
 

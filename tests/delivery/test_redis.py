@@ -29,8 +29,8 @@ from scoring.delivery.online_format import bucket_of
 from scoring.delivery.published_lists import EraseRequest, LakeTable, PublishedLists
 from scoring.delivery.sinks import read_settings, redis
 from storage.manifest import FileEntry, Manifest, read_manifest
-from storage.parquet_files import read_table
 from storage.publish import read_published
+from storage.read_parquet import read_table
 from tests.conftest import ROOT
 from tests.delivery.conftest import PublishedRuns
 from tests.delivery.valkey import PASSWORD, Server, valkey

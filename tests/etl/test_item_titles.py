@@ -17,8 +17,8 @@ from etl.raw.layout_digest import layout_digest
 from etl.workflow.feature_plan import plan_of
 from spark.rows import Rows
 from storage.manifest import Manifest, read_manifest
-from storage.parquet_files import read_table
 from storage.paths import LakePaths
+from storage.read_parquet import read_table
 from tests.etl import cases
 from tests.etl.test_attributes import RATINGS
 

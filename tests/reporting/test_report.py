@@ -28,9 +28,9 @@ from reporting.html.sections.stages import read_stage_times
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import read_manifest, replace_manifest
-from storage.parquet_files import read_table
 from storage.paths import LakePaths
 from storage.publish_rows import publish_rows
+from storage.read_parquet import read_table
 from tests.reporting.report_lake import (
     CHANGES,
     FINDINGS,

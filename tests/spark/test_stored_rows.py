@@ -24,9 +24,9 @@ from spark.rows import (
     with_value,
 )
 from storage.manifest import Manifest, data_files
-from storage.parquet_files import read_table
 from storage.paths import LakePaths, Partition
 from storage.publish_rows import publish_rows
+from storage.read_parquet import read_table
 from storage.run_context import RunContext
 from tests.etl import cases
 

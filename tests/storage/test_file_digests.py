@@ -31,10 +31,10 @@ from storage.file_digests import (
 )
 from storage.fsck import check_lake, mark_file, repair
 from storage.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
-from storage.parquet_files import read_rows_of_keys, read_table, read_where, require_all_intact
 from storage.paths import LakePaths, Partition
 from storage.publish import publish, rows_of
 from storage.publish_rows import publish_rows
+from storage.read_parquet import read_rows_of_keys, read_table, read_where, require_all_intact
 from tests.etl.lakes import servers
 
 DAY = "2026-01-01"

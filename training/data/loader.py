@@ -37,7 +37,7 @@ from conf.errors import ConfigError, DataError
 from conf.types import MultiHot, Reading
 from storage import file_io
 from storage.feature_spec import FeatureSpec
-from storage.parquet_files import require_all_intact
+from storage.read_parquet import require_all_intact
 from training.data.batch import Batch, Pool, Pools, Transfer
 from training.data.columns import Columns, read_columns, scalar_columns
 from training.data.device_pools import DevicePoolWriter, GroupColumns

@@ -26,7 +26,9 @@ _STREAM = 0x756E6B6E6F776E
 
 @dataclass(frozen=True)
 class UnknownIds:
-    """Decides which ids are replaced in C of the W columns of ids.
+    """Chooses ids by a hash and replaces them by OOV_ID.
+
+    The matrix of ids has W columns. Ids are replaced in C of these columns.
 
     All tensors are on the device of the training.
 

@@ -77,7 +77,7 @@ class HeldRows(nn.Module):
 
     @property
     def matrix(self) -> RowTensor:
-        """Returns the rows of this rank: `weight`, with `tail` if there is one."""
+        """Returns the rows of this rank: `weight`, followed by `tail` if there is one."""
         return self.weight if self.tail is None else self._tiered(self.weight.detach(), self.tail)
 
     def new_rows(self, *shape: int, dtype: torch.dtype = torch.float32) -> RowTensor:

@@ -232,7 +232,7 @@ class TieredRows:
         return Tail(self.tail, self.first_tail, None if accumulator is None else accumulator.tail)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
-        """Returns the rows with the indices `rows` (N,) on the device, as torch does for dimension 0."""
+        """Returns a copy of the rows with indices `rows` (N,), on the device of `hot`. `dim` must be 0."""
         if self._by_kernel:
             taken = kernels.take(_flat(self.hot), _flat(self.tail), self.first_tail, rows)
             return taken.view(len(rows), *self.hot.shape[1:])

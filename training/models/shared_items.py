@@ -6,8 +6,8 @@ multiplied once to a matrix of the user, and each item's vector is multiplied by
 vectors need even less work:
 
 * A vector that is equal in all items, such as the vector of a context feature, is multiplied once per user.
-* If a feature of the items has few distinct values, the vectors of these values are multiplied, and the
-  results are summed per item.
+* If a feature of the items has few distinct values, only the vectors of these values are multiplied by the
+  matrix of the user. Each item then looks up the products of its values and adds them.
 
 From these products to the logits, a compiled function computes all layers (training/native/pair_logits.cpp).
 Without the library, torch computes them more slowly.

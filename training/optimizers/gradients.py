@@ -54,7 +54,9 @@ class LossScale:
         return {"loss_scale": float(self._scale), "skipped_steps": int(self._skipped)}
 
     def accepts(self, dense: Tensor, rows: Iterable[RowGradient], collectives: Collectives) -> bool:
-        """Adapts the scale, and returns whether to apply this step's gradients; equal on all ranks.
+        """Adapts the scale, and returns whether to apply this step's gradients.
+
+        The result is equal on all ranks.
 
         Args:
             dense: the dense gradients, summed over ranks.

@@ -21,9 +21,9 @@ def known_architectures() -> list[str]:
 
 
 def training_digests(train: Train, architectures: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of the code of each architecture, and of the loss, that other packages add.
+    """Returns digests of the code of those architectures, and of the loss, that come from other packages.
 
-    The result is empty if there are none.
+    Built-in architectures and losses have no digest. The result is empty if all are built in.
 
     Raises:
         ConfigError: a module of a package cannot be imported.

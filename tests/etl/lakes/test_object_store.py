@@ -23,8 +23,8 @@ from spark.spark_workers import SparkWorkers
 from storage import delta_log, file_io
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
-from storage.parquet_files import read_table
 from storage.paths import LakePaths
+from storage.read_parquet import read_table
 from storage.remove import written_dates
 from storage.run_context import RunContext
 from tests.etl import cases, oracle, raw_oracle

@@ -11,9 +11,9 @@ import pytest
 
 from conf.errors import DataError
 from storage.manifest import data_files, read_manifest
-from storage.parquet_files import concat_parts, read_file, read_table
 from storage.paths import LakePaths, Partition
 from storage.publish_rows import publish_rows
+from storage.read_parquet import concat_parts, read_file, read_table
 
 ROWS = pa.table(
     {
