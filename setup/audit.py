@@ -1,7 +1,8 @@
 """`make audit`: asks for known vulnerabilities of the packages and jars of the lock files.
 
-It asks the database of OSV (https://osv.dev), which has the advisories for PyPI and for Maven. An advisory
-that requirements/audit.toml allows, with a reason and a date of expiry, is no problem until then.
+The command asks the database of OSV (https://osv.dev), which has the advisories for PyPI and for Maven.
+requirements/audit.toml allows advisories, each with a reason and a date of expiry. Until this date, an
+allowed advisory is no problem.
 
 Exit codes: 0 no problem; 1 an advisory that is not allowed, or an entry that has expired; 2 the file of
 allowed advisories is wrong; 4 the database cannot be reached.
@@ -29,14 +30,14 @@ from setup.sbom import Package, locked_jars, locked_packages, spark_jars
 
 ALLOWED = ROOT / "requirements/audit.toml"
 SERVER = "https://api.osv.dev"
-_LONGEST = timedelta(days=366)  # of an entry
-_QUERIES = 500  # of one request; the server takes 1000
+_LONGEST = timedelta(days=366)  # from the review of an entry until it expires
+_QUERIES = 500  # in one request; the server accepts 1000
 _TIMEOUT_S = 30
 _EXIT_PROBLEM, _EXIT_CONFIGURATION, _EXIT_INFRASTRUCTURE = 1, 2, 4
 
 
 class DatabaseError(SetupError):
-    """The database of advisories does not answer, or not as the protocol says."""
+    """The database of advisories does not answer, or its answer violates the protocol."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class Allowed:
 
     Attributes:
         package: the name of a Python package, or `group:artifact`.
-        ids: advisories of this package; each is any of the ids that the advisory has.
+        ids: ids of advisories about this package; one of the ids of an advisory is enough.
         reason: why our use of the package is not exposed, or what protects it.
-        reviewed: the day on which somebody looked at it; its key is `date`.
-        expires: the first day on which the entry counts no more.
+        reviewed: the day on which a developer reviewed the entry. Its key in the file is `date`.
+        expires: the first day on which the entry no longer allows its advisories.
     """
 
     package: str
@@ -67,7 +68,7 @@ class Advisory:
         ids: the ids of the advisory in all databases; the first is OSV's.
         summary: one line; empty if the database has none.
         severity: a word such as HIGH, or empty.
-        fixed_in: the versions that correct it.
+        fixed_in: the versions of the package that correct the vulnerability.
     """
 
     package: Package
@@ -86,7 +87,7 @@ def read_allowed(path: Path) -> list[Allowed]:
     """The entries of the file of allowed advisories.
 
     Raises:
-        SetupError: the file is not TOML, or an entry lacks a key or has a wrong one.
+        SetupError: the file is not TOML, or an entry lacks a key or has a wrong key or value.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -119,10 +120,10 @@ def _entry(entry: Mapping[str, Any], place: str) -> Allowed:
 
 
 def advisories_of(packages: Sequence[Package], server: str = SERVER) -> list[Advisory]:
-    """The advisories about these versions, by package.
+    """The advisories about these versions of packages.
 
     Raises:
-        DatabaseError: the database does not answer, or not as the protocol says.
+        DatabaseError: the database does not answer, or its answer violates the protocol.
     """
     ids = _query(packages, server)
     with ThreadPoolExecutor(8) as pool:
@@ -218,7 +219,7 @@ def _advisory(package: Package, names: set[str], records: Sequence[Mapping[str, 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What is wrong, and what is not needed.
+    """The result of an audit: advisories, and entries of the file of allowed advisories.
 
     Attributes:
         refused: advisories that no entry allows.
@@ -234,7 +235,7 @@ class AuditResult:
 
 
 def judge(advisories: Sequence[Advisory], allowed: Sequence[Allowed], today: date) -> AuditResult:
-    """Compares advisories with the entries that allow some. An entry that has expired allows nothing."""
+    """Compares advisories with the entries. An entry that has expired allows no advisory."""
     accepted, used = [], set()
     for advisory in advisories:
         for entry in allowed:

@@ -1,7 +1,7 @@
 """Builds Horovod from its PyPI source archive for the torch in .venv, and keeps the wheel in the cache.
 
 The last release of Horovod cannot be compiled for torch 2.1 or later, which needs C++17. Horovod's rendezvous
-server also executes code from anybody who can reach its port (CVE-2024-10190, CVE-2026-31234). The patches in
+server also executes code of attackers who can reach its port (CVE-2024-10190, CVE-2026-31234). The patches in
 setup/horovod correct both problems. The text at the beginning of each patch explains the patch:
 
     torch.patch             builds with a current torch; the wheel works in any environment

@@ -3,8 +3,8 @@
 A test file depends on the modules that it imports, and on the files that its strings name, such as a job that
 it starts. It also depends on the dependencies of these files. Test files that are fewer imports away from a
 changed file run first. A test file counts as nearer if a changed module has the same folder or the same name.
-Test files that exceed the time limit are left out, and the command prints how many. tests/conftest.py records
-the seconds of each test file in build/test_seconds.json.
+Test files that would exceed the time limit are left out, and the command prints their number.
+tests/conftest.py records the seconds of each test file in build/test_seconds.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Choice:
 
     Attributes:
         run: the test files to run, those nearest to a changed file first.
-        left_out: the test files that also depend on a changed file, but do not fit into the limit.
+        left_out: the test files that also depend on a changed file, but would exceed the time limit.
         seconds: estimated seconds of the files `run` in one process.
     """
 

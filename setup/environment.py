@@ -120,7 +120,7 @@ def _make_packages(kept: Path) -> None:
     # Compile the sources once here. On nodes, Python workers often cannot write to the folders of the
     # sources, so each worker would compile them again.
     _link_compiled(site_packages(VENV), site_packages(scratch))
-    compileall.compile_dir(site_packages(scratch), quiet=2)  # all others, if they compile
+    compileall.compile_dir(site_packages(scratch), quiet=2)  # all others that compile
     compiled_archive.add_compiled(site_packages(scratch))
     scratch.rename(kept)
     say(f"    kept in {kept}")

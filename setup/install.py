@@ -124,8 +124,8 @@ def install_packages() -> None:
 def install_own_packages() -> None:
     """Puts the checkout on the environment's path, so that Spark's Python workers import our packages too.
 
-    The function writes a .pth file, and the command `nightrank`. An editable install would list only the
-    present packages, and would not find a package that is added later.
+    The function writes a .pth file, and the command `nightrank`. With an editable install, Python would find
+    only the packages that exist at the time of the install.
     """
     (site_packages(VENV) / _OWN_PATH).write_text(f"{ROOT}\n")
     command = VENV / "bin/nightrank"
@@ -191,7 +191,7 @@ def main() -> int:
                 "or remove the link"
             )
         with locked(LOCK):
-            if is_current(wanted):  # another process may have made it while this one waited
+            if is_current(wanted):  # another process may have made .venv during the wait for the lock
                 return 0
             STAMP.unlink(missing_ok=True)
             install(ROOT)

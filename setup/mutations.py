@@ -93,11 +93,11 @@ def run(faults: Sequence[Fault], arguments: Sequence[str], results: Path, tree: 
 
     Args:
         faults: the faults.
-        arguments: further arguments of `setup.changed_tests`, or the command of another run of tests.
+        arguments: further arguments of `setup.changed_tests`.
         results: the file of results, made if it does not exist.
         tree: a work tree of the checkout that nothing else uses.
 
-    If a test also fails without the fault, it is printed and not run again.
+    If a test also fails without the fault, the function prints the test and does not run it again.
 
     Raises:
         RuntimeError: the tests did not run.

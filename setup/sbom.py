@@ -2,9 +2,10 @@
 
     python -m setup.sbom FILE [--environment FOLDER] [--jar JAR]…
 
-It lists the Python packages of the lock files, the jars of pyspark and of requirements/jars.lock, Java, the
-compiled Horovod and our own libraries. `make dist` and the build of the image call it. Equal environments
-give equal bytes, so the file has no time, and its serial number is computed from its content.
+The file lists the Python packages of the lock files, the jars of pyspark and of requirements/jars.lock, Java,
+the compiled Horovod and our own libraries. `make dist` and the build of the image run this command. Equal
+environments give equal bytes. So the file contains no time, and its serial number is computed from its
+content.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from setup.console import SetupError, fail, say
 ROOT = Path(__file__).resolve().parent.parent
 FILE_NAME = "nightrank.cdx.json"
 SPEC_VERSION = "1.6"
-# The lock files of the environment that is shipped.
+# The lock files of the environment that `make dist` and the images contain.
 LOCKS = ("requirements/runtime.txt", "requirements/horovod.txt")
 # Groups of jars of pyspark whose files do not contain their Maven coordinates.
 _GROUPS = ROOT / "requirements/spark-jars.toml"
@@ -45,8 +46,8 @@ class Package:
     Attributes:
         ecosystem: the name that advisories use: PyPI or Maven.
         name: as advisories write it; for Maven `group:artifact`.
-        classifier: of a jar, such as linux-x86_64.
-        sha256: of a jar.
+        classifier: the Maven classifier of a jar, such as linux-x86_64.
+        sha256: the SHA-256 of a jar; None for a Python package.
     """
 
     ecosystem: str
@@ -86,7 +87,7 @@ def jars_of_jobs() -> list[Package]:
 def spark_jars(site: Path) -> list[Package]:
     """The jars of pyspark in a folder of packages, by file name.
 
-    Jars of requirements/jars.lock that were copied there are among them.
+    They include jars of requirements/jars.lock that were copied into the folder of pyspark's jars.
 
     Raises:
         SetupError: the Maven coordinates of a jar are not known.
@@ -123,7 +124,7 @@ def _jar_of_spark(path: Path, sha256: str, groups: Mapping[str, str]) -> Package
 
 
 def _coordinates_in(path: Path) -> Iterator[tuple[str, str, str]]:
-    """The Maven coordinates that a jar contains. A jar with shaded classes also has those of other jars."""
+    """The Maven coordinates that a jar contains. Shaded jars also have those of other jars."""
     with ZipFile(path) as packed:
         for name in sorted(packed.namelist()):
             if name.startswith("META-INF/maven/") and name.endswith("/pom.properties"):
@@ -146,7 +147,7 @@ def sbom(
         environment: the folder of the environment.
         root: the checkout with the lock files.
         more_jars: jars that are shipped outside the environment.
-        optional_jars: jars that are not shipped, but that jobs use if somebody fetches them.
+        optional_jars: jars that are not shipped, but that jobs use if a user has fetched them.
 
     Raises:
         SetupError: a package of the lock files is missing or has another version, or a jar is not known.
@@ -331,9 +332,9 @@ def _direct(root: Path) -> dict[str, tuple[str, ...]]:
 def _needed_by(
     direct: Mapping[str, tuple[str, ...]], installed: Mapping[str, Distribution], locked: Collection[str]
 ) -> dict[str, set[str]]:
-    """Which locked packages each package needs, with the extras that others ask for.
+    """Maps each locked package to the locked packages that it needs, including those of requested extras.
 
-    Markers are compared with the Python for which `make lock` resolves, not with the running one.
+    Markers are compared with the Python version of `make lock`, not with the running Python.
     """
     from packaging.requirements import Requirement
 
