@@ -29,7 +29,7 @@ def table_digest(table: pa.Table) -> str:
 
 
 def _add(digest: _Hash, values: pa.Array) -> None:
-    """Adds type, length, nulls and values of an array, without the bytes that its buffer has at nulls."""
+    """Hashes type, length, nulls and values of an array, but no bytes that its buffer has at nulls."""
     digest.update(f"{values.type} {len(values)}\0".encode())
     digest.update(values.is_null().to_numpy(zero_copy_only=False).tobytes())
     if pa.types.is_list(values.type):
