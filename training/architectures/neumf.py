@@ -9,12 +9,12 @@ a_0 contains the two vectors. Section 3.1 also allows other features. Here every
 vector of its id, the sum or the mean of the vectors of its ids, or the value of a dense feature times a
 learned vector. p and q are the sums of the vectors of each side. So p and q are Pᵀ v_u and Qᵀ v_i of equation
 3 for inputs of several features. Context features belong to the item's side. Features that depend on the pair
-of user and item are inputs of the MLP only. If a side has no features, the product is 0.
+of user and item are inputs of the MLP only. If a side has no features, φ_GMF is 0.
 
 GMF and MLP have separate vectors, as in section 3.4. Both vectors are in one row of a table: GMF uses the
-first `gmf_dim` numbers, and the MLP uses the other `mlp_dim` numbers. So there is one lookup per row. The
-bias b belongs to the MLP. The paper's equation has no bias. The paper may start from a trained GMF and a
-trained MLP (section 3.4.1). Here both start from random weights.
+first `gmf_dim` numbers, and the MLP uses the other `mlp_dim` numbers. So one lookup returns both. The bias b
+belongs to the MLP. The paper's equation has no bias. The paper may start from a trained GMF and a trained MLP
+(section 3.4.1). Here both start from random weights.
 
 Notation: B rows, D dense features, C features that are ids, V = D + C features (dense features first), W
 columns of ids, G gmf_dim, M mlp_dim.
@@ -45,7 +45,7 @@ _DEVIATION = 0.01  # standard deviation of initial vectors (section 4.1, paramet
 
 
 class NeuMF(ClickModel):
-    """A model whose logit is a weighted product of a user vector and an item vector, plus an MLP's output."""
+    """A model whose logit is a weighted dot product of a user and an item vector, plus an MLP's output."""
 
     user_fields: Tensor
     item_fields: Tensor
@@ -64,7 +64,7 @@ class NeuMF(ClickModel):
         num_fields = inputs.num_dense + inputs.num_embedded
         self.deep = mlp([num_fields * settings.mlp_dim, *settings.deep], settings.dropout)
         self.logit = linear(settings.deep[-1], 1)
-        # Together with `logit`, this is h. Both parts are initialised like one layer.
+        # This layer and `logit` together are h. Their weights are initialised as if they were one layer.
         deviation = math.sqrt(2 / (settings.gmf_dim + settings.deep[-1] + 1))
         self.gmf_weights = nn.Parameter(torch.empty(settings.gmf_dim).normal_(std=deviation))
 

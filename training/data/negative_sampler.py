@@ -1,8 +1,9 @@
 """Draws negatives on the device: for each positive row of a batch, items that its user did not choose.
 
-Draw n of a row in an epoch depends only on (seed, epoch, day, row id, n). So the draw does not depend on the
-number of ranks, the device, or a resumption. Negatives use no rows of a later day: items are drawn from the
-row's day, and have their features of this day. Only pairs of that day and of earlier train days are rejected.
+The n-th draw for a row in an epoch depends only on (seed, epoch, day, row id, n). So it does not depend on
+the number of ranks, on the device, or on whether the training was resumed. Negatives use no rows of a later
+day: items are drawn from those of the row's day, and have the features of this day. Only pairs of that day
+and of earlier train days are rejected.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from training.native.library import address, library, required_library
 _ATTEMPTS = 8
 # `ChosenPairs`: number of flags for each pair, and the largest number of bits of a flag's index.
 _FLAGS_PER_PAIR, _MOST_FLAG_BITS = 16, 26
-# Distinct items are found by counting if the catalogue has at most this number of items for each draw.
+# If the catalogue has at most this number of items per draw, distinct items are found by counting the draws
+# of each item.
 _ITEMS_PER_PLACE = 8
 # The number of threads is at most the number of draws divided by this number.
 _DRAWS_OF_A_THREAD = 5_000
