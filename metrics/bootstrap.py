@@ -244,7 +244,7 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
         confidence: share of the replicates whose difference is between the bounds.
 
     Returns: The interval. None if the difference is undefined in more than a tenth of the replicates, which
-        happens if a class has too few rows.
+    happens if a class has too few rows.
     """
     differences = ours - theirs
     differences = differences[np.isfinite(differences)]

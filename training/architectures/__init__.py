@@ -15,8 +15,10 @@ and returns logits (B,) float32. B is the number of rows, D the number of dense 
 id columns; D or W may be 0. The model must compute its last layer with `in_float32`. Create embedding tables
 with `inputs.table`: the gradients of such tables are summed row by row. The gradients of all other parameters
 are summed in one dense buffer. Call each table once per forward pass, and pass `categorical` to the table
-unchanged. If a model is a ClickModel (training/models/click_model.py), it can be compiled and recorded as a
-CUDA graph. If a model has a method `factorize` (training/models/factorization.py), it scores lists of items
-faster (docs/scoring.md), because the parts of a user and of an item are computed only once. All other models
-score one joined row per pair of user and item.
+unchanged.
+
+If a model is a ClickModel (training/models/click_model.py), it can be compiled and recorded as a CUDA graph.
+If a model has a method `factorize` (training/models/factorization.py), it scores lists of items faster
+(docs/scoring.md), because the parts of a user and of an item are computed only once. All other models score
+one joined row per pair of user and item.
 """

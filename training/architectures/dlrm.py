@@ -1,8 +1,8 @@
 """DLRM (Naumov et al. 2019, arXiv:1906.00091): a bottom MLP, dot products of feature vectors, and a top MLP.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, F vectors per
-    row. F is C, plus one if there are dense features. The interaction computes the dot product of each pair
-    of the F vectors.
+row. F is C, plus one if there are dense features. The interaction computes the dot product of each pair of
+the F vectors.
 """
 
 from __future__ import annotations

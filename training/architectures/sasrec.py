@@ -12,7 +12,7 @@ s_p is the item at place p of the history. The most recent item is at place 0. F
 learned vector.
 
 The paper trains all places of a user's sequence at once. Here each row of the log is one example with its own
-history. Both ways give the same examples. If the batches of a training have the rows of a user together
+history. Both methods give the same examples. If the batches of a training have the rows of a user together
 (`train.shuffle=users`), a model with one block computes keys and values once for all rows that share an item
 (`Timelines` in training/models/sequence.py). An item has another place in each row, because places are
 counted from the most recent item. But keys and values are linear in the vectors of places. A second block

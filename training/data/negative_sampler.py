@@ -214,7 +214,7 @@ class NegativeSampler:
         return drawn, accepted
 
     def _places(self, keys: Tensor, first: Tensor, last: Tensor, position: Tensor) -> Tensor:
-        """Returns the positions in the catalogue of the items that the hashes `keys` draw, int64.
+        """Returns the items that the hashes `keys` select, as positions in the catalogue, int64.
 
         Args:
             keys: int64.
@@ -245,8 +245,8 @@ class _Draws(ctypes.Structure):
 class ChosenPairs:
     """The pairs of users and items in a catalogue.
 
-    A pair is searched only if its entry in a table of flags is set. A pair outside the catalogue rarely
-    shares an entry with a pair of the catalogue, so most lookups read only one byte.
+    A pair is searched only if its flag in a table is set. A pair outside the catalogue rarely has the same
+    flag as a pair of the catalogue, so most lookups read only one byte.
 
     Args:
         catalogue: the pairs, and the items that are drawn.
@@ -254,7 +254,7 @@ class ChosenPairs:
     Attributes:
         pairs: (M,) int64 ascending, the pairs of the catalogue.
         first_days: (M,) int64, the first train day on which the user chose the item.
-        hashes: (N,) int64, the part of a pair's hash that depends on the item.
+        hashes: (N,) int64, for each item, the part of a pair's hash that depends on the item.
         flags: (F,) bool, whether the hash of any pair has this remainder modulo F, a power of two.
         mask: F - 1.
     """
@@ -286,7 +286,7 @@ class ChosenPairs:
 
 
 def _distinct(places: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Returns the distinct `places` in ascending order, and the index of each place among them.
+    """Returns the distinct `places` in ascending order, and the index of each of `places` in this result.
 
     Args:
         places: (P, draws) int64 in [0, end).
@@ -295,7 +295,7 @@ def _distinct(places: Tensor, end: int) -> tuple[Tensor, Tensor]:
     if end > _ITEMS_PER_PLACE * places.numel():
         distinct, index = places.unique(return_inverse=True)
         return distinct, index
-    # Counting is faster than sorting if there are not many more items than draws.
+    # Counting is faster than sorting, unless there are many more items than draws.
     is_drawn = torch.zeros(end, dtype=torch.bool, device=places.device)
     is_drawn[places] = True
     return is_drawn.nonzero().squeeze(1), (is_drawn.cumsum(0) - 1)[places]

@@ -5,7 +5,8 @@ other features alone. The idea comes from DropoutNet (Volkovs, Yu and Poutanen, 
 out a user's or an item's latent vector in training.
 
 Whether an id is replaced depends only on (seed, epoch, day, row id, column), and for a drawn item also on the
-number of the draw. So the decision does not depend on the number of ranks, the device, or a resumption.
+number of the draw. So the decision does not depend on the number of ranks, on the device, or on whether the
+training was resumed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STREAM = 0x756E6B6E6F776E
 
 @dataclass(frozen=True)
 class UnknownIds:
-    """Decides which ids are replaced in C of the W columns of ids.
+    """Decides which ids are replaced. A batch has W columns of ids; ids in C of them can be replaced.
 
     All tensors are on the device of the training.
 
@@ -101,7 +102,7 @@ class UnknownIds:
         """
         if not len(self.places):
             return ids
-        # The numbers of columns are hashed too, because consecutive numbers already stand for draws.
+        # The number of a column is hashed before it is used, because consecutive numbers are used for draws.
         drawn = uniform(mix(keys.unsqueeze(-1) + mix(self.numbers))) < self.shares
         known = ids[..., self.places]
         result = ids.clone()

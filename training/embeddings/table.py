@@ -1,4 +1,4 @@
-"""The embedding table: it maps ids to vectors and sums gradients by row.
+"""The embedding table, which maps ids to vectors and sums gradients by row.
 
 One matrix holds the rows of all features that are ids, one feature after the other. So one gather looks up a
 batch, whatever the number of features. If some features are lists of ids, there is a second gather. If rows
@@ -209,7 +209,7 @@ class StackedEmbedding(HeldRows):
         return table.index_select(0, positions).float()
 
     def send_early(self, name: str) -> None:
-        """Lets the table, whose name is `name` on all ranks, send gradients in the backward pass."""
+        """Lets the table send gradients in the backward pass. Its name on all ranks becomes `name`."""
         self.batch_rows.name = self._pending.name = name
 
     def has_only_looked_up(self, ids: Tensor) -> bool:
@@ -233,7 +233,7 @@ class StackedEmbedding(HeldRows):
 #
 # Notation: E numbers per row, N entries.
 
-# A gradient of replicated rows, and a function that waits for the gradients of this rank's other rows.
+# The gradient of replicated rows, and a function that waits for the gradients of this rank's other rows.
 Return = tuple[SummedRowGradient, Callable[[], Tensor]]
 
 
@@ -270,7 +270,7 @@ class PendingLookups:
         self._lookups.append(lookup)
 
     def any(self) -> bool:
-        """Returns whether there is a lookup."""
+        """Returns whether a lookup waits for its gradient to be read."""
         return bool(self._lookups)
 
     def only(self, ids: Tensor) -> bool:
@@ -305,9 +305,9 @@ class PendingLookups:
     def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
         """Returns and clears the gradient of the batch since the last call. A row may have several entries.
 
-        A single rank has an entry for each lookup. If there are several ranks, each of them sums the gradient
-        of a row over its own lookups, and there is an entry for each rank that looked up the row. The update
-        kernel sums them.
+        A single rank has an entry for each lookup. If there are several ranks, each rank sums the gradient of
+        a row over its own lookups. The row then has an entry for each rank that looked it up. The update
+        kernel sums the entries of a row.
 
         Returns:
             None if there was not exactly one batch. In this case nothing is cleared; use `take_gradient`
@@ -338,7 +338,7 @@ class PendingLookups:
 
         Returns:
             First, the gradient of replicated rows, from this rank. Second, for the rows that only this rank
-            holds, the row indices (A,), with repeats, and the gradients (A, E) from all ranks; None if no
+            holds, the row indices (A,), which may repeat, and the gradients (A, E) from all ranks; None if no
             rows are exchanged.
         """
         if lookup.exchanged is None:
@@ -486,7 +486,7 @@ def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:
 
 
 def set_kernels(model: nn.Module, use: bool) -> None:
-    """Sets whether a model's tables may use Triton kernels. Call it before you create the optimizers."""
+    """Sets whether a model's tables may use Triton kernels. Call this before you create the optimizers."""
     for table in tables_of(model).values():
         table.may_use_kernels = use
 
@@ -498,10 +498,10 @@ def weights_of(model: nn.Module) -> dict[str, RowTensor]:
 
 
 def take_hot_share(model: nn.Module, collectives: Collectives) -> float | None:
-    """Returns the share of lookups since the last call that read rows on a device, on all ranks.
+    """Returns the share of all ranks' lookups since the last call that read rows on a device.
 
-    It is None if all rows of the model are on devices, or if nothing was looked up in a training. All ranks
-    must call this function.
+    The result is None if all rows of the model are on devices, or if no training step has looked up rows. All
+    ranks must call this function.
     """
     counts = [
         table.hot_share.take(table.weight.device)
