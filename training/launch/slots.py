@@ -92,7 +92,7 @@ def _wait_for_executors(spark: SparkSession, deadline: float) -> None:
     expected = int(spark.conf.get("spark.executor.instances", "1") or 1)
     scala = spark.sparkContext._jsc.sc()
     while time.monotonic() < deadline:
-        if scala.getExecutorMemoryStatus().size() - 1 >= expected and _slots(spark):  # the driver is one
+        if scala.getExecutorMemoryStatus().size() - 1 >= expected and _slots(spark):  # without the driver
             return
         time.sleep(_POLL_S)
 

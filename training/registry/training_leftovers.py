@@ -1,8 +1,8 @@
 """Deletes old files that attempts at a training left behind.
 
-A file that no model.json lists was written by an attempt at a training. This attempt was killed, or it ended
-after another attempt had published the same model, or it is still running. The files on disk do not show
-which of these is the case, so only old files are deleted.
+A file that no model.json lists was written by an attempt at a training. Either this attempt was killed, or it
+ended after another attempt had published the same model, or it is still running. The files on disk do not
+show which of these cases is true, so this module deletes only old files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) ->
     deleted = 0
     try:
         for path in (*_unlisted_files(lake, name, limit), *_old_checkpoint_files(lake, name, limit)):
-            with suppress(FileNotFoundError):  # another run has deleted it
+            with suppress(FileNotFoundError):  # another run has deleted the file
                 file_io.delete_file(path)
                 deleted += 1
     except OSError as error:

@@ -124,7 +124,7 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
 def skipped_days(config: Config, parent: Parent, days: list[str]) -> list[str]:
     """Returns the days between the parent's last train day and the first new train day, `days[0]`.
 
-    There are such days if more days lie between two trainings than the train split has.
+    There are such days if the time between two trainings is longer than the train split.
     """
     if config.split.by != "day" or not parent.trained_days or not days:
         return []
