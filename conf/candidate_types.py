@@ -250,7 +250,7 @@ def _every_item() -> list[SourceSettings]:
 
 
 class Candidates(Strict):
-    """The items that are scored for each user. They come from the sources, in order.
+    """The items that are scored for each user. The sources propose them, in the order of the list.
 
     If several sources propose the same item to a user, it counts as an item of the first of these sources.
     """

@@ -266,7 +266,7 @@ def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
 
 
 def _modules_in(folder: str) -> list[str]:
-    """Returns the names of the modules in a package, in order, without importing them."""
+    """Returns the sorted names of the modules in a package, without importing the modules."""
     loaded = sys.modules.get(folder)
     spec = None if loaded else find_spec(folder)
     paths = loaded.__path__ if loaded else (spec and spec.submodule_search_locations) or []

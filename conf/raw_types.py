@@ -549,9 +549,9 @@ class Label(Strict):
     """The column that says whether a row is a click.
 
     Leave the section out if every row is a click, as in a log of purchases or of songs that were played. The
-    column contains 0 or 1, or a number that is compared with `positive_at_least`, such as a rating, or the
-    event of a row, such as view, cart or purchase. For events, `positive` lists the events that are clicks,
-    and `weights` sets the weight of the rows of each event.
+    column contains one of three kinds of values: 0 or 1; a number, such as a rating, that is compared with
+    `positive_at_least`; or an event, such as view, cart or purchase. For events, `positive` lists the events
+    that are clicks, and `weights` sets the weight of the rows of each event.
     """
 
     column: str | None = Field(

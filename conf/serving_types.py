@@ -221,7 +221,7 @@ class Serving(Strict):
 
     @property
     def row_positions(self) -> Impressions | None:
-        """Returns the log whose positions are added to the rows of the click log; None if there is none."""
+        """Returns the log whose positions are added to the rows of the click log; None if it is not set."""
         return self.impressions if self.row_column is not None else None
 
     def new_columns(

@@ -35,7 +35,10 @@ _TOKEN = re.compile(r"%.|[^%]|%$", re.DOTALL)
 
 
 def tokens_of(pattern: str) -> tuple[str, ...]:
-    """Returns the directives and the other characters of a pattern, in order. `%%` stays unchanged."""
+    """Returns the directives and the other characters of a pattern, from left to right.
+
+    `%%` stays unchanged.
+    """
     return tuple(_TOKEN.findall(pattern))
 
 

@@ -195,8 +195,8 @@ class Reading(Strict):
     Rows are shuffled in buffer pools, and then divided into batches. A rank decodes row groups before a pool
     needs them; `read_ahead_mib` limits the size of the decoded row groups. With a GPU, pools are made in the
     GPU's memory from the columns of row groups, if this needs at most `device_mib`. If the lake is on an
-    object store, the rank first copies each row group to a local folder, and deletes this copy after reading
-    the row group.
+    object store, the rank first copies each row group to a local folder. The rank deletes each copy after
+    reading it.
     """
 
     pool_rows: PositiveInt = Field(

@@ -2,7 +2,7 @@
 
 In a group of rows, rows are ranked by descending score. Ties are broken to the disadvantage of the model:
 among rows with equal scores, rows without a click come first. So a model with a constant score gets the
-lowest possible value, and a measure does not depend on the order of rows or the number of processes. Groups
+lowest possible value. A measure does not depend on the order of rows or on the number of processes. Groups
 without a click are left out of the mean over groups, because every ranking of their rows is equally good.
 
 A list of items is compared with the relevant items of its user. The list need not contain these items.

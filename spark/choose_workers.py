@@ -75,8 +75,8 @@ def workers_of(context: RunContext) -> Workers:
 def cores_without_jvm(settings: Mapping[str, str] | None = None) -> int | None:
     """Returns the number of cores that Spark would use on this machine, if no JVM is needed.
 
-    The result is None if spark-submit or a notebook has started a JVM for this process, if Spark would run
-    tasks on other machines, or if Spark would have a plugin, such as the RAPIDS Accelerator.
+    The result is None in three cases: spark-submit or a notebook has started a JVM for this process, or Spark
+    would run tasks on other machines, or Spark would have a plugin, such as the RAPIDS Accelerator.
 
     Args:
         settings: the result of `launch_settings`; None to compute it for this process.

@@ -5,8 +5,8 @@ prints only the first line of each message to standard error, and writes all lin
 also prints all lines of the accelerator about operations that stay on the CPU. If the user has configured
 log4j2, the output on standard error follows the user's configuration.
 
-If the temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake,
-together with the traceback of the error that ended the job. If the lake cannot be written, the file remains
+If the temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake.
+The traceback of the error that ended the job is added to it. If the lake cannot be written, the file remains
 in the folder of temporary files.
 """
 

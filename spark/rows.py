@@ -175,7 +175,7 @@ def map_rows_in_threads(
 def _map_in_threads(
     batches: Batches, function: Callable[[Batches], Batches], threads: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the batches that the function returns, in order. Only a few batches are in memory at a time."""
+    """Yields the batches that the function returns, in the order of the rows. Only a few are in memory."""
     if threads == 1:
         yield from function(batches)
         return

@@ -4,7 +4,7 @@ With Spark's own daemon, each worker imports numpy, pyarrow and our packages aft
 pyspark from an archive of source files, which Python compiles again each time. pyarrow imports pandas when it
 first converts Python values to an array. pyspark imports distutils (or setuptools in its place) when it first
 creates a type. After every task, the garbage collector examines the objects of all these modules. Before
-every task, the worker again reads the tables of contents of the archive and of the jar next to it.
+every task, the worker reads the tables of contents of the archive and of the jar next to it again.
 
 This daemon imports the modules once, from compiled files, before the fork. It freezes their objects, so that
 the garbage collector no longer examines them, and removes the archives from sys.path.

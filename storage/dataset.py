@@ -180,7 +180,7 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
 
 
 def read_spec(lake: LakePaths, workflow_version: str) -> FeatureSpec:
-    """Returns the feature spec of a workflow version. Raises DataError if there is none."""
+    """Returns the feature spec of a workflow version. Raises DataError if the version has none."""
     path = lake.feature_spec(workflow_version)
     try:
         return feature_spec.loads(file_io.read_text(path), path)

@@ -98,7 +98,10 @@ def _parsed(values: Mapping[str, Any]) -> ErasedList:
 
 
 def list_or_new(lake: LakePaths) -> ErasedList:
-    """Returns the list of a lake. If there is none, returns an unwritten list: a new salt and no users."""
+    """Returns the list of a lake.
+
+    If the lake has no list, returns one that is not written yet: a new salt and no users.
+    """
     return read_erased(lake) or ErasedList(secrets.token_hex(_SALT_BYTES))
 
 

@@ -58,7 +58,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """The features and key columns of a feature table, in order, and the workflow version that computed them.
+    """The features and key columns of a feature table, in its order, and the version of their workflow.
 
     A feature table has these columns:
 

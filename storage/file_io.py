@@ -2,7 +2,7 @@
 
 On a local file system, a rename replaces a file. On an object store, an upload replaces a file, and becomes
 visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a
-file only if there is none at the path. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
+file only if the path has no file yet. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
 
 A JSON file of a lake contains a checksum of its other values (`with_checksum`). Without it, a flipped bit in
 a number would give another number and no error. Files of earlier releases have no checksum, so their values
@@ -276,7 +276,7 @@ def create_json(path: str, value: Any) -> bool:
     gets True.
 
     pyarrow's clients for object stores have no conditional write, and some local file systems have no hard
-    links. In these cases the function writes the file if there is none, and then reads the file back. If
+    links. In these cases the function writes the file if the path has no file yet, and then reads it back. If
     several callers write at the same time, the file of the last one remains. An earlier caller also gets True
     if it reads the file back before the last one overwrites the file. So no caller may delete the data that
     its `value` refers to.

@@ -2,10 +2,10 @@
 
 A process that requests a lease creates a ticket, which is a file with a unique name. Then it lists the
 tickets of the lease. It holds the lease if there is no other ticket. If two processes request the lease at
-the same time, the process that lists later finds both tickets, because file systems and S3 list a file as
-soon as it exists. So at most one process holds the lease. This needs no conditional write, which pyarrow's
-clients for object stores do not have. If there are several tickets, each process whose ticket does not have
-the first name deletes it and tries again.
+the same time, the process that lists later finds both tickets. The reason is that file systems and S3 list a
+file as soon as it exists. So at most one process holds the lease. This needs no conditional write, which
+pyarrow's clients for object stores do not have. If there are several tickets, each process whose ticket does
+not have the first name deletes it and tries again.
 
 The holder renews its ticket. A ticket that was not renewed for a while counts as absent. Ages are differences
 of times that the store has written, so clocks of machines do not matter. If the holder has ended, processes

@@ -41,7 +41,7 @@ class DatasetVersion:
         path: the folder, or the glob pattern of the raw files.
         version: digest of the content.
         rows, bytes: number of rows and bytes; None if the number is not known.
-        schema: (name, type) of each column, in order.
+        schema: (name, type) of each column, in the order of the columns.
     """
 
     path: str

@@ -7,8 +7,8 @@ Then `_MANIFEST.json` is replaced: from that moment on, readers use the new file
 
 Other tools do not read manifests. If other tools may read the table, the partition's folder has hard links
 (storage.hard_links), or the table has a Delta log (storage.delta_log). Links and log are updated after the
-manifest. If a job is killed after it has replaced the manifest, but before it has updated the links or the
-log, the next job that finds the partition up to date updates them.
+manifest. A job may be killed after it has replaced the manifest, but before it has updated the links or the
+log. Then the next job that finds the partition up to date updates them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Manifest:
     Attributes:
         table, partition: the table's path below the lake's root, and the ISO date.
         files: the data files, sorted by path.
-        schema: (name, Arrow type) of each column, in order.
+        schema: (name, Arrow type) of each column, in the order of the columns.
         inputs: maps the name of each input from which the rows were computed to the digest of the input.
         rows_in: number of rows read. If each input row gives one row, rows_in = rows + sum(dropped).
         dropped: maps each reason for leaving out rows to the number of rows.

@@ -15,10 +15,10 @@ class _Hash(Protocol):
 
 
 def table_digest(table: pa.Table) -> str:
-    """Returns a digest of 16 hex digits of the names, types and values of all columns, in order.
+    """Returns a digest of 16 hex digits of the names, types and values of all columns.
 
-    Columns may contain numbers, texts, or lists of numbers or texts. Equal values of different types have
-    different digests.
+    Columns may contain numbers, texts, or lists of numbers or texts. The digest also depends on the order of
+    the columns and on the types of equal values.
     """
     digest = sha256()
     for name, column in zip(table.column_names, table.columns, strict=True):

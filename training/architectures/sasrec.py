@@ -12,11 +12,12 @@ s_p is the item at place p of the history. The most recent item is at place 0. F
 learned vector.
 
 The paper trains all places of a user's sequence at once. Here each row of the log is one example with its own
-history. Both methods give the same examples. If the batches of a training have the rows of a user together
-(`train.shuffle=users`), a model with one block computes keys and values once for all rows that share an item
-(`Timelines` in training/models/sequence.py). An item has another place in each row, because places are
-counted from the most recent item. But keys and values are linear in the vectors of places. A second block
-makes this impossible: its inputs are the outputs of the first block, and these depend on the places.
+history. Both methods give the same examples. If a batch contains the rows of a user together
+(`train.shuffle=users`), successive histories share items. Then a model with one block computes keys and
+values once for all rows that share an item (`Timelines` in training/models/sequence.py). An item has another
+place in each row, because places are counted from the most recent item. But keys and values are linear in the
+vectors of places. A second block makes this impossible: its inputs are the outputs of the first block, and
+these depend on the places.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """

@@ -140,7 +140,7 @@ class Checkpoints:
         Args:
             trainer: the state to save.
             position: the progress of the training.
-            best_step: a step whose checkpoint is not deleted; None if there is none.
+            best_step: a step whose checkpoint must be kept; None if no checkpoint must be kept.
 
         Raises:
             InfrastructureError, DataError: a rank failed to write the previous checkpoint. Raised on all

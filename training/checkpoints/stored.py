@@ -56,9 +56,9 @@ class StoredState:
         prefixes: maps the name of each file to a prefix. The prefix is added to the names of the tensors in
             this file.
         rows: maps the name of each tensor with one entry per table row to the stored blocks of these rows.
-        cardinalities: the cardinalities of the features, in order. Cardinalities are needed only to read
-            models that early versions of this code saved. In such a model, each table is one tensor, and
-            model.json lists no blocks.
+        cardinalities: the cardinalities of the features, in the order of the table. Cardinalities are needed
+            only to read models that early versions of this code saved. In such a model, each table is one
+            tensor, and model.json lists no blocks.
     """
 
     def __init__(

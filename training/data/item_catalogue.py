@@ -99,7 +99,7 @@ def pair_hash(users: Tensor, items: Tensor) -> Tensor:
 
 
 def item_spec(spec: FeatureSpec) -> FeatureSpec:
-    """Returns the spec with only the features of scope `item`, in the same order."""
+    """Returns the spec with only the features of scope `item`, in the order of the spec."""
     return FeatureSpec(spec.scoped("item"), spec.key_columns, spec.workflow_version, spec.label)
 
 

@@ -279,7 +279,7 @@ class Loader:
     def _reads(
         self, groups: Iterator[RowGroup], convert: Callable[[Columns], SizedRead]
     ) -> Generator[SizedRead, None, None]:
-        """Yields the result of `convert` for the columns of each row group, in order.
+        """Yields the result of `convert` for the columns of each row group, in the order of the row groups.
 
         Threads read row groups ahead.
         """
@@ -316,7 +316,10 @@ class Loader:
         return max(_READ_AHEAD_MIB * _MIB, 4 * (1 + sum(self._widths)) * largest * len(self.shards))
 
     def _read_local(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
-        """Yields the columns of row groups on local disk, in order. Some of them are read together."""
+        """Yields the columns of row groups on local disk, in their order.
+
+        Some row groups are read together.
+        """
         from training.data.row_groups import read_together  # imports Petastorm
 
         names = list(scalar_columns(self.spec))
@@ -384,7 +387,7 @@ def _runs(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:
 def read_groups(
     groups: Iterator[RowGroup], read: Callable[[RowGroup], Read], reading: Reading, *, local: bool
 ) -> Iterator[Read]:
-    """Yields the result of `read` for each row group, in order.
+    """Yields the result of `read` for each row group, in the order of `groups`.
 
     Row groups of an object store are first copied to local disk. At most `staging_mib` MiB of copies wait to
     be read.

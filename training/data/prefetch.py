@@ -131,7 +131,7 @@ def in_threads(
 
     Args:
         items: the items. Only one thread at a time takes an item.
-        work: yields the result of each of its items, in order.
+        work: yields the result of each of its items, in the order of the items.
         threads: number of threads.
         capacity: the largest total weight of the results that wait for the consumer. In addition, each thread
             holds one result.

@@ -66,8 +66,8 @@ def _values(column: pa.ChunkedArray) -> NDArray[Any]:
 class _Pool(DummyPool):
     """Petastorm's pool `dummy`, which works in the caller's thread, with a queue for all row groups.
 
-    A thread of Petastorm fills the queue. With a short queue, that thread and the pool wait for one another
-    in steps of 10 and 100 ms, although reading a small row group takes only 2 ms.
+    A thread of Petastorm fills the queue. With a short queue, that thread and the pool would wait for one
+    another in steps of 10 and 100 ms. Reading a small row group takes only 2 ms.
     """
 
     def __init__(self, row_groups: int) -> None:

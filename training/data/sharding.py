@@ -201,7 +201,8 @@ def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
 # on average in the same batch as (BLOCK_ROWS - 1) / n other rows of its block.
 #
 # If users are shuffled instead of rows, the rows of a row group are ordered by user, and the third shuffle
-# moves blocks of rows too. So rows of a user stay next to each other, and a batch has them together.
+# moves blocks of rows instead of rows. So rows of a user stay next to each other, and a batch has them
+# together.
 
 BLOCK_ROWS = 32
 
@@ -226,7 +227,7 @@ class RowOrder:
     `BLOCK_ROWS` neighbouring rows.
 
     Attributes:
-        seed: seed of the shuffles; None without shuffles.
+        seed: seed of the shuffles; None if nothing is shuffled.
         epoch: index of the epoch.
         by_user: whether the rows of a block stay together in a window.
     """
@@ -252,7 +253,7 @@ class RowOrder:
         return self._random(_BLOCKS, piece.group, piece.start).permutation(piece.rows // BLOCK_ROWS)
 
     def window(self, shard: int, window: int, rows: int) -> NDArray[np.int64] | None:
-        """Returns a permutation, shape (rows,), of a shard's rows in one pool; None without a seed.
+        """Returns a permutation, shape (rows,), of a shard's rows in one pool; None if there is no seed.
 
         `window` is the index of the pool within the epoch. The rows after the last full block come last if
         blocks stay together.

@@ -33,7 +33,7 @@ class HeldRows(nn.Module):
         rank: the rank.
         dim: E, numbers per row.
         storage: dtype of the stored numbers.
-        pinned: whether host memory of rows is pinned, which kernels on a GPU need.
+        pinned: whether host memory of rows is pinned. Kernels on a GPU need pinned memory.
 
     Attributes:
         blocks: the rows that this rank holds; see `Placement.blocks`.

@@ -428,9 +428,9 @@ def lookups_of(table: PlannedTable, counts: IdCounts) -> list[NDArray[np.float64
 
 
 def runs_of(lookups: NDArray[np.float64]) -> Iterator[tuple[int, int, float]]:
-    """Yields runs (start, end, lookups per row) of a feature's rows, in order. Lookups per row decrease.
+    """Yields runs (start, end, lookups per row) of a feature's rows, in the order of the rows.
 
-    `lookups` (rows,) is how often each row is looked up.
+    Lookups per row decrease from run to run. `lookups` (rows,) is how often each row is looked up.
     """
     rows = len(lookups)
     single = min(rows, _SINGLE_ROWS)

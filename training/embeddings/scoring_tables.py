@@ -57,8 +57,8 @@ class RowsOnDemand(StackedEmbedding):
         """Sets the function that reads rows.
 
         Args:
-            read: returns rows (U, E) in the dtype of the table, on the CPU, from their indices (U,) int64 in
-                the unsharded table, which are distinct and in ascending order.
+            read: returns rows (U, E) in the dtype of the table, on the CPU. It gets their indices (U,) int64
+                in the unsharded table, which are distinct and in ascending order.
             most_rows: number of rows to keep. If a lookup needs more rows, all rows of this lookup are kept.
         """
         self._kept = KeptRows(read, most_rows, self.weight.detach())

@@ -54,7 +54,7 @@ class StackedEmbedding(HeldRows):
     """Embedding rows of C features in one table. All rows are zero at first.
 
     Args:
-        cardinalities: number of rows of each feature, in order.
+        cardinalities: number of rows of each feature, in the order of the features.
         dim: E, numbers per row.
         list_lengths: number of id columns of each list feature. List features come last; each other feature
             has one column.
@@ -63,7 +63,7 @@ class StackedEmbedding(HeldRows):
         placement: which rank holds which rows; None means that this process holds all rows.
         collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
             exchanged. In this case, all ranks must call `forward` the same number of times.
-        pinned: whether host memory of rows is pinned, which kernels on a GPU need.
+        pinned: whether host memory of rows is pinned. Kernels on a GPU need pinned memory.
 
     Attributes:
         batch_rows: computes the rows that batches read; a training requests them early (train_step.py).
@@ -274,7 +274,7 @@ class PendingLookups:
         return bool(self._lookups)
 
     def only(self, ids: Tensor) -> bool:
-        """Returns whether these ids were looked up, and nothing else."""
+        """Returns whether exactly these ids were looked up, and no others."""
         return len(self._lookups) == 1 and self._lookups[0].ids is ids
 
     @torch.no_grad()

@@ -150,8 +150,9 @@ class Trainer:
     def facts(self) -> dict[str, float]:
         """Returns values for a history entry. All ranks must call this method at the same steps.
 
-        With fp16, they are the loss scale and the number of skipped steps. If table rows are in two memories,
-        `hot_share` is the share of the lookups since the last call that read rows on a device, on all ranks.
+        With fp16, these values are the loss scale and the number of skipped steps. If table rows are in two
+        memories, `hot_share` is the share of all ranks' lookups since the last call that read rows on a
+        device.
         """
         share = take_hot_share(self.model, self._collectives)
         return self._loss_scale.facts() | ({} if share is None else {"hot_share": share})

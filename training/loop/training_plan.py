@@ -243,10 +243,11 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
 
     The refit has the settings and the initial weights of the champion's training: the same random weights, or
     the same parent. Each row of the champion's training, of the validation split and of the test split is
-    used once per epoch. Days on which the parent was trained are left out, as in every warm start. If the
-    champion has the weights of a step before the last one of its epochs, the refit ends after the same share
-    of all steps, rounded up. This is the case if the champion's training ended early, or if an earlier step
-    was better (`train.keep`). The refit is not measured, because no rows are left to measure it with.
+    used once per epoch. Days on which the parent was trained are left out, as in every warm start. The
+    champion may have the weights of an earlier step than the last one of its epochs. Then the refit ends
+    after the same share of all steps, rounded up. This is the case if the champion's training ended early, or
+    if an earlier step was better (`train.keep`). The refit is not measured, because no rows are left to
+    measure it with.
 
     Args:
         config: the configuration.

@@ -39,7 +39,7 @@ class LayersAfterFirst:
 
     Attributes:
         slopes: (outputs,), the slopes of the PReLU after the first layer; None means ReLU.
-        layers: the other layers, in order.
+        layers: the other layers, in the order in which they are computed.
     """
 
     slopes: Tensor | None
@@ -55,7 +55,8 @@ class ItemInputs:
         numbers: (I, F) int64, for each item and each vector with few values, the row of the vector's value in
             `UserBlock.table`.
         vectors: (I, K) the elements of all other vectors.
-        bottom_share: (I, H') the items' share of the bottom MLP's first layer; None without a bottom MLP.
+        bottom_share: (I, H') the items' share of the bottom MLP's first layer; None if there is no bottom
+            MLP.
         bottom: (I, E, H) the items' factors of the outputs of the bottom MLP.
     """
 
@@ -132,7 +133,7 @@ class PairLogits:
 
     Args:
         items: the inputs of all items.
-        top, bottom: the layers of the MLPs. `bottom` is None without a bottom MLP.
+        top, bottom: the layers of the MLPs. `bottom` is None if there is no bottom MLP.
         instructions: BEST, or the instructions to use.
     """
 

@@ -4,7 +4,7 @@
     models/<name>/interventions/dt=….json    the overrides of a run date: rollbacks, pins, releases
 
 The champion is the model in production. The gate decides whether a newly trained model replaces it. The
-champion of a date does not depend on files of later dates, so a rerun or a backfill gets the same champion as
+champion of a date does not depend on files of later dates. So a rerun or a backfill gets the same champion as
 the first run. An override takes effect when the run of its date begins, before training. A promotion takes
 effect when the run of its date ends.
 """

@@ -109,7 +109,7 @@ class TrainingOutcome:
         )
 
     def best_epoch(self, measure: str) -> float | None:
-        """Returns the epoch of the earliest evaluation with the best value; None if there is none."""
+        """Returns the epoch of the earliest evaluation with the best value; None if there are no values."""
         known = [
             (value, evaluation.epoch)
             for evaluation in self.curve

@@ -154,7 +154,7 @@ def _trained(lake: LakePaths, name: str, first_date: str) -> set[str]:
 
 
 def _treatment(config: Config, lake: LakePaths) -> set[str]:
-    """Returns the version of the treatment of the configured experiment; empty if there is none."""
+    """Returns the version of the treatment of the configured experiment; empty if there is no experiment."""
     if config.serving.experiment is None:
         return set()
     try:

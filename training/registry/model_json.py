@@ -34,8 +34,8 @@ def is_described(path: str) -> bool:
 def is_complete(path: str, *, checksums: bool = False) -> bool:
     """Returns whether a folder has a complete model: model.json and all listed files with the listed lengths.
 
-    If there is a model.json, but a listed file is missing or does not have the listed length, the model is
-    damaged, and a warning gives the reason.
+    If a file that model.json lists is missing or does not have the listed length, the model is damaged. Then
+    a warning gives the reason.
 
     Args:
         path: the model's folder.

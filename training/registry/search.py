@@ -203,7 +203,7 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
 def finished_training(
     path: str, seed: int, steps_per_epoch: int, rule: PruningRule | None
 ) -> TrainingOutcome | None:
-    """Returns the outcome of a training that need not be repeated; None if there is none.
+    """Returns the outcome of a training that need not be repeated; None if it must be run.
 
     A search with another rule may have pruned the same training earlier than `rule` does. Then the record
     lacks evaluations that `rule` needs, and the result is None.

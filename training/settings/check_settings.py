@@ -23,7 +23,7 @@ def known_architectures() -> list[str]:
 def training_digests(train: Train, architectures: Iterable[str]) -> dict[str, str]:
     """Returns the digest of the code of each architecture, and of the loss, that other packages add.
 
-    The result is empty if there are none.
+    The result is empty if other packages add none of them.
 
     Raises:
         ConfigError: a module of a package cannot be imported.
