@@ -11,7 +11,7 @@ EXIT_CRASHED = 1  # Python's exit code of an unexpected error
 EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_INFRASTRUCTURE = 4
-_MOST_SHOWN = 4000  # number of characters of a problem, and of a remedy, in a message
+_MOST_SHOWN = 4000  # largest number of characters of a problem, or of a remedy
 
 
 class NightrankError(Exception):

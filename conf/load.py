@@ -23,7 +23,7 @@ from conf.plugins import Plugin
 from conf.types import Config, Strict
 
 Section = TypeVar("Section", bound=Strict)
-_MOST_PROBLEMS = 20  # number of wrong keys that an error lists
+_MOST_PROBLEMS = 20  # largest number of wrong keys that an error lists
 
 
 def load_config(path: str, overrides: list[str] | None = None) -> Config:
@@ -354,7 +354,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     base_path = _beside(path, parent, "extends")
     base = _read(base_path, (*children, absolute))
     for section in _with_models(base):
-        if isinstance(section.get("model"), str):  # a path relative to the file that contains it
+        if isinstance(section.get("model"), str):  # the value is a path relative to the file that contains it
             section["model"] = str((base_path.parent / section["model"]).resolve())
     return _merge(base, values)
 

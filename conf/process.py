@@ -81,10 +81,11 @@ def collect_often() -> None:
 
 
 def ignore_imported() -> None:
-    """Excludes the objects that exist now from later searches. Only the first call in a process does this.
+    """Excludes the objects that exist now from later searches.
 
-    Call this after the imports of a process. Garbage among the excluded objects is never freed. So a later
-    call, if it had an effect, would also keep the garbage of the work since the first call.
+    Only the first call in a process has an effect. Call this after the imports of a process. Garbage among
+    the excluded objects is never freed. So a later call, if it had an effect, would also keep the garbage of
+    the work since the first call.
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()

@@ -48,7 +48,7 @@ LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # largest number of names of one range
-MAX_EXPANSION = 200.0  # how many times its size a compressed file may become, by default
+MAX_EXPANSION = 200.0  # largest ratio of decompressed and compressed bytes of a file, by default
 
 # The allowed separators. Letters, digits, signs and quotes cannot separate values, because they are parts of
 # values.

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 NULL, OTHER = "(null)", "(other)"
 _GROUPS = 10
 _EMPTY = 0.5  # added to each bin's count (Jeffreys' prior), so that no logarithm is infinite
-_Z_999 = 3.0902  # the normal distribution's 99.9% quantile
+_Z_999 = 3.0902  # the 99.9% quantile of the standard normal distribution
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _interval(first: int, last: int) -> tuple[str, str]:
 # equal on every machine.
 
 _PARTS = 16
-_SHIFT = 1074  # the lowest exponent is -1073; with this shift, keys of positive numbers are positive
+_SHIFT = 1074  # makes keys of positive numbers positive; the lowest exponent is -1073
 
 
 def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:

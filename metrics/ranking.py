@@ -135,7 +135,7 @@ def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
     clicks = np.add.reduceat(label, first).astype(np.int64)
     sizes = np.diff(first, append=len(group))
     position = np.arange(len(group)) - np.repeat(first, sizes) + 1
-    before = np.cumsum(label) - label  # clicks above this row, over all groups
+    before = np.cumsum(label) - label  # number of clicks above each row, over all groups
     nth = (before - np.repeat(before[first], sizes)).astype(np.int64) + 1
     counted = (label == 1) & (position <= k)
     dense = np.cumsum(clicks > 0) - 1  # index of a group among those with a click
@@ -224,7 +224,7 @@ def read_lists(name: str, lists: Iterable[ArrayLike]) -> IdLists:
 
 def _ids_of(name: str, ids: ArrayLike) -> Ids:
     array = np.asarray(ids)
-    if array.dtype == object:  # texts of pandas
+    if array.dtype == object:  # NumPy arrays of texts from pandas
         texts = all(isinstance(value, str) for value in array.flat)
         array = array.astype(str) if texts else np.array(array.tolist())
     if array.ndim != 1:

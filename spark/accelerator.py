@@ -177,7 +177,7 @@ def _has_plugin(path: Path) -> bool:
     try:
         with ZipFile(path) as packed:
             return _entry(PLUGIN) in packed.namelist()
-    except (OSError, BadZipFile):  # the JVM also skips such entries
+    except (OSError, BadZipFile):  # the JVM skips unreadable entries too
         return False
 
 

@@ -41,7 +41,7 @@ def choose_workers(
     settings = launch_settings(os.environ)
     processes = cores_without_jvm(settings)
     if engine != "auto" or processes is None:
-        from spark.spark_workers import SparkWorkers  # imports pyspark, so it is imported only if needed
+        from spark.spark_workers import SparkWorkers  # this import also imports pyspark
 
         return SparkWorkers(open_session())
     folders = os.environ.get(LOCAL_FOLDERS) or settings.get("spark.local.dir")

@@ -174,7 +174,7 @@ def _begin(folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ[LOCAL_FOLDERS] = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    refuse_pandas()  # the tasks of build_features do not need it
+    refuse_pandas()  # the tasks of build_features do not need pandas
     # There is one worker for each core, so each worker uses one thread.
     pa.set_cpu_count(1)
     # The next task of this worker reuses the memory of the last task.

@@ -31,7 +31,7 @@ _REQUIRED = {
 _WITHOUT_BARS = {"spark.ui.showConsoleProgress": "false"}
 _KEPT_CLASSES = ("functions", "PythonUtils", "SparkSession")
 _DAEMON = "spark.python.daemon.module"
-_FORMER_DAEMONS = ("etl.worker_daemon",)  # the daemon of release 0.1.0
+_FORMER_DAEMONS = ("etl.worker_daemon",)  # the module of the daemon in release 0.1.0
 
 
 def build_session(
@@ -42,8 +42,8 @@ def build_session(
     Args:
         app_name: the name that Spark's web pages show.
         settings: the settings of a profile, if the process was not started by spark-submit.
-        event_logs: the folder for Spark's event logs if the profile does not set one. With None, events are
-            logged only if the profile requests it.
+        event_logs: the folder for Spark's event logs if the profile does not set one. If this is None, events
+            are logged only if the profile requests event logs.
 
     Raises:
         ConfigError: the RAPIDS accelerator is enabled, but its jar is missing or does not fit this version of
@@ -133,7 +133,7 @@ def event_log_settings(configured: Callable[[str], str | None], folder: str) -> 
         try:
             files, inner = file_io.filesystem(folder)
             files.create_dir(inner, recursive=True)
-        except Exception as error:  # in this case, the job runs without event logs
+        except Exception as error:  # if the folder cannot be created, the job runs without event logs
             log.warning("Spark's events are not logged: the folder %s cannot be created: %s", folder, error)
             return {_ENABLED: "false"}
     settings = {**_SETTINGS, _ENABLED: "true"} | ({_FOLDER: _uri(folder)} if in_lake else {})

@@ -351,7 +351,7 @@ def _write_scratch(path: Path, text: str) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        scratch.unlink(missing_ok=True)  # a failed attempt on a full disk must leave no file
+        scratch.unlink(missing_ok=True)  # if the disk is full, no incomplete file must remain
         raise
     return scratch
 

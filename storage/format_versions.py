@@ -106,7 +106,7 @@ class Format:
 
     @contextmanager
     def parsing(self, path: str, remedy: str = REPAIR) -> Iterator[None]:
-        """Converts errors in a block of code that converts a file's values to objects, to a DataError.
+        """Replaces errors of a block that converts a file's values to objects by a DataError.
 
         Raises:
             DataError: a key is missing, or a value has the wrong type.

@@ -171,7 +171,7 @@ class _Lease:
                 if first.owner.holds or first.name < self._name or time.monotonic() > deadline:
                     self._withdraw()
                     return first
-                time.sleep(_TURN_S)  # the other processes find this ticket, and withdraw theirs
+                time.sleep(_TURN_S)  # meanwhile, the other processes find this ticket, and withdraw theirs
             self._write(holds=True)
         except BaseException:
             with suppress(OSError):

@@ -177,6 +177,6 @@ def _delete_abandoned(private: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             lock_path.unlink(missing_ok=True)
         except BlockingIOError:
-            pass  # the process of this folder is alive and holds the lock
+            pass  # the process of this folder still runs, and holds the lock
         finally:
             os.close(lock)

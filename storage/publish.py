@@ -483,7 +483,7 @@ def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any
             continue
         try:
             low, high = statistics.min, statistics.max
-        except pa.ArrowNotImplementedError:  # a decimal column; no rule limits its values
+        except pa.ArrowNotImplementedError:  # pyarrow cannot read them; no rule limits decimals
             continue
         lowest = low if lowest is None else min(lowest, low)
         highest = high if highest is None else max(highest, high)

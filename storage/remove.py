@@ -33,7 +33,7 @@ def is_younger(partition: Partition, hours: float) -> bool:
 
 def _is_recent(manifest: Manifest, hours: float) -> bool:
     """Returns whether a manifest was published less than `hours` hours ago."""
-    if not manifest.created_at:  # written by an early release
+    if not manifest.created_at:  # an early release wrote the manifest
         return False
     return datetime.now(UTC) - datetime.fromisoformat(manifest.created_at) < timedelta(hours=hours)
 

@@ -125,7 +125,7 @@ def _read_token(connection: socket.socket, length: int) -> bytes:
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
-    block_on_close = False  # such a thread may wait for a lost machine for a while
+    block_on_close = False  # closing does not wait for threads that wait for lost machines
 
     def __init__(self, address: tuple[str, int], receive: Callable[[socket.socket], None]) -> None:
         class Handler(socketserver.BaseRequestHandler):

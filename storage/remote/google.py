@@ -19,7 +19,7 @@ from pyarrow import fs
 from conf.errors import ConfigError
 from storage.remote import ReadOnlyHandler, with_folders
 
-# pyarrow retries failed requests for this time. Its default is 15 minutes.
+# pyarrow retries failed requests for this time. pyarrow's default is 15 minutes.
 _RETRY_TIME = timedelta(minutes=1)
 
 

@@ -56,7 +56,8 @@ class DeepFM(ClickModel):
         self.first_order = LinearPart(inputs)
         num_vectors = inputs.num_dense + inputs.num_embedded
         num_pairs = max(num_vectors * (num_vectors - 1) // 2, 1)
-        # If s is the standard deviation of vectors, then the sum over their pairs has s² √(pairs * E).
+        # If vectors have the standard deviation s, the sum over their pairs has the standard deviation s²
+        # √(pairs * E).
         deviation = math.sqrt(_FIRST_DEVIATION / math.sqrt(num_pairs * dim))
         self.embedding = inputs.table(dim)
         self.embedding.init_normal(deviation)
@@ -111,7 +112,7 @@ class FactorizedDeepFM:
         self._model = model
         self._linear = model.first_order.factorize(sides, dtype)
         dim = model.dense_vectors.shape[1]
-        vector_sides = (*sides.dense, *sides.embedded)  # in the order of the MLP's input
+        vector_sides = (*sides.dense, *sides.embedded)  # sides in the order of the MLP's inputs
         self._vectors = positions_by_side(vector_sides)
         columns = positions_by_side([side for side in vector_sides for _ in range(dim)])
         self._deep = FactorizedMLP(model.deep, model.logit, columns, dtype)

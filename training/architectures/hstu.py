@@ -73,7 +73,7 @@ class HSTU(SequenceModel):
         vectors = self.embedding.feature_vectors(timelines.items, self.layout.item) * math.sqrt(dim)
         vectors = self.dropout(vectors, timelines.first_rows)
         items = vectors.new_zeros(tiles * width, dim).index_copy(0, timelines.places, vectors)
-        newest = functional.embedding(timelines.newest, items)  # its gradient is faster than an index's
+        newest = functional.embedding(timelines.newest, items)  # its gradient is faster than that of an index
         (block,) = self.blocks
         assert isinstance(block, PointwiseBlock)
         values = block.forward_timelines(newest, items.view(tiles, width, dim), timelines, first_rows, ages)

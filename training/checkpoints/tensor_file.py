@@ -133,7 +133,7 @@ def _create(path: str) -> Iterator[IO[bytes]]:
     except BaseException:
         local.unlink(missing_ok=True)
         raise
-    folder = os.open(local.parent, os.O_RDONLY)  # so that the file's name survives a power failure
+    folder = os.open(local.parent, os.O_RDONLY)  # flushed, so that the file's name survives a power failure
     try:
         os.fsync(folder)
     finally:

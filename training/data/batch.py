@@ -274,7 +274,7 @@ class Batch:
             stream = torch.cuda.current_stream(device)
             stream.wait_event(self.ready)
             for tensor in tensors.values():
-                tensor.record_stream(stream)  # torch reuses the memory only after this stream's work
+                tensor.record_stream(stream)  # so torch reuses the memory only after the work of this stream
         return replace(self, **tensors, ready=None)
 
 
@@ -293,7 +293,7 @@ class RowsOfStep(Protocol):
 class Transfer:
     """Copies pools to a GPU on a separate stream, while the GPU computes with earlier batches.
 
-    On a CPU, it does not copy pools.
+    On a CPU, pools are not copied.
     """
 
     def __init__(self, device: torch.device) -> None:

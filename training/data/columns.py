@@ -150,7 +150,7 @@ def _read_scalars(group: RowGroup, names: list[str]) -> Mapping[str, NDArray[Any
     table = group.file.table
     if table is not None:
         return {name: _values(table.column(name)) for name in names if name in table.column_names}
-    from training.data.row_groups import read_row_group  # imports Petastorm
+    from training.data.row_groups import read_row_group  # this import also imports Petastorm
 
     return read_row_group(group, names)
 

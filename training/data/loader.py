@@ -294,7 +294,7 @@ class Loader:
                     yield from map(convert, read)
                 finally:
                     if isinstance(read, Generator):
-                        read.close()  # in the thread that reads the row groups
+                        read.close()  # this runs in the thread that reads the row groups
 
             return in_threads(items, converted, threads, self._ahead_bytes, lambda read: read.size_bytes)
 
@@ -320,7 +320,7 @@ class Loader:
 
         Some row groups are read together.
         """
-        from training.data.row_groups import read_together  # imports Petastorm
+        from training.data.row_groups import read_together  # this import also imports Petastorm
 
         names = list(scalar_columns(self.spec))
         for run in _runs(groups):
@@ -340,7 +340,7 @@ class Loader:
     def _read(
         self, group: RowGroup, read: Mapping[str, NDArray[Any]] | None = None, *, checked: bool = False
     ) -> Columns:
-        checked = checked or not self._on_device  # the device checks ids of its pools
+        checked = checked or not self._on_device  # the device itself checks the ids of its pools
         columns = read_columns(group, self.spec, self._multi_hot, read, check_ids=checked)
         for name in columns.cut.keys() - self._warned_cut:
             log.warning(
@@ -351,7 +351,7 @@ class Loader:
                 group.file.path,
             )
             self._warned_cut.add(name)
-        if columns.weight is not None:  # the last dense column of a pool
+        if columns.weight is not None:  # weights become the last dense column of a pool
             columns = replace(columns, dense=[*columns.dense, columns.weight])
         if self._key_columns:
             columns = replace(columns, categorical=[*columns.categorical, read_row_keys(group)])

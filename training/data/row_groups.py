@@ -49,7 +49,7 @@ class _Worker(ArrowReaderWorker):
         """Reads a row group, and publishes its columns as a map from their names to their values."""
         piece = self._split_pieces[piece_index]
         if self._file is None or self._path != piece.path:
-            self._path, self._file = piece.path, pq.ParquetFile(piece.path)  # closes the previous file
+            self._path, self._file = piece.path, pq.ParquetFile(piece.path)  # this closes the previous file
         names = sorted(field.name for field in self._schema.fields.values())
         table = self._file.read_row_group(piece.row_group, columns=names)
         columns = zip(table.column_names, table.columns, strict=True)

@@ -238,7 +238,7 @@ class RowOrder:
 
     def pieces(self, shard: int, pieces: Sequence[Piece]) -> list[Piece]:
         """Returns a shard's pieces in the order in which they are read."""
-        if self.seed is None or len(pieces) < 2:  # for a single piece, this only saves time
+        if self.seed is None or len(pieces) < 2:  # a single piece needs no shuffle
             return list(pieces)
         order = self._random(_PIECES, shard).permutation(len(pieces))
         return [pieces[int(index)] for index in order]

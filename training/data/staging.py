@@ -183,5 +183,5 @@ def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> in
                     raise OSError(f"the file ended {count} bytes early")
                 into.write(chunk)
                 count -= len(chunk)
-    # Files use full disk blocks; some file systems report the blocks only some time after writing.
+    # A file uses whole disk blocks. Some file systems report the blocks only some time after the write.
     return max(sum(count for _, count in parts), path.stat().st_blocks * 512)

@@ -129,7 +129,7 @@ def _counts(ends: Tensor) -> Tensor:
 
 def _sorted(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the sorted keys, their order, and where the elements of each key begin (bool); (N,) each."""
-    narrow = keys.to(torch.int32) if end < _INT32_END else keys  # sorting 32-bit keys takes less time
+    narrow = keys.to(torch.int32) if end < _INT32_END else keys  # sorting 32-bit keys is faster
     ordered, order = torch.sort(narrow, stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=begins[1:])

@@ -160,7 +160,7 @@ class Int8Embedding(StackedEmbedding):
 
     def __init__(self, table: StackedEmbedding) -> None:
         rows, dim = table.weight.shape
-        with torch.random.fork_rng(devices=[]):  # the base class draws a random seed
+        with torch.random.fork_rng(devices=[]):  # keeps torch's random state: the base class draws a seed
             super().__init__(
                 table.cardinalities, dim, table.list_lengths, table.pooling, torch.int8, table.placement
             )

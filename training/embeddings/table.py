@@ -330,7 +330,7 @@ class PendingLookups:
 
     def _clear(self) -> None:
         for hook in self._hooks.values():
-            hook.remove()  # the hook and the lookup refer to each other
+            hook.remove()  # the hook and the lookup refer to each other, so both would stay in memory
         self._lookups, self._names, self._hooks, self._returns = [], {}, {}, {}
 
     def _gradient(self, lookup: BatchLookup) -> tuple[SummedRowGradient, tuple[Tensor, Tensor] | None]:

@@ -66,7 +66,7 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
         from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
     program = onnx.load(source)
-    add_pre_process_metadata(program)  # torch has done the rest of pre-processing
+    add_pre_process_metadata(program)  # torch has done the other steps of pre-processing
     quantize_dynamic(
         program,
         target,

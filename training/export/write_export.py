@@ -124,7 +124,7 @@ def _write(
                 "output": sample.form.output,
                 "greatest_difference": sample.greatest_differences(folder / name),
             }
-        for number_format in sorted(set(formats)):  # fp16 first: int8 changes the tables
+        for number_format in sorted(set(formats)):  # fp16 comes first, because int8 changes the tables
             _write_smaller(exported, samples, folder, number_format)
         for name, sample in samples.items() if formats else ():
             programs[name]["mean_difference"] = {
@@ -199,7 +199,7 @@ def _example(exported: ExportedModel, rows: int, form: Ranker) -> tuple[Tensor, 
     for feature, span in id_columns(exported.spec, exported.multi_hot):
         width = span.stop - span.start
         cardinality, is_list = feature.cardinality or 1, feature.kind == "multi_hot"
-        lowest = min(int(is_list), cardinality - 1)  # within a list, no id is PAD_ID
+        lowest = min(int(is_list), cardinality - 1)  # ids within a list are never PAD_ID
         ids = torch.randint(lowest, cardinality, (rows, width), generator=generator)
         if is_list:
             lengths = torch.randint(0, width + 1, (rows, 1), generator=generator)
@@ -376,7 +376,7 @@ class Sample:
         """Returns the mean difference of the program `path`, which has numbers with fewer bits.
 
         Raises:
-            InfrastructureError: it is larger than LARGEST_MEAN_DIFFERENCE.
+            InfrastructureError: the difference is larger than LARGEST_MEAN_DIFFERENCE.
         """
         differences = [of_call.ravel() for of_call in self._differences(self._run_onnx(path))]
         mean = float(np.concatenate(differences).mean())
@@ -415,9 +415,9 @@ class Sample:
 
 # Compiles programs of torch.export for CPUs with AOTInductor (docs.pytorch.org, "AOTInductor").
 
-COMPILED = "aotinductor.pt2"  # the end of the names of compiled programs
+COMPILED = "aotinductor.pt2"  # the ending of the names of compiled programs
 _OPTIONS = {"freezing": True}  # weights are stored in the order in which products read them
-_LONGEST_OUTPUT = 1_000  # characters of the compiler's output in an error
+_LONGEST_OUTPUT = 1_000  # largest number of characters of the compiler's output in an error
 
 
 def write_compiled(source: Path, target: Path) -> None:

@@ -75,7 +75,7 @@ def update_rows(
     if not lookups:
         return
     all_rows = weight.shape[0] if tail is None else tail.first + len(tail.rows)
-    narrow = all_rows < 2**31  # sorting 32-bit numbers takes less time
+    narrow = all_rows < 2**31  # sorting numbers of 32 bits takes less time than of 64 bits
     sorted_by = rows if order_by is None else order_by
     ordered, order = torch.sort(sorted_by.to(torch.int32) if narrow else sorted_by, stable=True)
     ordered = ordered if order_by is None else rows[order]

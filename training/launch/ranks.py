@@ -38,7 +38,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 # How long a rank waits in a collective for another rank. The other rank may have left the ring because a
 # third rank was lost, or it may still be importing torch from a cold disk. Gloo's default of 30 s is too
-# short for this.
+# short for such cases.
 _COLLECTIVE_TIMEOUT_S = 60
 _LOOPBACK = "127.0.0.1"
 
@@ -106,7 +106,7 @@ def _run(
     train = plan.train
     threads = int(spark.conf.get("spark.task.cpus", "1") or 1)
     quiet = channel is not None and is_local(spark)
-    python = spark.sparkContext.pythonExec  # the interpreter of Spark's Python workers
+    python = spark.sparkContext.pythonExec  # ranks use the interpreter of Spark's Python workers
     common = {
         "args": (plan, threads, channel, quiet),
         "num_proc": ranks,

@@ -18,7 +18,7 @@ from training.data.prefetch import Prefetch
 from training.loop.training_loop import Callback, TrainingState, is_due, threads_of_model
 
 
-@torch.no_grad()  # not inference_mode: Horovod resizes its output tensors in another thread
+@torch.no_grad()  # inference_mode would fail: Horovod resizes its outputs in another thread
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class Forward:
         samples = (dense.clone(), *(vector.detach().requires_grad_() for vector in vectors))
         # torch would warn that recording and steps use different streams.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces a method
+        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces `forward`
         return recorded
 
     @contextmanager
@@ -238,7 +238,7 @@ def _float32_products(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def _is_compiler_error(error: RuntimeError) -> bool:
-    from torch._dynamo.exc import TorchDynamoException  # importing the compiler takes seconds
+    from torch._dynamo.exc import TorchDynamoException  # this import takes seconds
 
     return isinstance(error, TorchDynamoException)
 

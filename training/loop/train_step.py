@@ -199,8 +199,8 @@ class EarlyRequests:
 
     Args:
         model: the model.
-        device: its device. On a GPU, requests are computed on another stream, so that the CPU waits for them
-            and not for the step.
+        device: its device. On a GPU, requests are computed on another stream, so that the CPU waits for the
+            requests and not for the step.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:

@@ -98,7 +98,7 @@ def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: b
             pinned = None
         else:
             assert_never(override.action)
-        if override.action != "rollback":  # after a rollback the champion follows from the remaining versions
+        if override.action != "rollback":  # a rollback restores an earlier champion
             champions.append((override.run_date, 0, override.champion))
     for date, decision in read_decisions(lake, name, run_date):
         if decision["promoted"] and not (before and date == run_date):

@@ -179,7 +179,7 @@ def _retrievers(
 ) -> set[str]:
     """Returns the retrievers of kept dates, and the newest earlier retriever of each workflow in use."""
     kept = {version for version, values in described.items() if _is_of(values, first_date)}
-    newest: dict[str, str] = {}  # by workflow version
+    newest: dict[str, str] = {}  # maps each workflow version to a retriever
     for run_date in dates_of(lake, name, RUNS):
         version = challenger_of(lake, name, run_date)
         if run_date >= first_date:

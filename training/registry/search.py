@@ -30,7 +30,7 @@ PRUNED_JSON = "pruned.json"
 _RANDOM_TRIALS = 10
 _COMPLETE_TRIALS = 5
 _PARTS_OF_EPOCH = 1000
-_SEEDS = 2**32  # number of seeds of Optuna's random numbers
+_SEEDS = 2**32  # seeds of Optuna's random numbers are below this number
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def _unlisted_files(lake: LakePaths, name: str, limit: float) -> Iterator[str]:
         folder = f"{lake.models(name)}/{version}"
         try:
             named = names_of(read_description(folder))
-        except DataError:  # no model yet, or a damaged one that train_model replaces
+        except DataError:  # model.json is missing or damaged
             continue
         yield from (
             f"{folder}/{info.base_name}"
@@ -96,5 +96,5 @@ def _checkpoint_folders(lake: LakePaths, name: str) -> list[str]:
 
 def _remove_empty_folders(lake: LakePaths, name: str) -> None:
     for folder in _checkpoint_folders(lake, name) if file_io.is_local(lake.root) else ():
-        with suppress(OSError):  # the folder still has files
+        with suppress(OSError):  # the folder still contains files
             Path(file_io.filesystem(folder)[1]).rmdir()
