@@ -1,1 +1,4 @@
-"""The typed configuration and the errors of jobs. It imports no other folder, no pyspark and no torch."""
+"""The typed configuration and the errors of jobs.
+
+This package imports no other folder, no pyspark and no torch.
+"""

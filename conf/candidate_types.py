@@ -30,7 +30,8 @@ from conf.train_types import ModelConfig
 # The base classes of the settings of candidate sources, and the type of an entry of `candidates.sources`.
 #
 # Sources are found by name (scoring/candidates/sources). The settings of the checkout's sources are checked
-# when the configuration is read. If another package has the source, the package's own type checks them.
+# when the configuration is read. If a source is from another package, the package's own type checks its
+# settings.
 
 
 class SourceSettings(Strict):
@@ -158,7 +159,7 @@ class UserAttributes(RawTable):
 
 
 class NotAllowed(RawTable):
-    """A table of items that must not be shown to some users, depending on an attribute of the user."""
+    """A table of items that must not be shown to users with a certain value of an attribute."""
 
     filter: Literal["not_allowed"] = Field(description="Excludes items by an attribute of the user.")
     item: str = Field(description="Column of this table with the key of the item.")
@@ -216,7 +217,7 @@ class OutOfStock(RawTable):
     def _without_defaults(
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leaves out new settings with default values, so that the digests of earlier releases stay."""
+        """Leaves out new settings with default values, to keep the digests of earlier releases unchanged."""
         new: dict[str, Any] = {"stock": None, "sold_out": [], "decimal_separator": POINT}
         return without_defaults(values_of(self), new, info)
 
@@ -249,7 +250,7 @@ def _every_item() -> list[SourceSettings]:
 
 
 class Candidates(Strict):
-    """The items that are scored for each user. They come from the sources, in order.
+    """The items that are scored for each user. The sources propose them, in the order of the list.
 
     If several sources propose the same item to a user, it counts as an item of the first of these sources.
     """
@@ -299,7 +300,10 @@ class Candidates(Strict):
 
     @property
     def counts_days(self) -> list[str]:
-        """Returns the keys of the configuration that count only some days. They need rows with a date."""
+        """Returns the keys of the configuration that count only some days.
+
+        These keys need rows with a date.
+        """
         windows = [f"sources.{source.name}.window_days" for source in self.sources if window_days(source)]
         return [*windows, *(["active_days"] if self.active_days else [])]
 

@@ -11,14 +11,14 @@ EXIT_CRASHED = 1  # Python's exit code of an unexpected error
 EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_INFRASTRUCTURE = 4
-_MOST_SHOWN = 4000  # number of characters of a problem, and of a remedy, in a message
+_MOST_SHOWN = 4000  # largest number of characters of a problem, or of a remedy
 
 
 class NightrankError(Exception):
     """Base of all errors of this project. Its text states the problem and, on a second line, the remedy.
 
     Control characters in the text are escaped, so it is safe to print it on a terminal. If the problem or the
-    remedy contains a very long name or value, its middle is left out.
+    remedy contains a very long name or value, the middle of the text is left out.
 
     Args:
         problem: describes the error, with the file, the column and the value.
@@ -79,8 +79,8 @@ _RAISED = re.compile(
 def raised_in(traceback: str) -> NightrankError | None:
     """Returns the NightrankError that ended another process, parsed from the traceback of that process.
 
-    Returns None if the traceback contains no NightrankError. This is needed because Spark returns only the
-    text of a worker's traceback, not the exception.
+    Returns None if the traceback contains no NightrankError. This parsing is needed because Spark returns
+    only the text of a worker's traceback, not the exception.
     """
     match = _RAISED.search(traceback)
     if match is None:

@@ -88,9 +88,9 @@ def plan_space(config: Config, experiments: Experiments, path: str) -> dict[str,
     """Returns experiments that check the space of a search before the first trial, by searched key.
 
     The experiments of a key change only this key, to each of its choices or to the ends of its range. For a
-    range of real numbers, a value between the ends is checked too, because a setting of integers accepts 1.0
-    but not 1.5. If whole models are searched, other searched settings of the model are checked with the
-    first of these models.
+    range of real numbers, a value between the ends is checked too. Otherwise such a range could pass for an
+    integer setting, because an integer setting accepts 1.0 but not 1.5. If whole models are searched, other
+    searched settings of the model are checked with the first of these models.
 
     Args:
         config, path: see `plan_experiments`.
@@ -272,7 +272,7 @@ class ExperimentRun(Strict):
 
 
 def _number(value: Any) -> Any:
-    """Returns a number, also for the text `1e-4`: YAML reads such a number as a text."""
+    """Returns a number. Converts texts such as `1e-4`, because YAML reads such a number as a text."""
     if isinstance(value, str):
         with suppress(ValueError):
             value = float(value)
@@ -349,7 +349,8 @@ class SearchedValues(Strict):
         return self
 
 
-# A share of a range. The value at this share of a range of real numbers is practically never an integer.
+# A position within a range, as a share of its length. In a range of real numbers, the value at this position
+# is almost never an integer.
 _BETWEEN = 0.3819660112501051
 
 
@@ -465,7 +466,7 @@ class Experiments(Strict):
 
 
 def _require_distinct(what: str, values: list[Any]) -> None:
-    """Raises ValueError if a value occurs twice. 1 and true are different, but 1 and 1.0 are equal."""
+    """Raises ValueError if a value occurs twice. Here 1 and true are different, but 1 and 1.0 are equal."""
     seen: list[Any] = []
     for value in values:
         if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in seen):
@@ -504,7 +505,7 @@ def configuration_files(
     """Returns the texts of a configuration file that extends the compared file, and of its model file.
 
     The new file contains `model` and the changed keys of `train`, and inherits all others. If no key of
-    `model` differs, there is no model file. The seed of the extended file stays.
+    `model` differs, there is no model file. The new file keeps the seed of the extended file.
 
     Args:
         path: the path of the configuration file. The model file is next to it.
@@ -522,8 +523,8 @@ def configuration_files(
         model_file = Path(path).with_suffix(".model.yaml")
         files[str(model_file)] = _yaml(model.model_dump(mode="json"))
         values["model"] = model_file.name
-    # If a changed key is in a subsection of `train`, write the complete subsection: `extends` would merge it
-    # with the subsection of the extended file.
+    # If a changed key is in a subsection of `train`, write the complete subsection, because `extends` merges
+    # it with the subsection of the extended file.
     keys = sorted({key.split(".")[1] for key in changes if key.startswith("train.")})
     if keys:
         train = config.train.model_dump(mode="json")

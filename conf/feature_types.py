@@ -47,7 +47,7 @@ class Scopes(Strict):
 
 
 class WorkflowConfig(Strict):
-    """Settings for the fitted workflow: how build_features gets it, and which engine applies it."""
+    """Settings for the fitted workflow: how build_features gets the workflow, and which engine applies it."""
 
     engine: Literal["auto", "sql", "arrow"] = Field(
         default="auto",
@@ -79,14 +79,14 @@ class WorkflowConfig(Strict):
 
 
 class History(Strict):
-    """A column with the keys of the items that the user of a row clicked last before this row.
+    """A column with the keys of the items that the user clicked most recently before each row.
 
     The most recent item comes first. Rows of a user are ordered by event time, then by their position in the
     log. Without an event time, they are ordered by their position. The list of a row contains only earlier
     clicks, so it does not contain the row's own click. If the log has groups (keys.group), all rows of a
-    group have the list of the group's first row, because a click of the group is not known when the group is
-    shown. Features read the column like a column of the log. The table `users`, with which lists are scored,
-    has the last clicks up to the run date. If the lists are compared with the test split
+    group have the list of the group's first row. The reason is that clicks in the group are not known yet
+    when the group is shown. Features read the column like a column of the log. The table `users`, with which
+    lists are scored, has the last clicks up to the run date. If the lists are compared with the test split
     (measure.against=test_split), the rows of the test split are left out.
     """
 

@@ -1,7 +1,7 @@
 """The modules of pyspark that operators use. A module is imported when one of its attributes is first used.
 
 Operators have code for Spark and for Arrow in one file. A process that only encodes or scores Arrow tables
-runs without pyspark: the import would take half a second, and the package may not be installed.
+need not import pyspark. The import would take half a second, and the package may not be installed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from conf.plugins import Plugin
 from conf.types import Config, Strict
 
 Section = TypeVar("Section", bound=Strict)
-_MOST_PROBLEMS = 20  # number of wrong keys that an error lists
+_MOST_PROBLEMS = 20  # largest number of wrong keys that an error lists
 
 
 def load_config(path: str, overrides: list[str] | None = None) -> Config:
@@ -31,7 +31,7 @@ def load_config(path: str, overrides: list[str] | None = None) -> Config:
 
     If the file has the key `extends`, the file that this key refers to is read first, and the mappings of
     both files are merged key by key. If the value of a key `model` is the path of a file, the mapping in that
-    file replaces the path. This applies to `model` itself and to the sources of `candidates`. Paths are
+    file replaces the path. The key `model` may be at the top level, or in a source of `candidates`. Paths are
     relative to the file that contains them. Then `set_override` applies each override `a.b=value`. An
     override of `model` is applied before the model file is read, and an override of `model.a` after that.
 
@@ -53,7 +53,7 @@ def parse_date(text: str, *, future: bool = False) -> str:
     Args:
         text: the value.
         future: whether the date may be later than tomorrow in UTC (--future). Tomorrow is always allowed,
-            because it is already today in some time zones.
+            because some time zones already have this date.
 
     Raises:
         ConfigError: the value is not an ISO date, or is later than tomorrow without `future`.
@@ -242,8 +242,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 # Reads configuration files and model files in YAML, and resolves `extends`.
 
-# Errors that PyYAML raises in addition to YAMLError: for a month 13, an integer `0x_`, a list as a key, and
-# an alias that contains itself.
+# Errors that PyYAML raises in addition to YAMLError. Their causes are a month 13, an integer `0x_`, a list as
+# a key, and an alias that contains itself.
 NOT_YAML = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 
 # Limits of a YAML text. The configurations of the project have less than 10,000 characters.
@@ -333,7 +333,10 @@ def yaml_problem(error: BaseException) -> str:
 
 
 def _load_yaml(text: str) -> Any:
-    """Returns the value of a YAML text. Raises an error of NOT_YAML, also if a limit is exceeded."""
+    """Returns the value of a YAML text.
+
+    Raises an error of NOT_YAML if the text is no YAML or exceeds a limit.
+    """
     if len(text) > _MOST_TEXT:
         raise yaml.YAMLError(f"it has {len(text):,} characters; at most {_MOST_TEXT:,} are allowed")
     return yaml.load(text, Loader=_Loader)
@@ -351,7 +354,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     base_path = _beside(path, parent, "extends")
     base = _read(base_path, (*children, absolute))
     for section in _with_models(base):
-        if isinstance(section.get("model"), str):  # a path relative to the file that contains it
+        if isinstance(section.get("model"), str):  # the value is a path relative to the file that contains it
             section["model"] = str((base_path.parent / section["model"]).resolve())
     return _merge(base, values)
 
@@ -389,8 +392,8 @@ class _Loader(yaml.SafeLoader):
     """A YAML loader with limits, which refuses a key that occurs twice. PyYAML silently uses the last value.
 
     A value with an anchor can be repeated by aliases, also within other values with anchors. So a few hundred
-    bytes can stand for billions of values. PyYAML shares repeated values, but everything that copies, checks
-    or prints them would need hours. The loader counts repeated values while it parses the text.
+    bytes can stand for billions of values. PyYAML stores a repeated value only once, but code that copies,
+    checks or prints the values would need hours. The loader counts repeated values while it parses the text.
     """
 
     def __init__(self, stream: str) -> None:
@@ -401,7 +404,10 @@ class _Loader(yaml.SafeLoader):
         ] = {}  # number of characters of each value, including the values within it
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Parses a value; raises YAMLError if it is too deep or too large, or if it contains itself."""
+        """Parses a value.
+
+        Raises YAMLError if the value is too deep or too large, or if it contains itself.
+        """
         alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
         self._depth += 1
         if self._depth > _MOST_DEPTH:

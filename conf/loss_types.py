@@ -69,7 +69,7 @@ def _known_loss(value: Any) -> Any:
 
 
 class _Names(PluginNames):
-    """Adds losses with settings to the JSON schema of the key: a mapping from the name to the settings."""
+    """Adds losses with settings to the JSON schema of the key, as a mapping from the name to the settings."""
 
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of the key."""

@@ -1,7 +1,7 @@
 """Texts of messages: escapes of control characters, counted nouns, and the name of a job.
 
 A terminal executes control characters. An id with control characters could clear the screen, change the text
-above, or set the title of the window. With bidirectional overrides, it could show its characters in a
+above, or set the title of the window. With bidirectional overrides, the id could show its characters in a
 different order.
 """
 
@@ -50,7 +50,7 @@ def json_line(value: Any) -> str:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    return repr(match[0])[1:-1]  # Python's notation; repr escapes all of these characters
+    return repr(match[0])[1:-1]  # repr escapes all of these characters, in Python's notation
 
 
 class PrintableFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""Rules for texts in configurations and arguments: names of folders and columns, paths, the lake, ISO dates.
+"""Rules for texts in configurations and arguments: names of folders and columns, paths, and ISO dates.
 
 A rule is a function that returns the text or raises ValueError, as pydantic's validators do.
 """
@@ -143,7 +143,8 @@ def reject_repeated(where: str, names: list[str]) -> None:
         raise ValueError(f"{where} names columns twice: {repeated}; remove one of the two")
 
 
-# Dates in arguments and configurations: ISO dates. Years are limited so that date arithmetic cannot fail.
+# Dates in arguments and configurations: ISO dates. The rules limit years, so that date arithmetic cannot
+# fail.
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 2199
 EPOCH = date(1970, 1, 1)

@@ -16,7 +16,7 @@ from conf.plugins import Kind
 class PluginNames:
     """An annotation of a key whose value is the name of a plug-in.
 
-    The schema lists the names that the checkout has when the schema is created. Packages may add others.
+    The schema lists the names that the checkout has when the schema is created. Packages may add other names.
 
     Attributes:
         kind: the kind of the plug-ins.

@@ -1,13 +1,13 @@
 """Plug-ins: the readers, operators, models, losses, candidate sources, rules and sinks, by kind and name.
 
-Each plug-in is one module. Each kind has a folder with the plug-ins of the checkout and no other files. The
-name of a file is the name of the plug-in in configurations. A package adds a plug-in by an entry point of
+Each plug-in is one module. For each kind, a folder contains the plug-ins of the checkout, and no other files.
+The name of a file is the name of the plug-in in configurations. A package adds a plug-in by an entry point of
 the group `nightrank.<kind>`. The name of the entry point is the name of the plug-in, and its value is the
 module. docs/extending.md describes the modules of each kind.
 
-This module only lists names, and imports a module when it is used. So `conf` depends on no other folder.
-Reading the entry points opens a file of each installed package. So a process reads them at most once, and
-only if a configuration has a name that the checkout does not have, or if all names are listed.
+This module only lists names. It imports a plug-in when the plug-in is used. So `conf` depends on no other
+folder. Reading the entry points opens a file of each installed package. So a process reads them at most once,
+and only if a configuration has a name that the checkout does not have, or if all names are listed.
 """
 
 from __future__ import annotations
@@ -252,7 +252,8 @@ def description(described: Any) -> str:
 def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
     """Returns the digests of the plug-ins of packages that a configuration uses.
 
-    Plug-ins of the checkout have no entry. So versions that do not depend on packages do not change.
+    Plug-ins of the checkout have no digest here. So a version that does not depend on packages does not
+    change if packages change.
 
     Raises:
         ConfigError: a module cannot be imported.
@@ -265,7 +266,7 @@ def digests_of(used: Iterable[Plugin | None]) -> dict[str, str]:
 
 
 def _modules_in(folder: str) -> list[str]:
-    """Returns the names of the modules in a package, in order, without importing them."""
+    """Returns the sorted names of the modules in a package, without importing the modules."""
     loaded = sys.modules.get(folder)
     spec = None if loaded else find_spec(folder)
     paths = loaded.__path__ if loaded else (spec and spec.submodule_search_locations) or []

@@ -1,9 +1,9 @@
-"""Memory and threads of this process: freed memory, garbage collection, the host's memory, waiting threads.
+"""Settings of this process: freed memory, garbage collection and waiting threads; and the host's free memory.
 
 A training step on a CPU, or a task that scans text, allocates and frees arrays of tens of megabytes. By
-default, glibc requests the memory of each array from the system and returns it afterwards. So in every step,
-each memory page must be set up again at its first use. GPUs need no such setting, because torch keeps freed
-GPU memory.
+default, glibc requests the memory of each array from the system, and returns this memory when the array is
+freed. So in every step, the system must set up each memory page again at its first use. GPUs need no such
+setting, because torch keeps freed GPU memory.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def _resident_bytes() -> int:
 # Sets how often Python searches for garbage that reference counting cannot free: objects that refer to each
 # other.
 #
-# By default, Python searches after every 700 new objects. A job imports some hundred thousand objects that
-# exist as long as the job, and each search in the oldest generation visits all of them.
+# By default, Python searches after every 700 new objects. A job's imports create some hundred thousand
+# objects, which exist until the job ends. Each search in the oldest generation visits all of them.
 
-# Number of new objects after which Python searches for garbage, and number of searches in a generation after
-# which Python also searches the next older generation.
+# First, the number of new objects after which Python searches for garbage. Second, the number of searches in
+# a generation after which Python also searches the next older generation.
 _THRESHOLDS = (20_000, 20, 20)
 _DEFAULT_THRESHOLDS = gc.get_threshold()  # Python's defaults, unless the process has already changed them
 
@@ -73,17 +73,19 @@ def collect_rarely() -> None:
 def collect_often() -> None:
     """Restores the thresholds from before `collect_rarely`.
 
-    A process with a Spark session needs this. Each Python object for an object of the JVM refers to itself
-    after its first call. So without searches, the JVM's memory fills with unused objects.
+    A process with a Spark session needs the former thresholds. Each Python object that represents an object
+    of the JVM refers to itself after its first call. So without searches, the JVM's memory fills with unused
+    objects.
     """
     gc.set_threshold(*_DEFAULT_THRESHOLDS)
 
 
 def ignore_imported() -> None:
-    """Excludes the objects that exist now from later searches. Only the first call in a process does this.
+    """Excludes the objects that exist now from later searches.
 
-    Call this after the imports of a process. Garbage among the excluded objects is never freed. So later
-    calls would also keep the garbage of the work since the first call.
+    Only the first call in a process has an effect. Call this after the imports of a process. Garbage among
+    the excluded objects is never freed. So a later call, if it had an effect, would also keep the garbage of
+    the work since the first call.
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()
@@ -103,7 +105,7 @@ def available_memory() -> int:
 
 
 def _left_in_container() -> int:
-    """Returns the bytes left below the control group's memory limit (v2); a large number without a limit."""
+    """Returns the bytes left below the control group's memory limit (v2); a large number if it has none."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text())
@@ -116,8 +118,8 @@ def _left_in_container() -> int:
 
 # Sets how the threads of torch wait for one another on CPUs.
 
-# libgomp reads this variable: the number of checks by a waiting thread before it sleeps. The default of
-# 300,000 checks takes about a millisecond.
+# libgomp reads this variable. It is the number of checks that a waiting thread makes before it sleeps. The
+# default of 300,000 checks takes about a millisecond.
 _VARIABLE, _LOOKS = "GOMP_SPINCOUNT", "1000"
 
 

@@ -48,9 +48,10 @@ LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
 _RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_NAMES = 10_000  # largest number of names of one range
-MAX_EXPANSION = 200.0  # how many times its size a compressed file may become, by default
+MAX_EXPANSION = 200.0  # largest ratio of decompressed and compressed bytes of a file, by default
 
-# Separators that occur in practice. Letters, digits, signs and quotes are parts of values.
+# The allowed separators. Letters, digits, signs and quotes cannot separate values, because they are parts of
+# values.
 SEPARATORS = ("\t", ",", ";", "|", ":", "^", "~", "\x01", "\x1f")
 
 
@@ -143,7 +144,7 @@ def without_defaults(
 ) -> dict[str, Any]:
     """Returns the dumped values of a section without those settings that have their default.
 
-    A dump of the values that were set (`exclude_unset`) keeps them.
+    A dump of only the values that were set (`exclude_unset`) keeps such settings.
     """
     if info.exclude_unset:
         return dict(values)
@@ -157,7 +158,7 @@ class FormatSettings(Strict):
         is_text: whether files have lines of text. Rows of other formats have no text; errors show them as
             JSON.
         is_separated: whether a line has fields with a separator between them.
-        has_null_values: whether a text may mean null, and numbers are written as texts.
+        has_null_values: whether some texts can mean null, in a format that writes numbers as texts.
     """
 
     is_text: ClassVar[bool] = False
@@ -433,7 +434,7 @@ class RawTable(Strict):
     ) -> None:
         """Raises ValueError if a column in the key `where` has a type that is not in `types`.
 
-        `otherwise` is the remedy if the values do not have such a type. `section` is the section of the
+        `otherwise` is the remedy for values that do not have such a type. `section` is the section of the
         table.
         """
         for column in self.columns:
@@ -548,9 +549,9 @@ class Label(Strict):
     """The column that says whether a row is a click.
 
     Leave the section out if every row is a click, as in a log of purchases or of songs that were played. The
-    column contains 0 or 1, or a number that is compared with `positive_at_least`, such as a rating. Or it
-    contains the event of a row, such as view, cart or purchase. Then `positive` lists the events that are
-    clicks, and `weights` sets the weight of the rows of each event.
+    column contains one of three kinds of values: 0 or 1; a number, such as a rating, that is compared with
+    `positive_at_least`; or an event, such as view, cart or purchase. For events, `positive` lists the events
+    that are clicks, and `weights` sets the weight of the rows of each event.
     """
 
     column: str | None = Field(

@@ -66,7 +66,7 @@ class RuleSettings(Strict):
     Attributes:
         place: when the rule is applied. `first`: before all other rules. `middle`: in the order of the
             configuration. `last`: after all other rules.
-        keeps_draws: whether exploration draws items with the same probabilities as without the rule.
+        keeps_draws: whether exploration draws items with the same probabilities as it would without the rule.
     """
 
     place: ClassVar[Literal["first", "middle", "last"]] = "middle"
@@ -93,9 +93,9 @@ class ListRules(Strict):
     """Business rules, which change lists after the ranking.
 
     Each key other than `attributes` is the name of a rule, and its value has the settings of the rule.
-    `boost` is applied first. Rules of other packages (docs/extending.md) follow in the order of the file.
-    All these rules may change ranking scores and leave out items. `max_per_category` and `exploration` are
-    applied last.
+    `boost` is applied first. Then come the rules of other packages (docs/extending.md), in the order of the
+    file. All these rules may change ranking scores and leave out items. `max_per_category` and `exploration`
+    are applied last.
     """
 
     # The rules are extra keys, because they are found by name. The JSON schema lists the checkout's rules.
@@ -161,7 +161,7 @@ class ListRules(Strict):
                 f"{sorted(self.attributes)}"
             )
         idle = sorted(set(self.attributes) - used)
-        if idle and not self.packages:  # packages check their settings later
+        if idle and not self.packages:  # the packages check the settings of their rules later
             raise ValueError(f"no rule uses the attributes {idle}: remove them, or name them in a rule")
         if not self.configured:
             raise ValueError(

@@ -109,7 +109,7 @@ class Impressions(TableOfRoles):
     With `row_column`, build_features adds the position of the item to the rows of the click log. A row gets
     the position at which its item was shown to its user on the day of the row. If the log has an event time,
     the last impression at or before the time of the row is used. Otherwise, the smallest position of the day
-    is used. Impressions of all variants and models are used, even if they fit no list.
+    is used. Impressions of all variants and models are used, even if no published list contains them.
 
     The path must contain `{date}`. Columns that `columns` does not declare have default types. User and item
     have the types of the log's `keys`, and the time has the type of the event time. The position is `int`,
@@ -221,7 +221,7 @@ class Serving(Strict):
 
     @property
     def row_positions(self) -> Impressions | None:
-        """Returns the log whose positions are a column of the click log's rows; None if there is none."""
+        """Returns the log whose positions are added to the rows of the click log; None if it is not set."""
         return self.impressions if self.row_column is not None else None
 
     def new_columns(

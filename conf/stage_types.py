@@ -22,7 +22,7 @@ Limit = Annotated[float, Field(ge=0)] | None
 class Stop(Strict):
     """Limits on the new lists and on their differences from the last published lists.
 
-    If the new lists exceed a limit, they are not published.
+    If the new lists exceed a limit, score_daily does not publish them.
     """
 
     max_churn: Share | None = Field(
@@ -52,7 +52,7 @@ class Stop(Strict):
 
 
 class Secret(Strict):
-    """A user name or a password, read from an environment variable of the driver or from a file.
+    """The location of a user name or a password: an environment variable of the driver, or a file.
 
     Exactly one of `env` and `file` must be given.
     """
@@ -98,7 +98,7 @@ class Deliver(Strict):
     @model_validator(mode="before")
     @classmethod
     def _no_password_in_a_url(cls, values: object) -> object:
-        """Runs before all other checks, because their messages would print a URL with its password."""
+        """Runs before the other checks, because messages of these would print a URL with its password."""
         sinks = values.get("sinks") if isinstance(values, dict) else None
         for sink in sinks if isinstance(sinks, list) else []:
             if isinstance(sink, dict) and _PASSWORD_IN_URL.search(str(sink.get("url", ""))):
@@ -288,7 +288,7 @@ _HTTP = re.compile(r"https?://[^/?#@]+(/[^?#@]*)?")
 class Watch(Strict):
     """Prometheus metrics, lineage events and the price of a run (docs/operations.md).
 
-    Run records in `<lake>/runs/dt=…` and Spark's event logs are written without any of these keys.
+    Jobs write run records to `<lake>/runs/dt=…`, and Spark's event logs, even if none of these keys is set.
     """
 
     textfile_folder: str | None = Field(
@@ -338,7 +338,7 @@ class Watch(Strict):
     @model_validator(mode="before")
     @classmethod
     def _gateway_is_an_address(cls, values: object) -> object:
-        """Runs before all other checks, because their messages would print an address with its password."""
+        """Runs before the other checks, because messages of these would print a password in an address."""
         address = values.get("push_gateway") if isinstance(values, dict) else None
         if address is not None and not _HTTP.fullmatch(str(address)):
             raise ValueError(

@@ -35,7 +35,10 @@ _TOKEN = re.compile(r"%.|[^%]|%$", re.DOTALL)
 
 
 def tokens_of(pattern: str) -> tuple[str, ...]:
-    """Returns the directives and the other characters of a pattern, in order. `%%` stays unchanged."""
+    """Returns the directives and the other characters of a pattern, from left to right.
+
+    `%%` stays unchanged.
+    """
     return tuple(_TOKEN.findall(pattern))
 
 
@@ -90,7 +93,7 @@ def time_zone(name: str) -> str:
         zone_of(name)
     except (OSError, ValueError, KeyError):
         is_zone = False
-    else:  # other names exist only in some installations: settings of a machine, zones with leap seconds
+    else:  # other names exist only in some installations, such as zones with leap seconds
         is_zone = not name.startswith(("right/", "posix/")) and name not in ("localtime", "posixrules")
     if not is_zone:
         raise ValueError(

@@ -124,7 +124,7 @@ class Elastic(Strict):
 
 
 class StopAt(Strict):
-    """A condition that ends a training early. `train.keep` decides which weights the model then has.
+    """A condition that ends a training early. `train.keep` decides which weights the model has in this case.
 
     The metric is measured on the validation split every `train.evaluate_every_steps` steps. With
     `train.keep: best`, it is also measured at the end of each epoch.
@@ -168,14 +168,15 @@ class Profile(Strict):
 
 
 class TrainNegatives(Strict):
-    """Negatives that are drawn again for every row in every epoch, instead of the same negatives each time.
+    """Negatives that are drawn again for every row in every epoch.
 
-    This section is for logs that record only what users chose, so the section `negatives` is required. In
-    training, each positive row is used with `per_positive` items that are drawn by a hash of (seed, epoch,
-    row, draw). Items are drawn from the items in the train rows of the row's day, and have the features of
-    that day. An item that the user chose on that day or on an earlier train day is replaced by another draw.
-    All other rows are left out: the negatives that `negatives` added to the train split, and rows of the log
-    with label 0. The validation and test splits are measured with the negatives that `negatives` added.
+    In contrast, the section `negatives` adds the same rows for all epochs. This section is for logs that
+    record only what users chose, so the section `negatives` is required. In training, each positive row is
+    used with `per_positive` items that are drawn by a hash of (seed, epoch, row, draw). Items are drawn from
+    the items in the train rows of the row's day, and have the features of that day. An item that the user
+    chose on that day or on an earlier train day is replaced by another draw. All other rows are left out: the
+    negatives that `negatives` added to the train split, and rows of the log with label 0. The validation and
+    test splits are measured with the negatives that `negatives` added.
     """
 
     per_positive: PositiveInt = Field(
@@ -194,8 +195,8 @@ class Reading(Strict):
     Rows are shuffled in buffer pools, and then divided into batches. A rank decodes row groups before a pool
     needs them; `read_ahead_mib` limits the size of the decoded row groups. With a GPU, pools are made in the
     GPU's memory from the columns of row groups, if this needs at most `device_mib`. If the lake is on an
-    object store, the rank first copies each row group to a local folder. It deletes this copy after reading
-    the row group.
+    object store, the rank first copies each row group to a local folder. The rank deletes each copy after
+    reading it.
     """
 
     pool_rows: PositiveInt = Field(
@@ -476,7 +477,7 @@ class Train(Strict):
 
         Args:
             draws: whether the rows with label 0 were drawn (section `negatives`), or rows have weights. If
-                so, the size of the probabilities depends on the number of drawn rows or on the weights.
+                so, the probabilities depend on the number of drawn rows or on the weights.
         """
         if not self.loss_settings.predicts_probabilities:
             return "ranking"

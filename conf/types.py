@@ -1,6 +1,7 @@
 """The typed configuration: every key of a configuration file, with its type, default and rule.
 
-An unknown key is an error. One file configures all jobs of one log; a job reads the sections that it needs.
+An unknown key is an error. One file configures all jobs of one log, and each job reads the sections that it
+needs.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ def _is_integer(text: str) -> bool:
 class Config(Strict):
     """The configuration of all jobs of one log.
 
-    The operators `filter` in `prepare` always run before the other operators in `prepare`, in any order of
-    the list. They read only columns of the log.
+    The operators `filter` in `prepare` always run before the other operators in `prepare`, wherever they are
+    in the list. They read only columns of the log.
     """
 
     name: FolderName = Field(

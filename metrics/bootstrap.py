@@ -5,14 +5,14 @@ Each replicate draws a weight from Poisson(1) for every user. This approximates 
 the same weight, because the clicks of one user are not independent.
 
 A weight is computed from the seed, the index of the replicate and the user's hash. So both models use the
-same resamples, although their rows are in different frames and in different ranges of scores (see below).
-So rows need not be joined, and weights need not be stored.
+same resamples, although their rows are in different frames and in different ranges of scores (see below). The
+rows of the two models need not be joined, and weights need not be stored.
 
 The rows of a model are divided into ranges of scores: a range contains the rows whose scores are in one
 interval (scoring.evaluation.prediction_quality). A task computes the sums of one range for each replicate.
-The AUC of a replicate is exact: the sums are integers, and the order of two ranges shows which of two rows
-in them has the higher score. A task needs a few vectors of the length of its range, and returns four
-integers per replicate. The time is proportional to rows × replicates.
+The AUC of a replicate is exact. The sums are integers. If two rows are in different ranges, the order of the
+ranges shows which row has the higher score. A task needs memory for a few vectors of the length of its range,
+and returns four integers per replicate. The time is proportional to rows × replicates.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ _POISSON = _poisson_table()
 
 
 def draw_weights(units: Ints, resample: Resample) -> Iterator[NDArray[np.uint8]]:
-    """Yields the (m,) weights of m units for each replicate, in order.
+    """Yields, for each replicate, the (m,) weights of m units.
 
-    A unit is a user (or a row, if the log has no keys); `units` are (m,) hashes of the units. The weights are
-    computed from these hashes with the last step (the finaliser) of SplitMix64 (G. Steele et al., Fast
-    Splittable Pseudorandom Number Generators, 2014).
+    A unit is a user (or a row, if the log has no keys); `units` are (m,) hashes of the units. The function
+    computes the weights from these hashes with the last step (the finaliser) of SplitMix64 (G. Steele et al.,
+    Fast Splittable Pseudorandom Number Generators, 2014).
     """
     base = _mixed(units.view(np.uint64) ^ _mixed(np.array([resample.seed], np.int64).view(np.uint64)))
     for first in range(0, resample.replicates, _DRAWS_A_HASH):
@@ -147,7 +147,7 @@ def block_sums(
 def numpy_sums(
     units: NDArray[np.int32], clicks: NDArray[np.bool_], scores: Floats, draws: Iterable[NDArray[np.uint8]]
 ) -> Iterator[Ints]:
-    """Does the same as `block_sums` with NumPy. Each block is one replicate."""
+    """Computes the sums of `block_sums` with NumPy. Each block is one replicate."""
     of_negatives = scores[~clicks]
     # A click has a higher score than the negatives before `low`, and the same score as the negatives from
     # `low` to `high`.
@@ -243,8 +243,8 @@ def interval(difference: float, ours: Floats, theirs: Floats, confidence: float)
         ours, theirs: (B,) the measure of each model in the replicates, NaN if it is undefined.
         confidence: share of the replicates whose difference is between the bounds.
 
-    Returns: The interval. None if the difference is undefined in more than a tenth of the replicates: then a
-    class has too few rows.
+    Returns: The interval. None if the difference is undefined in more than a tenth of the replicates, which
+    happens if a class has too few rows.
     """
     differences = ours - theirs
     differences = differences[np.isfinite(differences)]

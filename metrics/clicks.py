@@ -44,9 +44,10 @@ def auc(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) 
 def average_precision(labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Returns the average precision: Σ (R_n - R_{n-1}) · P_n over the distinct scores, in descending order.
 
-    P_n and R_n are precision and recall of the rows whose score is at least the n-th distinct score. This is
-    the definition of scikit-learn (sklearn.metrics.average_precision_score), without interpolation. Rows
-    with equal scores are counted together, so their order has no influence. Arguments are those of `auc`.
+    P_n and R_n are the precision and the recall if the rows whose score is at least the n-th distinct score
+    count as predicted clicks. This is the definition of scikit-learn
+    (sklearn.metrics.average_precision_score), without interpolation. Rows with equal scores are counted
+    together, so their order has no influence. Arguments are those of `auc`.
 
     Raises:
         DataError: the weights of the positive rows sum to 0, so the recall is undefined; or a score is not
@@ -124,7 +125,7 @@ Vector = NDArray[np.float64]
 def vectors(
     labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None
 ) -> tuple[Vector, Vector, Vector]:
-    """Returns labels, scores and weights as float64 vectors of length N; the default of each weight is 1.
+    """Returns labels, scores and weights as float64 vectors of length N. If `weights` is None, all are 1.
 
     Raises:
         DataError: the arguments are not vectors of the same length, or a score is not finite.
@@ -152,7 +153,8 @@ def vectors(
 # a few sums. The AUC is exact: the process that has all rows of a range counts the pairs within the range.
 # For two rows in different ranges, the order of the ranges shows which score is higher.
 
-# A probability of exactly 0 or 1 would make the loss of one row infinite. 1 − 2⁻²⁴ is the float32 below 1.
+# A probability of exactly 0 or 1 would make the loss of one row infinite. 1 − 2⁻²⁴ is the largest float32
+# below 1.
 EPSILON = 2.0**-24
 DECILES = 10
 Counts = NDArray[np.int64]
@@ -234,10 +236,11 @@ def sum_range(counts: ScoreCounts) -> RangeSums:
 
 
 def sum_deciles(counts: ScoreCounts, rows_below: int, rows: int) -> NDArray[np.float64]:
-    """Returns the sums of the rows of one range in each of the ten deciles of all rows by score.
+    """Returns the sums of the rows of one range in each decile of the scores of all rows.
 
-    The result has the shape (10, 3). It contains, for each decile, the number of rows, the number of clicks,
-    and the sum of the probabilities. Rows with equal scores are all in the decile of their middle row.
+    The result has the shape (10, 3). For each of the ten deciles, it contains the number of rows, the number
+    of clicks, and the sum of the probabilities. Only rows of the range count. Rows with equal scores are all
+    in the decile of their middle row.
 
     Args:
         counts: the counts of the range.

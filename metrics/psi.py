@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 
 NULL, OTHER = "(null)", "(other)"
 _GROUPS = 10
-_EMPTY = 0.5  # added to every bin's count: Jeffreys' prior, so that an empty bin has a finite logarithm
-_Z_999 = 3.0902  # the normal distribution's 99.9% quantile
+_EMPTY = 0.5  # added to each bin's count (Jeffreys' prior), so that no logarithm is infinite
+_Z_999 = 3.0902  # the 99.9% quantile of the standard normal distribution
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def psi_terms(train: ArrayLike, day: ArrayLike) -> NDArray[np.float64]:
 
     `train` and `day` are the numbers of cells of each bin in the training window and on the day. A term is at
     least 0. It is 0 if the bin is empty both in the training window and on the day. The share of a bin is
-    (count + 1/2) / (cells + b/2). Here count is the number of cells in the bin, cells is the sum of all
-    counts, and b is the number of bins that have a cell in the training window or on the day.
+    (count + 1/2) / (cells + b/2). Here count is the number of cells in the bin, and cells is the sum of all
+    counts. The number of bins that have a cell in the training window or on the day is b.
 
     Raises:
         ValueError: the lengths differ, or the training window or the day has no cell.
@@ -157,12 +157,12 @@ def bin_numbers(
 ) -> Binned:
     """Divides the cells of a numeric column into at most ten bins of about equal size, and three more.
 
-    The size of a bin is its number of cells in the training window. The three other bins are for numbers
+    Here the size of a bin is its number of cells in the training window. The three other bins are for numbers
     below all numbers of the training window, for numbers above all of them, and for nulls. All other bins
-    consist of consecutive histogram keys (`bin_keys`). The cells of the training window, in ascending
-    order, are divided into tenths. All cells of a key are in the tenth that contains the first of them. So a
-    number that makes up several tenths has its own bin, and there are fewer than ten bins. The bins depend
-    only on the training window.
+    consist of consecutive histogram keys (`bin_keys`). The cells of the training window, in ascending order,
+    are divided into tenths. All cells of a key are in the tenth that contains the first of them. So a number
+    that fills several tenths has its own bin. Then there are fewer than ten bins. The bins depend only on the
+    training window.
 
     Args:
         train_bins, day_bins: map each histogram key to its number of cells.
@@ -201,12 +201,13 @@ def _interval(first: int, last: int) -> tuple[str, str]:
 # Histogram bins that are the same for every day and column, so that histograms of several days can be added.
 #
 # The bins are log-linear, as in HdrHistogram (G. Tene): the range from each power of two to the next is
-# divided into 16 equal bins. Negative numbers have the mirrored bins, and zero has its own bin. The width of
-# a bin is at most 1/16 of the number at which it starts. Each integer between -31 and 31 has its own bin. The
-# key of a bin is computed from the bits of a number and not by a logarithm, so it is equal on every machine.
+# divided into 16 equal bins. The bins of negative numbers mirror those of positive numbers, and zero has its
+# own bin. The width of a bin is at most 1/16 of the number at which it starts. Each integer between -31 and
+# 31 has its own bin. The key of a bin is computed from the bits of a number and not by a logarithm, so it is
+# equal on every machine.
 
 _PARTS = 16
-_SHIFT = 1074  # the lowest exponent is -1073; with this shift, keys of positive numbers are positive
+_SHIFT = 1074  # makes keys of positive numbers positive; the lowest exponent is -1073
 
 
 def bin_keys(values: NDArray[np.float64]) -> NDArray[np.int64]:

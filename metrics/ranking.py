@@ -2,10 +2,10 @@
 
 In a group of rows, rows are ranked by descending score. Ties are broken to the disadvantage of the model:
 among rows with equal scores, rows without a click come first. So a model with a constant score gets the
-lowest possible value, and a measure does not depend on the order of rows or the number of processes. Groups
+lowest possible value. A measure does not depend on the order of rows or on the number of processes. Groups
 without a click are left out of the mean over groups, because every ranking of their rows is equally good.
 
-A list of items is compared with the relevant items of its user, which need not be in the list.
+A list of items is compared with the relevant items of its user. The list need not contain these items.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def average_precisions(hits: Hits, k: int) -> Vector:
 
     AP@k = Σ_{i ≤ k} relevant_i · precision(i) / min(r, k), as in Kaggle's Outbrain competition and in RecBole
     (recbole/evaluator/metrics.py, class MAP). Here precision(i) is the share of relevant entries among the
-    first i entries, and r is the number of relevant entries. If there is one, AP@k is 1 / (its position), or
-    0 if it is after position k.
+    first i entries, and r is the number of relevant entries. If there is only one relevant entry, AP@k is 1 /
+    (its position), or 0 if this position is after k.
     """
     return hits.sums(hits.nth / hits.position) / np.minimum(hits.clicks, k)
 
@@ -107,7 +107,7 @@ def recalls(hits: Hits, k: int) -> Vector:
 def precisions(hits: Hits, k: int) -> Vector:
     """Returns the number of relevant entries among the first k of each list, divided by k, (G,).
 
-    This is RecBole's class Precision. A list with fewer than k entries is divided by k, too.
+    This is RecBole's class Precision. The divisor is k even if a list has fewer than k entries.
     """
     return hits.sums(np.ones(len(hits.group))) / k
 
@@ -135,7 +135,7 @@ def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
     clicks = np.add.reduceat(label, first).astype(np.int64)
     sizes = np.diff(first, append=len(group))
     position = np.arange(len(group)) - np.repeat(first, sizes) + 1
-    before = np.cumsum(label) - label  # clicks above this row, over all groups
+    before = np.cumsum(label) - label  # number of clicks above each row, over all groups
     nth = (before - np.repeat(before[first], sizes)).astype(np.int64) + 1
     counted = (label == 1) & (position <= k)
     dense = np.cumsum(clicks > 0) - 1  # index of a group among those with a click
@@ -145,7 +145,7 @@ def _clicked(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, k: int) ->
 def _ranked(
     labels: ArrayLike, scores: ArrayLike, groups: ArrayLike
 ) -> tuple[NDArray[np.int64], Vector, NDArray[np.int64]]:
-    """Returns the order in which rows are ranked, group by group; and the labels and groups of all rows.
+    """Returns the order that ranks the rows of each group, and the labels and groups of all rows.
 
     Groups are indices. All three arrays have the shape (N,). Arguments and errors are those of `map_at_k`.
     """
@@ -224,7 +224,7 @@ def read_lists(name: str, lists: Iterable[ArrayLike]) -> IdLists:
 
 def _ids_of(name: str, ids: ArrayLike) -> Ids:
     array = np.asarray(ids)
-    if array.dtype == object:  # texts of pandas
+    if array.dtype == object:  # NumPy arrays of texts from pandas
         texts = all(isinstance(value, str) for value in array.flat)
         array = array.astype(str) if texts else np.array(array.tolist())
     if array.ndim != 1:
@@ -242,7 +242,7 @@ def _kind(array: Ids) -> str:
 
 
 def numbered(names: Sequence[str], lists: Sequence[IdLists]) -> list[IdLists]:
-    """Returns the same lists with numbers from 0 in place of the ids.
+    """Returns the same lists, with each id replaced by a number, from 0.
 
     Equal ids have equal numbers in all lists.
 
@@ -270,7 +270,7 @@ def distinct_pairs(lists: IdLists) -> IdLists:
 
 
 def require_distinct(name: str, lists: IdLists, ids: Ids) -> None:
-    """Raises DataError if a list of numbers has a number twice. The numbers replace `ids`."""
+    """Raises DataError if a list of numbers has a number twice. Each number represents one id of `ids`."""
     order = np.lexsort((lists.ids, lists.owner))
     owner, number = lists.owner[order], lists.ids[order]
     twice = np.flatnonzero((owner[1:] == owner[:-1]) & (number[1:] == number[:-1]))
@@ -284,7 +284,7 @@ def require_distinct(name: str, lists: IdLists, ids: Ids) -> None:
 def hits_of_lists(
     recommended: Iterable[ArrayLike], relevant: Iterable[ArrayLike], k: int
 ) -> tuple[Hits, NDArray[np.bool_]]:
-    """Returns the relevant items in lists, and (U,) whether each user has relevant items; G users have.
+    """Returns the relevant items in the lists of U users, and (U,) whether each user has relevant items.
 
     Args:
         recommended: U lists of distinct ids, the best item first. A list may be empty.

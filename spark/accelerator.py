@@ -1,9 +1,9 @@
-"""Settings of the RAPIDS Accelerator that depend on the releases of the accelerator and of Spark.
+"""Settings of the RAPIDS Accelerator that depend on its release and on Spark's release.
 
 A release of the accelerator contains one *shim* for each patch release of Spark that it supports:
 `spark355` for Spark 3.5.5. Spark needs the class of the shim as `spark.shuffle.manager`, before any code of
 the accelerator runs. If a jar has no shim for the running Spark, the accelerator refuses to start, unless
-`spark.rapids.shims-provider-override` names a shim. No profile contains one of these two settings:
+`spark.rapids.shims-provider-override` names a shim. Profiles contain neither of these two settings:
 `accelerator_settings` derives both from the jar for every session (spark/session.py).
 """
 
@@ -81,8 +81,8 @@ def accelerator_settings(configured: Callable[[str], str | None], spark_version:
         )
     settings = {} if manager is not None else {SHUFFLE_MANAGER: shim.shuffle_manager}
     if override is None and shim != _native(spark_version):
-        # Do not log a warning: it would cause an alert for every run. The accelerator itself writes a warning
-        # to Spark's log.
+        # Do not log a warning here, because it would cause an alert for every run. The accelerator itself
+        # writes a warning to Spark's log.
         log.info(
             "%s has no shim for Spark %s; the shim of an earlier patch release is used: %s",
             jar,
@@ -177,7 +177,7 @@ def _has_plugin(path: Path) -> bool:
     try:
         with ZipFile(path) as packed:
             return _entry(PLUGIN) in packed.namelist()
-    except (OSError, BadZipFile):  # the JVM also skips such entries
+    except (OSError, BadZipFile):  # the JVM skips unreadable entries too
         return False
 
 

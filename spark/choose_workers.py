@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The number of bytes that a stage of scoring or evaluation needs for each row if all rows are distinct
-# clicks: two texts, and their entry in the hash table of a query. The stage reads its rows in batches, and
-# keeps at most the distinct (user, item) pairs of the clicks.
+# clicks: two texts, and their entry in the hash table of a query. The stage reads its rows in batches. It
+# keeps at most the distinct (user, item) pairs of the clicks in memory.
 _BYTES_PER_ROW = 100
 _DEFAULT_MASTER = "local[*]"
 
@@ -41,7 +41,7 @@ def choose_workers(
     settings = launch_settings(os.environ)
     processes = cores_without_jvm(settings)
     if engine != "auto" or processes is None:
-        from spark.spark_workers import SparkWorkers  # imports pyspark, so it is imported only if needed
+        from spark.spark_workers import SparkWorkers  # this import also imports pyspark
 
         return SparkWorkers(open_session())
     folders = os.environ.get(LOCAL_FOLDERS) or settings.get("spark.local.dir")
@@ -75,8 +75,8 @@ def workers_of(context: RunContext) -> Workers:
 def cores_without_jvm(settings: Mapping[str, str] | None = None) -> int | None:
     """Returns the number of cores that Spark would use on this machine, if no JVM is needed.
 
-    The result is None if spark-submit or a notebook has started a JVM for this process, if Spark would run
-    tasks on other machines, or if it would have a plugin, such as the RAPIDS Accelerator.
+    The result is None in three cases: spark-submit or a notebook has started a JVM for this process, or Spark
+    would run tasks on other machines, or Spark would have a plugin, such as the RAPIDS Accelerator.
 
     Args:
         settings: the result of `launch_settings`; None to compute it for this process.

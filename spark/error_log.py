@@ -1,12 +1,12 @@
 """Saves the Java stack traces of a job to a file, instead of printing them. The job's error names the file.
 
 Spark logs the stack trace of a failed task several times, in hundreds of lines. While a job runs, its JVM
-prints only the first line of each message to standard error, and writes all lines to a temporary file. The
-accelerator's lines about operations that stay on the CPU are all printed. If the user has configured log4j2,
-this configuration of standard error does not change.
+prints only the first line of each message to standard error, and writes all lines to a temporary file. It
+also prints all lines of the accelerator about operations that stay on the CPU. If the user has configured
+log4j2, the output on standard error follows the user's configuration.
 
-If the temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake,
-together with the traceback of the error that ended the job. If the lake cannot be written, the file remains
+If the temporary file contains stack traces when the job ends, it is moved to the folder of logs in the lake.
+The traceback of the error that ended the job is added to it. If the lake cannot be written, the file remains
 in the folder of temporary files.
 """
 
@@ -45,7 +45,8 @@ log = logging.getLogger("nightrank")
 _SPARK_DEFAULTS = "log4j2-defaults.properties"
 _NAME = "nightrank"
 _HEAD = "%d{yy/MM/dd HH:mm:ss} %p %c{1}: "
-# Lines after the first are left out, except those about operations that the accelerator leaves on the CPU.
+# Lines after the first line of a message are left out, except the lines about operations that the accelerator
+# leaves on the CPU.
 _LEFT_OUT = r"[\r\n]++(?![^\r\n]*cannot run on GPU)[^\r\n]*"
 _FIRST_LINES = rf"{_HEAD}%replace{{%m%notEmpty{{: %throwable{{short.message}}}}}}{{{_LEFT_OUT}}}{{}}%n"
 _ALL_LINES = f"{_HEAD}%m%n%throwable"
@@ -64,15 +65,15 @@ _DATA_ERRORS = (
     NumberFormatException,
     SparkUpgradeException,
 )
-# Causes in Spark's errors that mean wrong data or wrong types. A retry with the same files fails again.
+# Causes in Spark's errors that mean wrong data or wrong types. A retry with the same files would fail again.
 _OF_DATA = re.compile(
     r"org\.apache\.parquet\.[\w.]*Exception|\.AnalysisException|SchemaColumnConvertNotSupportedException"
     r"|\[(?:CANNOT_READ_FILE_FOOTER|FAILED_READ_FILE)|Encountered error while reading file"
     r"|Parquet column cannot be converted|is not a Parquet file"
     r"|Spark(?:Arithmetic|DateTime|NumberFormat|Upgrade)Exception|java\.lang\.ArithmeticException"
 )
-# Causes other than the data, such as a full disk. Errors of a file reader can have these causes too, so they
-# are searched first.
+# Causes other than the data, such as a full disk. Errors of a file reader can have these causes too, so the
+# code searches for these causes first.
 _OF_SYSTEM = re.compile(
     r"No space left|OutOfMemory|ExecutorLost|FetchFailed|FileNotFoundException|AccessControlException"
     r"|AccessDenied|Permission denied|Input/output error|Stale file handle|Too many open files|Broken pipe"
@@ -139,7 +140,7 @@ class SparkLog:
 
     def _ended(self) -> str:
         """Stops logging to the temporary file and returns its text."""
-        with suppress(Py4JError, OSError):  # the JVM itself may have died
+        with suppress(Py4JError, OSError):  # the JVM itself may have ended
             self._detach()
         self._detach = lambda: None
         if self._file is None:

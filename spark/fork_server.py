@@ -25,7 +25,10 @@ def start_server() -> None:
 
 
 def start_server_early() -> None:
-    """Starts the server. Does nothing if spark-submit started this process, which uses Spark's workers."""
+    """Starts the server.
+
+    Does nothing if spark-submit started this process, because it uses Spark's workers.
+    """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         start_server()
 
@@ -51,8 +54,8 @@ def _short_folder() -> Iterator[None]:
 def without_main_module() -> Iterator[None]:
     """Hides the main module while processes are started.
 
-    Otherwise multiprocessing runs the file of the main module in each new process, and so imports all modules
-    of the job. Our workers run only functions of other modules.
+    Otherwise multiprocessing would run the file of the main module in each new process, and so import all
+    modules of the job. Our workers run only functions of other modules.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

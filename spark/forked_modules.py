@@ -1,7 +1,7 @@
 """The server process of spark.local_workers imports this module before it forks workers.
 
-This module imports the modules that the tasks of build_features run. The garbage collector then ignores their
-objects, so that a worker does not copy the memory that it shares with the server.
+This module imports the modules that the tasks of build_features run. Then it makes the garbage collector
+ignore their objects, so that a worker does not copy the memory that it shares with the server.
 
 Other code of the same process may use the server too, so this module must not change how Python works.
 """

@@ -14,7 +14,7 @@ def gpus_of_machine() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return devices
-    # CUDA ignores what follows the first index that is not valid.
+    # CUDA ignores the first index that is not valid, and all that follow it.
     return min(devices, len([*takewhile(lambda name: name.strip() not in ("", "-1"), visible.split(","))]))
 
 
@@ -23,7 +23,7 @@ def slot_of_task() -> tuple[int | None, int] | None:
 
     The index is None if the task has no GPU. The result is None if no task of Spark runs in this thread.
     """
-    if "pyspark.taskcontext" not in sys.modules:  # Spark's workers have already imported it
+    if "pyspark.taskcontext" not in sys.modules:  # Spark's workers have already imported pyspark
         return None
     from pyspark import TaskContext
 

@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 # The environment variable with the folders for a worker's temporary files, as in Spark's workers.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 
-# The file with the function of this worker's tasks. It is deleted when the tasks end or are cancelled.
+# The file with the function of this worker's tasks. The process that started the workers deletes this file
+# when the tasks end or are cancelled.
 _TASKS: ContextVar[str | None] = ContextVar("tasks", default=None)
 
-# A worker that occupies more memory than this returns the memory that the last function has freed.
+# A worker that occupies more memory than this returns to the system the memory that the last function has
+# freed.
 _KEPT_BYTES = 512 * 2**20
 
 
@@ -122,7 +124,7 @@ class LocalWorkers(Workers):
                 initializer=_begin,
                 initargs=(str(self._scratch.path),),
             )
-        file = f"{self._scratch.new_name()}.pickle"  # read once by each worker
+        file = f"{self._scratch.new_name()}.pickle"  # each worker reads this file once
         Path(file).write_bytes(pickle.dumps(function))
         try:
             with without_main_module():
@@ -172,7 +174,7 @@ def _begin(folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ[LOCAL_FOLDERS] = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    refuse_pandas()  # the tasks of build_features do not need it
+    refuse_pandas()  # the tasks of build_features do not need pandas
     # There is one worker for each core, so each worker uses one thread.
     pa.set_cpu_count(1)
     # The next task of this worker reuses the memory of the last task.

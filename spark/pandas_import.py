@@ -1,7 +1,7 @@
 """Keeps pandas out of processes that do not need it.
 
-pyarrow imports pandas when it first converts Python values, which takes a quarter of a second. Without
-pandas, pyarrow works too.
+pyarrow imports pandas when it first converts Python values, which takes a quarter of a second. pyarrow also
+works without pandas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def refuse_pandas() -> None:
 
 
 def allow_pandas() -> None:
-    """Allows imports of pandas again. Call this before PySpark runs a query, because it needs pandas."""
+    """Allows imports of pandas again. Call this before PySpark runs a query, because PySpark needs pandas."""
     if _finder not in sys.meta_path:
         return
     sys.meta_path.remove(_finder)

@@ -95,7 +95,7 @@ def find_profile(name: str) -> str:
 
 
 def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -> None:
-    """Raises ConfigError for the first file that the driver needs but that is missing on this machine.
+    """Raises ConfigError if a file that the driver needs is missing on this machine.
 
     Also raises ConfigError if the application needs a secret that only the profile can contain.
 
@@ -104,7 +104,8 @@ def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -
         profile: the path of the profile, for the message.
         submits: whether spark-submit will start the driver's Python.
     """
-    # YARN and Kubernetes make a secret for each application. A standalone cluster has one for all.
+    # YARN and Kubernetes make a secret for each application. A standalone cluster has one secret for all
+    # applications.
     authenticates = settings.get("spark.authenticate", "false").lower() == "true"
     if authenticates and _SECRET not in settings and settings.get("spark.master", "").startswith("spark:"):
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Operations on rows that are an Arrow table in this process, or a frame of Spark.
+"""Operations on rows, which are an Arrow table in this process or a frame of Spark.
 
-On one machine, Spark is not needed: it takes longer to plan a query and to start its tasks than to do the
-work. So the steps of scoring and evaluation accept rows of both kinds. Each step is written once, as an SQL
+On one machine, Spark is not needed: planning a query and starting its tasks would take longer than the work
+itself. So the steps of scoring and evaluation accept rows of both kinds. Each step is written once, as an SQL
 query that both Spark and DuckDB run, or as a function over batches of rows.
 
 Rows of large tables are not read into the memory of this process at once. They are `StoredRows`, whose files
@@ -53,7 +53,7 @@ Rows: TypeAlias = "pa.Table | DataFrame"
 ReadableRows: TypeAlias = "pa.Table | StoredRows | DataFrame"
 Batches = Iterable[pa.RecordBatch]
 
-# Number of rows of a table that a function gets in one batch. Spark's default is the same number.
+# Number of rows that a function gets in one batch of a table. Spark's default is the same.
 _BATCH_ROWS = 10_000
 _SEED = 42  # the seed of Spark's xxhash64
 
@@ -82,7 +82,7 @@ def read_in_pieces(
     split: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> ReadableRows:
-    """Does the same as `read_rows` for a large table, but leaves its rows in the files."""
+    """Does the same as `read_rows` for a large table, but leaves the table's rows in the files."""
     if context.in_process:
         return StoredRows.of(partition, manifest, split, columns)
     return rows_of(context.spark, partition, manifest, split, columns)
@@ -112,7 +112,7 @@ def query(text: str, **tables: ReadableRows) -> Rows:
 
 
 def quoted(name: str) -> str:
-    """Returns the name of a column in quotes for the text of a query. It may contain any characters."""
+    """Returns the name of a column in quotes for the text of a query. The name may contain any characters."""
     return "`" + name.replace("`", "``").replace("{", "{{").replace("}", "}}") + "`"
 
 
@@ -135,7 +135,7 @@ def _query_frames(session: SparkSession, text: str, frames: Mapping[str, DataFra
 def map_rows(rows: Rows, function: Callable[[Batches], Batches], schema: pa.Schema) -> Rows:
     """Applies a function to batches of rows. Returns the batches that it yields, as rows.
 
-    In Spark, the function is called once per task. For a table it is called once.
+    For a frame, each Spark task calls the function once. For a table, it is called once.
 
     Args:
         rows: the rows.
@@ -162,8 +162,8 @@ def map_rows_in_threads(
         imports: modules that Spark's workers import before they are forked.
         threads: number of threads. Each call of the function gets one batch of rows. If there is only one
             thread, the function is called once, with all batches, by the caller's thread.
-        batch_rows: number of rows of these batches. It does not depend on the number of threads, because
-            rounding may depend on which rows are computed together.
+        batch_rows: number of rows of these batches. This number does not depend on the number of threads,
+            because rounding may depend on which rows are computed together.
     """
     if isinstance(rows, StoredRows):
         return _table_of(_map_in_threads(rows.batches(batch_rows), function, threads), schema)
@@ -175,7 +175,7 @@ def map_rows_in_threads(
 def _map_in_threads(
     batches: Batches, function: Callable[[Batches], Batches], threads: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the batches that the function returns, in order. Only a few batches are in memory at a time."""
+    """Yields the batches that the function returns, in the order of the rows. Only a few are in memory."""
     if threads == 1:
         yield from function(batches)
         return
@@ -325,7 +325,7 @@ def unpersist(rows: Rows) -> None:
 
 
 def spread(rows: Rows, key: str, tasks: int = 0) -> Rows:
-    """Distributes the rows of a frame by a column, over `tasks` tasks or one task per core if that is more.
+    """Distributes the rows of a frame by a column, over `tasks` tasks or, if there are more cores, all cores.
 
     A table is sorted by the column, because the order of the rows of a query depends on its threads.
     """
@@ -454,13 +454,14 @@ def _quoted(name: str) -> str:
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
     """Returns the database of this process. It stores no tables."""
-    import duckdb  # takes 0.06 s, so it is imported only if it is needed
+    import duckdb  # this import takes 0.06 s, so it is made only if it is needed
 
-    # If the process is killed, DuckDB's files remain. A later process deletes the folder of a dead process.
+    # If the process is killed, DuckDB's files remain. A later process deletes the folders of processes that
+    # have ended.
     scratch = ScratchFolder(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None)
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": len(os.sched_getaffinity(0)),
-        "temp_directory": str(scratch.path / "queries"),  # used if DuckDB needs more memory than it may use
+        "temp_directory": str(scratch.path / "queries"),  # used if DuckDB exceeds its memory limit
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }

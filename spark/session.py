@@ -22,7 +22,7 @@ from storage import file_io
 # Results are correct only with these settings, so no profile can change them.
 _REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.ansi.enabled": "false",  # casts of malformed text must return null, to quarantine the row
+    "spark.sql.ansi.enabled": "false",  # casts must return null for malformed text, which is quarantined
     "spark.sql.caseSensitive": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
@@ -31,7 +31,7 @@ _REQUIRED = {
 _WITHOUT_BARS = {"spark.ui.showConsoleProgress": "false"}
 _KEPT_CLASSES = ("functions", "PythonUtils", "SparkSession")
 _DAEMON = "spark.python.daemon.module"
-_FORMER_DAEMONS = ("etl.worker_daemon",)  # the daemon of release 0.1.0
+_FORMER_DAEMONS = ("etl.worker_daemon",)  # the module of the daemon in release 0.1.0
 
 
 def build_session(
@@ -42,8 +42,8 @@ def build_session(
     Args:
         app_name: the name that Spark's web pages show.
         settings: the settings of a profile, if the process was not started by spark-submit.
-        event_logs: the folder for Spark's event logs if the profile does not set one. With None, events are
-            logged only if the profile requests it.
+        event_logs: the folder for Spark's event logs if the profile does not set one. If this is None, events
+            are logged only if the profile requests event logs.
 
     Raises:
         ConfigError: the RAPIDS accelerator is enabled, but its jar is missing or does not fit this version of
@@ -71,8 +71,8 @@ def build_session(
 def _keep_classes(session: SparkSession) -> None:
     """Caches the Java classes that PySpark looks up at every call of a function or a method.
 
-    Otherwise, in each of thousands of calls, the JVM would search all jars, and the packages that PySpark
-    has imported, for a class with this short name.
+    Without this cache, the JVM would search all jars, and all packages that PySpark has imported, for a class
+    with a short name. It would do so in each of thousands of calls.
     """
     java_import(session._jvm, "org.apache.spark.sql.functions")
     for name in _KEPT_CLASSES:
@@ -80,7 +80,7 @@ def _keep_classes(session: SparkSession) -> None:
 
 
 def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
-    """Raises ConfigError for a daemon module that no longer exists, with which no Python worker starts."""
+    """Raises ConfigError for a daemon module that no longer exists. With it, no Python worker would start."""
     if configured(_DAEMON) in _FORMER_DAEMONS:
         raise ConfigError(
             f"the Spark profile has {_DAEMON}={configured(_DAEMON)}, a module of an earlier release",
@@ -90,7 +90,7 @@ def _require_known_daemon(configured: Callable[[str], str | None]) -> None:
 
 def _configured(settings: Mapping[str, str]) -> Callable[[str], str | None]:
     """Returns a function that reads a Spark setting from `settings`, or else from the process's profile."""
-    # If this process starts the JVM, it must read the settings before the start.
+    # If this process starts the JVM, it must read the settings before it does so.
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     if SparkContext._jvm is None:
@@ -133,7 +133,7 @@ def event_log_settings(configured: Callable[[str], str | None], folder: str) -> 
         try:
             files, inner = file_io.filesystem(folder)
             files.create_dir(inner, recursive=True)
-        except Exception as error:  # the job runs without event logs
+        except Exception as error:  # if the folder cannot be created, the job runs without event logs
             log.warning("Spark's events are not logged: the folder %s cannot be created: %s", folder, error)
             return {_ENABLED: "false"}
     settings = {**_SETTINGS, _ENABLED: "true"} | ({_FOLDER: _uri(folder)} if in_lake else {})

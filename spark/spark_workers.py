@@ -11,7 +11,7 @@ from spark.rows import spark_types
 from spark.tasks import collect_results, run_tasks
 from spark.workers import Workers
 
-# A group of 4 GiB of text is small enough for Spark to divide a day among GPUs.
+# Groups of 4 GiB of text are small enough, so Spark can divide a day among GPUs.
 _TASKS_OF_GROUP = 64
 
 
@@ -34,7 +34,7 @@ class SparkWorkers(Workers):
     def gpu_groups(self, tasks: int) -> list[range]:
         """Returns groups if the Spark profile gives each task a GPU."""
         amount = self._spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
-        if float(amount or 0) < 1:  # no whole GPU for each task: several tasks would share one
+        if float(amount or 0) < 1:  # tasks have only a part of a GPU: several tasks would share one
             return []
         starts = range(0, tasks, _TASKS_OF_GROUP)
         return [range(first, min(first + _TASKS_OF_GROUP, tasks)) for first in starts]

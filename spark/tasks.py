@@ -40,8 +40,8 @@ def map_batches(
     """
     if not imports:
         return rows.mapInArrow(function, schema)
-    # Spark has no argument for environment variables. But Spark copies those of the context when mapInArrow
-    # wraps the function.
+    # Spark has no argument for environment variables. But Spark copies the variables of its context when
+    # mapInArrow wraps the function.
     environment = rows.sparkSession.sparkContext.environment
     previous = environment.get(VARIABLE)
     environment[VARIABLE] = ",".join(imports)

@@ -2,20 +2,20 @@
 
 With Spark's own daemon, each worker imports numpy, pyarrow and our packages after its fork. It imports
 pyspark from an archive of source files, which Python compiles again each time. pyarrow imports pandas when it
-first converts Python values to an array. pyspark imports distutils (or setuptools instead of it) when it
-first creates a type. After every task, the garbage collector examines the objects of all these modules.
-Before every task, the worker again reads the tables of contents of the archive and of the jar next to it.
+first converts Python values to an array. pyspark imports distutils (or setuptools in its place) when it first
+creates a type. After every task, the garbage collector examines the objects of all these modules. Before
+every task, the worker reads the tables of contents of the archive and of the jar next to it again.
 
 This daemon imports the modules once, from compiled files, before the fork. It freezes their objects, so that
 the garbage collector no longer examines them, and removes the archives from sys.path.
 
 If a task fails, Spark closes the connections to the workers of the stage's other tasks. Spark's own daemon
-then prints a stack trace for each of them, which hides the error of the task that failed. This daemon prints
-nothing.
+then prints a stack trace for each of these workers. These traces hide the error of the task that failed. This
+daemon prints nothing.
 
-Executors must have our packages on their path before a job starts. This is the case on one machine and with
-packed environments, but not with `--py-files`. So a profile for jobs with `--py-files` must not use this
-module.
+Executors must have our packages on their path before a job starts. They are on this path on one machine and
+in packed environments, but not if `--py-files` ships them. So a profile for jobs with `--py-files` must not
+use this module.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def forget_archives() -> None:
 def ending_quietly(worker: Callable[[socket, bool], int]) -> Callable[[socket, bool], int]:
     """Wraps Spark's function that runs a task in a worker. A closed connection then ends the worker silently.
 
-    If Spark has closed the connection, nobody reads the result of the task. Errors of the task itself are
-    sent to Spark inside `worker`.
+    If Spark has closed the connection, no process reads the result of the task. `worker` itself sends the
+    errors of the task to Spark.
     """
 
     def run_task(connection: socket, authenticated: bool) -> int:

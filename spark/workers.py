@@ -1,7 +1,7 @@
 """Runs Python functions in parallel: in Spark's Python workers, or in processes of this machine.
 
-Both give the same results. Clusters need Spark's workers. On one machine, local processes
-(spark/local_workers.py) do the same work without a JVM.
+Both kinds of workers give the same results. Clusters need Spark's workers. On one machine, local processes
+(spark/local_workers.py) run the same functions without a JVM.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-if TYPE_CHECKING:  # a process that starts no JVM does not import pyspark here
+if TYPE_CHECKING:  # so a process that starts no JVM does not import pyspark here
     from pyspark.sql import DataFrame, SparkSession
 
 

@@ -1,1 +1,4 @@
-"""The lake: paths, manifests, publishing, file systems, format versions. It imports only conf."""
+"""The lake: paths, manifests, publishing, file systems and format versions.
+
+This package imports only conf.
+"""

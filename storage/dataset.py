@@ -36,8 +36,8 @@ class Member:
     Attributes:
         dt, digest: the date of the partition, and the digest of its manifest.
         label: only the partition's files with this label belong to the split; None if all its files do.
-        clicks: number of rows with label 1; None if the dataset was published by an earlier release, which
-            did not count clicks.
+        clicks: number of rows with label 1; None if the dataset was published by an earlier release, because
+            such releases did not count clicks.
     """
 
     dt: str
@@ -73,7 +73,7 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """Returns the digest of the data, independent of file names.
+        """Returns the digest of the data, which does not depend on file names.
 
         The version of a model is computed from this digest.
         """
@@ -91,7 +91,10 @@ class Dataset:
 
 
 def publish_dataset(lake: LakePaths, dataset: Dataset, created_at: str) -> None:
-    """Publishes `datasets/dt=<run date>`, unless it is up to date. This is build_features' last step."""
+    """Publishes `datasets/dt=<run date>`, unless it is up to date.
+
+    This is the last step of build_features.
+    """
     splits = {
         split: [{"dt": m.dt, "digest": m.digest, "label": m.label, "clicks": m.clicks} for m in members]
         for split, members in dataset.splits.items()
@@ -150,7 +153,7 @@ def read_dataset(lake: LakePaths, run_date: str) -> Dataset:
 
 
 def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = False) -> None:
-    """Refuses training rows that all have the same label, from which a model can learn only a constant.
+    """Refuses training rows that all have the same label: from them, a model learns only a constant.
 
     Args:
         days: (day, number of rows, number of clicks) for each day of the training rows.
@@ -177,7 +180,7 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
 
 
 def read_spec(lake: LakePaths, workflow_version: str) -> FeatureSpec:
-    """Returns the feature spec of a workflow version. Raises DataError if there is none."""
+    """Returns the feature spec of a workflow version. Raises DataError if the version has none."""
     path = lake.feature_spec(workflow_version)
     try:
         return feature_spec.loads(file_io.read_text(path), path)
@@ -188,7 +191,7 @@ def read_spec(lake: LakePaths, workflow_version: str) -> FeatureSpec:
 
 
 def id_features_of(lake: LakePaths, spec: FeatureSpec, column: str) -> list[str]:
-    """Returns the categorical features that a workflow computes from one raw column alone, in order.
+    """Returns the categorical features that a workflow computes from one raw column, in the spec's order.
 
     Args:
         lake: the lake of the workflow. If the lake has no `workflow.json` of the workflow, the result is

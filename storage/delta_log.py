@@ -31,7 +31,7 @@ log = logging.getLogger("nightrank.publish")
 
 DATE = "dt"
 # delta-rs itself resolves a conflict with a commit of another date. A concurrent commit of the same date, or
-# a concurrent creation of the table, fails and is tried again.
+# a concurrent creation of the table, makes our commit fail. We then try it again.
 _TRIES = 20
 _WAIT_S = 0.2
 _UNNAMEABLE = set(" ,;{}()\n\t=")
@@ -116,7 +116,7 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
     Args:
         table: URI of the table's folder.
         dt: the date.
-        now: reads the manifest of the date and returns the files and columns in the manifest.
+        now: a function that reads the manifest of the date, and returns the files and columns in it.
 
     Raises:
         DataError: the type of a column differs from its type in the table.
@@ -126,8 +126,9 @@ def show(table: str, dt: str, now: Callable[[], Content]) -> None:
 
     for attempt in range(_TRIES):
         with _infrastructure_errors(table, dt):
-            # Load the table before `now` reads the manifest. If another job replaces the manifest after
-            # that, the two commits conflict. The job whose commit fails reads table and manifest again.
+            # Load the table before `now` reads the manifest. If another job replaces the manifest after this
+            # call of `now`, the commits of both jobs conflict. The job whose commit fails reads table and
+            # manifest again.
             known = _load(table)
             wanted = now()
             if _paths(known, dt) == wanted.paths:
@@ -194,8 +195,8 @@ def _create(table: str, columns: Sequence[tuple[str, str]]) -> DeltaTable:
 def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
     from deltalake.transaction import AddAction, CommitProperties, Transaction
 
-    # With the same application id, two transactions of a date conflict. Otherwise delta-rs would keep the
-    # files of both transactions.
+    # All transactions of a date have the same application id, so concurrent transactions conflict. Otherwise
+    # delta-rs would keep the files of both transactions.
     application = f"{DATE}={dt}"
     number = (table.transaction_version(application) or 0) + 1
     modified = int(time.time() * 1000)

@@ -1,8 +1,8 @@
 """The list of erased users of a lake: salted digests of their ids, never the ids themselves.
 
-The job erase_user adds users to `erasures/users.json`. Jobs that read a raw log leave out the rows of these
-users (etl/raw/erased_rows.py), because nobody changes the raw log. Each lake has its own random salt, so the
-digests of two lakes cannot be compared. Anyone who can read the list can check whether an id is in it.
+The job erase_user adds users to `erasures/users.json`. erase_user does not change the raw log. So jobs that
+read a raw log leave out the rows of these users (etl/raw/erased_rows.py). Each lake has its own random salt,
+so the digests of two lakes cannot be compared. Anyone who can read the list can check whether an id is in it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ErasedList:
     through: Mapping[str, str] = field(default_factory=dict)
 
     def of_day(self, day: str | None) -> ErasedUsers | None:
-        """Returns the erased users whose rows of a day are left out; None if there are no such users.
+        """Returns the erased users whose rows of a day jobs must leave out; None if there are no such users.
 
         If `day` is None, the rows have no day, and the rows of all erased users are left out.
         """
@@ -98,7 +98,10 @@ def _parsed(values: Mapping[str, Any]) -> ErasedList:
 
 
 def list_or_new(lake: LakePaths) -> ErasedList:
-    """Returns the list of a lake. If there is none, returns an unwritten list: a new salt and no users."""
+    """Returns the list of a lake.
+
+    If the lake has no list, returns one that is not written yet: a new salt and no users.
+    """
     return read_erased(lake) or ErasedList(secrets.token_hex(_SALT_BYTES))
 
 
@@ -137,7 +140,7 @@ def add_erased(lake: LakePaths, known: ErasedList, users: Iterable[str], through
 def require_listed(lake: LakePaths, users: Iterable[str]) -> None:
     """Raises InfrastructureError if the list of a lake lacks one of these users.
 
-    Two erasures that write the list at the same moment may each keep only their own users.
+    If two erasures write the list at the same moment, the one that writes last can remove the other's users.
     """
     known = list_or_new(lake)
     if not known.through.keys() >= {known.digest(user) for user in users}:

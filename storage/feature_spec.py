@@ -33,7 +33,8 @@ FILE_NAME = "feature_spec.json"
 def raw_keys(keys: Keys | None) -> dict[str, str]:
     """Returns the raw column of each key column of a feature table, by the name of the key column.
 
-    A key column contains the values of its raw column as strings. The order is that of the key columns.
+    A key column contains the values of its raw column as strings. The result has the order of the key
+    columns.
     """
     return dict(zip((USER_KEY, ITEM_KEY, GROUP_KEY), keys.columns, strict=False)) if keys else {}
 
@@ -57,13 +58,13 @@ class Feature:
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """The features and key columns of a feature table, in order, and the workflow version that computed them.
+    """The features and key columns of a feature table, in its order, and the version of their workflow.
 
     A feature table has these columns:
 
     * `row_id`: int64, the position of the row in its day's raw log, unique in its partition. With the section
-      `negatives`, `row_id` is position × (per_positive + 1) for a row of the log. For an added row, it is the
-      `row_id` of the positive row plus the index of the draw, from 1.
+      `negatives`, `row_id` is position × (per_positive + 1) for a row of the log. For a negative that was
+      added, `row_id` is that of its positive row plus the index of the draw, from 1.
     * `user_key`, `item_key` and `group_key`: strings, the raw ids; only if the section `keys` sets them.
     * `event_time`: int64, µs UTC; only if the configuration has `log.event_time`.
     * `label`: float32, 0 or 1.
@@ -103,7 +104,7 @@ class FeatureSpec:
 
     @property
     def cardinalities(self) -> list[int]:
-        """Returns the number of embedding rows of each feature in `embedded`, in order."""
+        """Returns the number of embedding rows of each feature, in the order of `embedded`."""
         return [int(feature.cardinality or 0) for feature in self.embedded]
 
     def list_lengths(self, multi_hot: MultiHot) -> list[int]:
@@ -120,12 +121,12 @@ class FeatureSpec:
         return [multi_hot.lengths.get(name, multi_hot.max_length) for name in names]
 
     def scoped(self, scope: Scope) -> tuple[Feature, ...]:
-        """Returns the features of one scope, in order."""
+        """Returns the features of one scope, in the order of the spec."""
         return tuple(feature for feature in self.features if feature.scope == scope)
 
     @property
     def table_columns(self) -> list[str]:
-        """Returns every column of a feature table, in order."""
+        """Returns every column of a feature table, in the order of the table."""
         return [*self.row_columns, *(feature.name for feature in self.features)]
 
     @property

@@ -1,12 +1,14 @@
 """Digests of the bytes of published data files: XXH3-128, as 32 hex digits.
 
-pyarrow 14 writes no checksums of pages. A bit that a disk or a network has changed can therefore give other
+pyarrow 14 writes no checksums of pages. If a disk or a network changes a bit, readers can therefore get other
 values without any error. So `new_file` computes the digest of a data file from the bytes that it writes, and
 the manifest contains the digest. Every reader calls `open_file` or `require_intact`, which compare the bytes
-of the file with the manifest. Each process does this once for each file, before it first uses the file.
+of the file with the manifest. Each process makes this comparison once for each file, before it first uses the
+file.
 
 A task returns the name of a file that it has written as a text: the path, `#` and the digest (`named`).
-`storage.publish.publish_files` splits it. XXH3 finds damage. It does not protect against forged files.
+`storage.publish.publish_files` splits this text again. XXH3 detects accidental damage. It does not protect
+against an attacker who forges files.
 """
 
 from __future__ import annotations
@@ -151,8 +153,8 @@ def open_file(path: str) -> Iterator[pa.NativeFile]:
 def require_intact(path: str) -> None:
     """Compares the bytes of a published data file with its manifest, unless this process has done so.
 
-    A file without a digest is not compared: a release before format version 3 wrote it, or no manifest names
-    it because it is new or was replaced.
+    A file is not compared if the manifest has no digest of it (releases before format version 3 wrote none),
+    or if no manifest names it (because the file is new or was replaced).
 
     Raises:
         DataError: the file is damaged.
@@ -269,20 +271,20 @@ def _entry_of(path: str) -> FileEntry | None:
     entry = _entries.get(folder, {}).get(path)
     if entry is not None or not _below_data(path)[1]:
         return entry
-    # Read the manifest, perhaps again: the file may be newer than the manifest that was read before.
+    # Read the manifest again if it was read before: the file may be newer than the manifest read then.
     partition = partition_of(path)
     if partition is None:
         return None
     try:
         manifest = load_manifest(partition)
-    except FileNotFoundError:  # another job has withdrawn it
+    except FileNotFoundError:  # another job has withdrawn the manifest
         return None
     _entries[folder] = {partition.file(one.path): one for one in manifest.files}
     return _entries[folder].get(path)
 
 
 def _compare_remote(path: str) -> pa.Buffer | None:
-    """Compares a file of an object store with its manifest. Returns its bytes; None if it is too large."""
+    """Compares a file of an object store with its manifest. Returns its bytes, or None if it is too large."""
     entry = _entry_of(path)
     if entry is None or not entry.digest:
         record_compared(path)

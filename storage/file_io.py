@@ -2,11 +2,11 @@
 
 On a local file system, a rename replaces a file. On an object store, an upload replaces a file, and becomes
 visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a
-file only if there is none at the path. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
+file only if the path has no file yet. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
 
-A JSON file of a lake contains a checksum of its other values (`with_checksum`), because a flipped bit in a
-number gives another number, without any error. Files of earlier releases have no checksum, and are read
-without this check.
+A JSON file of a lake contains a checksum of its other values (`with_checksum`). Without it, a flipped bit in
+a number would give another number and no error. Files of earlier releases have no checksum, so their values
+are not checked.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def sizes(paths: Sequence[str]) -> list[int | None]:
 
 
 def leaves(path: str, depth: int = 0) -> bool:
-    """Returns whether a relative path leads out of the folder that is `depth` levels above its start.
+    """Returns whether a relative path leads out of the folder `depth` levels above the path's start.
 
     Files of a lake name other files by relative paths. Without this check, a damaged or forged file could
     name any file of the machine.
@@ -148,7 +148,7 @@ def make_durable(paths: Iterable[str], root: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flushes the bytes of a file, or the entries of a folder, to disk. Raises OSError if that fails."""
+    """Flushes the bytes of a file, or the entries of a folder, to disk. Raises OSError if the flush fails."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -198,24 +198,27 @@ def parse_json(text: str, path: str) -> Any:
             )
     except RecursionError as error:
         raise DataError(f"{path} is damaged: its JSON values are nested too deeply", REPAIR_JSON) from error
-    except ValueError as error:  # JSONDecodeError, or a number of more than 4,300 digits
+    except ValueError as error:  # JSONDecodeError, or int() refused more than 4,300 digits
         raise DataError(f"{path} is not JSON: {error}", REPAIR_JSON) from error
     return value
 
 
 def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a JSON file with a checksum of these values, which `parse_json` compares.
+    """Returns the values of a JSON file, and a checksum of them that `parse_json` verifies.
 
     Raises:
         TypeError, ValueError: a value is not a JSON value.
     """
     plain = {key: value for key, value in values.items() if key != CHECKSUM}
-    # Keys that are numbers become texts when they are written, and then have another order.
+    # Python's json writes keys that are numbers as texts, which have another order when they are sorted.
     return {**plain, CHECKSUM: _checksum_of(json.loads(json.dumps(plain, allow_nan=False)))}
 
 
 def _checksum_of(values: Mapping[str, Any]) -> str:
-    """Returns 32 hex digits of the SHA-256 of JSON values. Spaces and the order of keys do not change it."""
+    """Returns 32 hex digits of the SHA-256 of JSON values.
+
+    Spaces and the order of keys do not change the digest.
+    """
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -259,7 +262,10 @@ def replace_text(path: str, text: str) -> None:
 
 
 def replace_json(path: str, value: Any) -> None:
-    """Replaces a small JSON file atomically, as `replace_text` does. An object also gets a checksum."""
+    """Replaces a small JSON file atomically, as `replace_text` does.
+
+    If `value` is an object, the file also gets a checksum.
+    """
     replace_text(path, _dump(value))
 
 
@@ -270,7 +276,7 @@ def create_json(path: str, value: Any) -> bool:
     gets True.
 
     pyarrow's clients for object stores have no conditional write, and some local file systems have no hard
-    links. In these cases the function writes the file if there is none, and then reads the file back. If
+    links. In these cases the function writes the file if the path has no file yet, and then reads it back. If
     several callers write at the same time, the file of the last one remains. An earlier caller also gets True
     if it reads the file back before the last one overwrites the file. So no caller may delete the data that
     its `value` refers to.
@@ -345,7 +351,7 @@ def _write_scratch(path: Path, text: str) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        scratch.unlink(missing_ok=True)  # a failed attempt on a full disk must leave no file
+        scratch.unlink(missing_ok=True)  # if the disk is full, no incomplete file must remain
         raise
     return scratch
 

@@ -35,7 +35,7 @@ class FileValues(dict[str, Any]):
         return of_file
 
     def __missing__(self, key: str) -> Any:
-        """Raises the error for a key that the file lacks."""
+        """Raises the DataError for a key that the file lacks."""
         raise DataError(f"{self.path} is not a valid {self.format_name}: it lacks the key {key!r}", REPAIR)
 
 
@@ -106,7 +106,7 @@ class Format:
 
     @contextmanager
     def parsing(self, path: str, remedy: str = REPAIR) -> Iterator[None]:
-        """Replaces errors by a DataError while the values of a file are converted to objects.
+        """Replaces errors of a block that converts a file's values to objects by a DataError.
 
         Raises:
             DataError: a key is missing, or a value has the wrong type.
@@ -139,7 +139,7 @@ def typed(values: Mapping[str, Any], **types: type | tuple[type, ...]) -> None:
 
 
 def require_names(*names: str | None) -> None:
-    """Checks versions, dates and similar names, from which paths in the lake are made. None is accepted.
+    """Checks versions, dates and similar names, from which paths in the lake are made. Accepts None.
 
     Raises:
         TypeError: a name is not a text.
@@ -151,10 +151,10 @@ def require_names(*names: str | None) -> None:
 
 
 # Since version 2, data files are outside the partition's folder, because other tools list this folder. Since
-# version 3, the entries of data files have digests, which readers of version 2 refuse. Version 4 was
-# introduced because readers of version 3 refuse the checksum of the file (storage.file_io). Some other
-# formats have version 2 for the same reason. The model description has version 2 because readers of version
-# 1 refuse the SHA-256 of its files.
+# version 3, the entries of data files have digests, which readers of version 2 refuse. Version 4 adds a
+# checksum of the file (storage.file_io), which readers of version 3 refuse. Some other formats have version 2
+# for the same reason. The model description has version 2 because readers of version 1 refuse the SHA-256 of
+# its files.
 MANIFEST = Format("manifest", 4)
 DATASET = Format("data manifest")
 WORKFLOW = Format("workflow")

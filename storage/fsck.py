@@ -1,8 +1,8 @@
 """Compares all files of a lake with what their manifests say, and prepares damaged partitions for a repair.
 
 The bytes of each data file are compared with the digest in the manifest (storage.file_digests). The JSON
-files with a format version are parsed. Files without a digest are counted as unverified: earlier releases
-wrote them, or they are raw logs.
+files with a format version are parsed. Files without a digest are counted as unverified. Such files are raw
+logs, or files of earlier releases.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Damage:
         table, date: the table and the date of the file; empty for a JSON file that belongs to no table.
         path: the path of the file.
         difference: what is wrong with it.
-        remedy: which job writes it again, or what else to do.
+        remedy: which job writes the file again, or what else the user should do.
         partition: the partition if its manifest can be read, so that `repair` can mark the file; else None.
     """
 
@@ -80,7 +80,7 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
         partition = partition_of_manifest(lake, file.path)
         try:
             manifest = load_manifest(partition)
-        except FileNotFoundError:  # another job has withdrawn it
+        except FileNotFoundError:  # another job has withdrawn the manifest
             continue
         except DataError as error:
             damages.append(_of_json(lake, error, partition))
@@ -99,7 +99,9 @@ def check_lake(lake: LakePaths, progress: Callable[[Findings], None] = lambda _:
 
 
 def _with_date_of_fit(damage: Damage, fitted_on: Mapping[str, str]) -> Damage:
-    """Returns the damage. In a table of a workflow version, the remedy names the run that fitted the version.
+    """Returns the damage.
+
+    For a table of a workflow version, its remedy names the run that fitted the version.
 
     Args:
         damage: the damage.
@@ -212,11 +214,11 @@ def repair(lake: LakePaths, findings: Findings) -> Iterator[str]:
 def mark_damaged(partition: Partition, paths: Sequence[str]) -> bool:
     """Records in the manifest of a partition that files are damaged, so that the partition is not up to date.
 
-    The next run of the job that writes the partition writes it again, although its inputs are unchanged.
+    The next run of the job that writes the partition then writes it again, even if its inputs are unchanged.
 
     Returns:
-        Whether the manifest has been changed. If another job has replaced it, or if it has the record
-        already, it is not changed.
+        Whether the manifest has been changed. The manifest is not changed if another job has replaced it, or
+        if it has the record already.
 
     Raises:
         DataError: the manifest is damaged.

@@ -1,8 +1,9 @@
 """Hard links in a local partition's folder, for tools that list it: one link for each file of the manifest.
 
-Several links cannot be replaced atomically. While the links change, the folder therefore contains a file that
-no tool can read. So a tool that lists the folder reads the files of one manifest, or the tool fails. If a
-process is killed while it changes the links, the unreadable file remains, and the next run repairs the links.
+Several links cannot be replaced atomically. So while a job replaces the links, the folder also contains a
+file that no tool can read. A tool that lists the folder therefore either reads the files of exactly one
+manifest, or fails. If a process is killed while it changes the links, the unreadable file remains, and the
+next run repairs the links.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def show(folder: str, data: str, wanted: Set[str], targets: Callable[[], Mapping
         folder: the folder of the partition, with its manifest.
         data: the folder of the partition's data files. A process locks this folder while it changes the
             links.
-        wanted: names of the links that the manifest requires. If the folder has exactly these links, nothing
-            changes.
+        wanted: names of the links that the manifest requires. If the folder has exactly these links, the
+            function changes nothing.
         targets: reads the manifest and returns a mapping from the name of each link to the path of its file.
 
     Raises:

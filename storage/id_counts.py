@@ -21,7 +21,7 @@ _VOCABULARY = "vocabulary"
 
 @dataclass(frozen=True)
 class IdCounts:
-    """The files with the counts of ids. The object itself is small, so that it can be sent to ranks.
+    """The files with the counts of ids. It has only paths and names, so ranks can receive it cheaply.
 
     Attributes:
         files: Parquet files with the columns `column` (the name of a vocabulary), `id` and `count`.
@@ -56,7 +56,7 @@ class IdCounts:
 def _added(
     sums: NDArray[np.int64] | None, ids: NDArray[np.int32], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Returns the counts by id after adding those of another file, which may have other ids."""
+    """Returns the counts by id, with those of another file added, which may have other ids."""
     before = np.zeros(0, np.int64) if sums is None else sums
     longer = np.zeros(max(len(before), int(ids.max(initial=-1)) + 1), np.int64)
     longer[: len(before)] = before
@@ -68,8 +68,8 @@ def find_id_counts(lake: LakePaths, version: str) -> IdCounts:
     """Returns the files with the counts of a workflow version; no files if it has no vocabularies.
 
     A feature that is computed from ids without changing them, such as the first ids of a list, has the
-    vocabulary of these ids. If an operator does change ids, the counts are wrong, but results are not: counts
-    decide only where rows are stored.
+    vocabulary of these ids. If an operator does change ids, the counts are wrong, but results are correct:
+    counts decide only where the rows of embedding tables are stored.
     """
     path = f"{lake.workflow(version)}/{_WORKFLOW}"
     partition = Partition(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from storage.feature_spec import PAD_ID
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # not needed by a training step that does not use our loader
+    import pyarrow as pa  # a step that does not use our loader does not need pyarrow
 
 
 def pad_lists(lists: pa.ListArray, length: int) -> NDArray[np.int32]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.messages import json_line
 
-_TAIL_BYTES = 256 * 1024  # longer than a Java stack trace that may follow the summary
+_TAIL_BYTES = 256 * 1024  # longer than any Java stack trace that can follow the summary
 _KEYS = ("job", "run_date", "rows_in", "rows_out", "dropped", "seconds", "output")
 
 
@@ -52,7 +52,7 @@ class JobSummary:
         return replace(self, job=job, run_date=run_date, seconds={**phases, "total": round(seconds, 2)})
 
     def values(self) -> dict[str, Any]:
-        """Returns the keys and values of the JSON line, in order."""
+        """Returns the keys and values of the JSON line, in the order of the line."""
         values = ((key, getattr(self, key)) for key in _KEYS)
         reported = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values}
         return {**{key: value for key, value in reported.items() if value is not None}, **self.facts}

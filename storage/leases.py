@@ -2,10 +2,10 @@
 
 A process that requests a lease creates a ticket, which is a file with a unique name. Then it lists the
 tickets of the lease. It holds the lease if there is no other ticket. If two processes request the lease at
-the same time, the process that lists later finds both tickets, because file systems and S3 list a file as
-soon as it exists. So at most one process holds the lease. This needs no conditional write, which pyarrow's
-clients for object stores do not have. If there are several tickets, all processes except the one with the
-first name delete their tickets and try again.
+the same time, the process that lists later finds both tickets. The reason is that file systems and S3 list a
+file as soon as it exists. So at most one process holds the lease. This needs no conditional write, which
+pyarrow's clients for object stores do not have. If there are several tickets, each process whose ticket does
+not have the first name deletes it and tries again.
 
 The holder renews its ticket. A ticket that was not renewed for a while counts as absent. Ages are differences
 of times that the store has written, so clocks of machines do not matter. If the holder has ended, processes
@@ -36,7 +36,7 @@ log = logging.getLogger("nightrank.lease")
 
 HEARTBEAT_S = 20.0
 EXPIRES_S = 120.0
-# How long processes that request a lease at the same time may take until one of them holds it.
+# If several processes request a lease at the same time, one of them must hold it within this time.
 _SETTLE_S = 20.0
 _POLL_S = 1.0
 _TURN_S = 0.05
@@ -114,7 +114,7 @@ class _Lease:
     Args:
         folder: the folder of the tickets.
         key: the beginning of the names of the lease's tickets.
-        what: what the owner does, for messages.
+        what: a text for messages that says what the owner of the lease does.
     """
 
     def __init__(self, folder: str, key: str, what: str) -> None:
@@ -160,8 +160,8 @@ class _Lease:
     def _attempt(self) -> _Ticket | None:
         """Creates a ticket.
 
-        Returns None if this process now holds the lease. Otherwise deletes the ticket again, and returns the
-        ticket of another process.
+        Returns None if this process now holds the lease. Otherwise this function deletes its ticket again,
+        and returns the ticket of another process.
         """
         self._write(holds=False)
         try:
@@ -171,7 +171,7 @@ class _Lease:
                 if first.owner.holds or first.name < self._name or time.monotonic() > deadline:
                     self._withdraw()
                     return first
-                time.sleep(_TURN_S)  # the other processes find this ticket, and withdraw theirs
+                time.sleep(_TURN_S)  # meanwhile, the other processes find this ticket, and withdraw theirs
             self._write(holds=True)
         except BaseException:
             with suppress(OSError):
@@ -190,7 +190,7 @@ class _Lease:
         if file_io.is_local(self._folder):
             folder = Path(file_io.filesystem(self._folder)[1])
             for empty in (folder, folder.parent):
-                with suppress(OSError):  # it has other tickets, or another process has deleted it
+                with suppress(OSError):  # a folder has other tickets, or was already deleted
                     empty.rmdir()
 
     def _others(self) -> list[_Ticket]:
@@ -261,7 +261,7 @@ class _Lease:
 def _read(path: str) -> Owner | None:
     """Returns the owner in a ticket; None if the ticket does not exist any more.
 
-    A damaged ticket counts until it expires, because its process may still run.
+    A damaged ticket is valid until it expires, because the process that wrote it may still run.
     """
     try:
         values: Any = file_io.read_json(path)
@@ -270,7 +270,7 @@ def _read(path: str) -> Owner | None:
     except OSError:
         if file_io.exists(path):
             raise
-        return None  # pyarrow's client for S3 has other errors if a file is deleted while it is read
+        return None  # pyarrow's client for S3 raises other errors if the file is deleted during the read
     except (DataError, TypeError) as error:
         log.warning("the ticket %s is damaged: %s", path, error)
         return Owner("an unknown machine", 0, 0, "", "an unknown time", holds=True)
@@ -290,7 +290,8 @@ def _machine() -> str:
 def _start_of(pid: int) -> int:
     """Returns when a process started, in clock ticks since the start of the machine; 0 if it does not exist.
 
-    It is the 22nd value of proc(5)'s stat; the second value is a name, which may contain spaces.
+    The start is the 22nd value of the process's stat file (see proc(5)). The second value is a name, which
+    may contain spaces.
     """
     try:
         values = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]

@@ -41,7 +41,7 @@ class DatasetVersion:
         path: the folder, or the glob pattern of the raw files.
         version: digest of the content.
         rows, bytes: number of rows and bytes; None if the number is not known.
-        schema: (name, type) of each column, in order.
+        schema: (name, type) of each column, in the order of the columns.
     """
 
     path: str
@@ -72,7 +72,7 @@ class LineageRecorder:
 
         Args:
             digest: the computed digest.
-            parts: the other digests. Words may precede a digest, as in `train 0123…`.
+            parts: the other digests. Each part may have words before its digest, as in `train 0123…`.
         """
 
     def record_publication(
@@ -109,7 +109,7 @@ class RunLineage(LineageRecorder):
     combined: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type[LineageRecorder], tuple[()]]:
-        """Pickles the object as a recorder that discards everything."""
+        """Pickles this object as a recorder that discards everything."""
         return LineageRecorder, ()
 
     def record_read(
@@ -133,9 +133,9 @@ class RunLineage(LineageRecorder):
     ) -> Mapping[str, Any]:
         """Records an output and returns the event of its publication.
 
-        `input_digests` are the digests of the inputs in the manifest of the output. The inputs in the event
-        are the datasets of this run that have one of these digests. If there is no such dataset, the inputs
-        are all datasets that the run has read and has not published itself.
+        `input_digests` are the digests that the manifest of the output lists as inputs. The inputs in the
+        event are the datasets of this run that have one of these digests. If there is no such dataset, the
+        inputs are all datasets that the run has read and has not published itself.
         """
         digests = set(input_digests)
         digests |= {part for digest in digests for part in self.combined.get(digest, ())}

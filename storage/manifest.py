@@ -5,10 +5,10 @@ Readers take the list of files from the manifest, never from a listing of a fold
 Publishing has one atomic step. The data files are written under new names, which no manifest contains yet.
 Then `_MANIFEST.json` is replaced: from that moment on, readers use the new files.
 
-Other tools do not read manifests. For them the partition's folder has hard links (storage.hard_links), or the
-table has a Delta log (storage.delta_log), unless only jobs read the table. Links and log are updated after
-the manifest. If a job is killed after it has replaced the manifest, but before it has updated the links or
-the log, the next job that finds the partition up to date updates them.
+Other tools do not read manifests. If other tools may read the table, the partition's folder has hard links
+(storage.hard_links), or the table has a Delta log (storage.delta_log). Links and log are updated after the
+manifest. A job may be killed after it has replaced the manifest, but before it has updated the links or the
+log. Then the next job that finds the partition up to date updates them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Manifest:
     Attributes:
         table, partition: the table's path below the lake's root, and the ISO date.
         files: the data files, sorted by path.
-        schema: (name, Arrow type) of each column, in order.
+        schema: (name, Arrow type) of each column, in the order of the columns.
         inputs: maps the name of each input from which the rows were computed to the digest of the input.
         rows_in: number of rows read. If each input row gives one row, rows_in = rows + sum(dropped).
         dropped: maps each reason for leaving out rows to the number of rows.
@@ -64,9 +64,9 @@ class Manifest:
         created_at: time of publication in UTC; not part of the digest.
         lineage: the OpenLineage event of the publication (storage.lineage), with the job, the run and the
             datasets that it read; empty if no job published the partition. Not part of the digest.
-        damaged: the paths of the files whose bytes differ from the manifest, as a job or `nightrank fsck
-            --repair` found. If there are any, the partition does not count as up to date, so the next run of
-            its job writes it again. Not part of the digest.
+        damaged: the paths of the files that a job or `nightrank fsck --repair` found to differ from the
+            manifest. If there are such files, the partition is not up to date, so the next run of the job
+            that writes it writes it again. Not part of the digest.
     """
 
     table: str
@@ -97,7 +97,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Returns the digest of the content, independent of file names.
+        """Returns the digest of the content, which does not depend on file names.
 
         A rerun on equal inputs gives the same digest.
         """
@@ -245,7 +245,7 @@ def require_manifest(partition: Partition, inputs: Mapping[str, str]) -> Manifes
 
 
 def is_whole(partition: Partition, manifest: Manifest) -> bool:
-    """Returns whether each file of a manifest has its number of bytes, and none is known as damaged."""
+    """Returns whether each file has the number of bytes in the manifest, and none is known to be damaged."""
     sizes = file_io.sizes(data_files(partition, manifest))
     return not manifest.damaged and sizes == [entry.bytes for entry in manifest.files]
 
@@ -339,10 +339,7 @@ def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:
 
 
 def combined_digest(digests: Iterable[str], recorder: LineageRecorder = NOT_RECORDED) -> str:
-    """Combines digests into one, independent of their order.
-
-    `recorder` records which digests were combined.
-    """
+    """Combines digests into one; their order has no influence. `recorder` records the combined digests."""
     parts = sorted(digests)
     digest = digest_of(parts)
     recorder.record_combined(digest, parts)

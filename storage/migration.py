@@ -2,8 +2,8 @@
 
 Only manifests of version 1 must be migrated. Their data files are in the partition's own folder, so tools
 that list the folder also see the files of replaced attempts. Migration moves the data files of such a
-manifest: it links or copies them to a folder below `_data`, writes a manifest with the new paths and with
-digests of the files, and deletes the old files. This release reads all other older files unchanged.
+manifest. It links or copies them to a folder below `_data`. Then it writes a manifest with the new paths and
+with digests of the files, and deletes the old files. This release reads all other older files unchanged.
 
 No job may use the lake during a migration. If migration is killed, each partition is either unchanged or
 migrated. Run the migration again to continue.

@@ -31,8 +31,8 @@ experiment_items/<workflow version>/dt=…    candidate_items with the features 
 measures/dt=…                   comparison of the lists with later clicks
 experiments/<name>/dt=…         measures of an experiment in production, by date of the lists
 comparisons/<name>/dt=…         comparison of models and settings (compare_models)
-list_changes/dt=…               comparison of the lists of a date with the last published lists; it is also
-                                written if the lists of the date exceed a limit and are not published
+list_changes/dt=…               comparison of the lists of a date with the last published lists; also
+                                written if lists exceed a limit, so that they are not published
 deliveries/dt=…                 the sinks to which the lists of a date were delivered
 checkpoints/<version>/          checkpoints of trainings in progress
 runs/dt=…                       one run record for each attempt at a job (reporting/monitoring)
@@ -98,7 +98,7 @@ class Partition:
     def file(self, name: str) -> str:
         """Returns the full path of a file, from its path relative to the partition's folder.
 
-        Manifests contain such relative paths. They may begin with `../`.
+        Manifests contain such relative paths, which may begin with `../`.
         """
         folder = self.path
         while name.startswith(_UP):
@@ -307,7 +307,7 @@ class LakePaths:
 
     @property
     def runs(self) -> Table:
-        """Returns the table of run records. No record is ever replaced, and none is listed in a manifest."""
+        """Returns the table of run records. Records are never replaced, and no manifest lists them."""
         return self._table("runs")
 
     @property

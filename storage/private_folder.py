@@ -1,7 +1,8 @@
 """Folders for temporary files, which no other user of the machine can create in advance, read or lock.
 
 Every user can write to /tmp, and other users can guess the names of our files there. So the folder has mode
-0700, which is checked each time. Files in the folder are opened without following symbolic links.
+0700, and each call of `private_folder` checks this mode. Files in the folder are opened without following
+symbolic links.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _require_private(path: Path, setting: str) -> None:
     elif status.st_mode & _OTHERS_WRITE:
         problem = f"is writable by other users (mode {stat.S_IMODE(status.st_mode):04o})"
     else:
-        if stat.S_IMODE(status.st_mode) != 0o700:  # other users could open files in it, and lock them
+        if stat.S_IMODE(status.st_mode) != 0o700:  # other users could open and lock its files
             os.chmod(path, 0o700)
         return
     raise ConfigError(
@@ -90,7 +91,7 @@ def locked(path: Path, patience_s: float) -> Iterator[None]:
 
     Raises:
         InfrastructureError: another process still holds the lock after `patience_s` seconds.
-        ConfigError: see open_file.
+        ConfigError: the path is a symbolic link.
     """
     file = open_file(path)
     try:
@@ -101,7 +102,7 @@ def locked(path: Path, patience_s: float) -> Iterator[None]:
 
 
 def lock(file: int, path: Path, patience_s: float) -> None:
-    """Locks an open file until it is closed; `path` is its name. Raises as `locked` does."""
+    """Locks an open file until it is closed. `path` is its name. Raises the errors of `locked`."""
     end = time.monotonic() + patience_s
     while True:
         try:
@@ -176,6 +177,6 @@ def _delete_abandoned(private: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             lock_path.unlink(missing_ok=True)
         except BlockingIOError:
-            pass  # the process of this folder is alive and holds the lock
+            pass  # the process of this folder still runs, and holds the lock
         finally:
             os.close(lock)

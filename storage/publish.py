@@ -1,7 +1,7 @@
 """Replaces a date partition: writes files under new names, verifies them, and replaces the manifest.
 
-If a job is killed, readers see either the previous rows, or the new rows if the manifest was already
-replaced.
+If a job is killed before it has replaced the manifest, readers see the previous rows. Afterwards they see the
+new rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 # This is larger than any file that jobs write. With a smaller value, the Parquet writer would divide a file
-# into row groups, at positions that depend on its own estimate of bytes.
+# into several row groups, by its own estimate of their bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
 
 
@@ -210,7 +210,7 @@ def write_files(
         labelled: dict[str, str | None] = {attempt: None}
     else:
         labelled = {}
-        rows = rows.persist()  # otherwise writing each split would compute all rows again
+        rows = rows.persist()  # otherwise Spark would compute all rows again for each split
         counted = {row[split_column]: row["count"] for row in rows.groupBy(split_column).count().collect()}
         for split, count in sorted(counted.items()):
             folder = f"{attempt}/{split}"
@@ -317,7 +317,7 @@ def require_intact_for_spark(spark: SparkSession, paths: Sequence[str]) -> None:
     """
     unread = [path for path in dict.fromkeys(paths) if not is_compared(path)]
     map_files(spark, require_intact_file, unread)
-    for path in unread:  # tasks have compared them in other processes
+    for path in unread:  # tasks have compared these files in other processes
         record_compared(path)
 
 
@@ -328,9 +328,10 @@ def _with_digests(spark: SparkSession, paths: Sequence[str]) -> list[str]:
 
 
 def map_files(spark: SparkSession | None, function: Callable[[str], str], paths: Sequence[str]) -> list[str]:
-    """Calls a function that reads a file for each path: in Spark's tasks if Spark has other machines.
+    """Calls a function for each path, which reads the file.
 
-    Otherwise threads of this process call it, because starting tasks would take longer.
+    If Spark uses other machines, its tasks call the function. Otherwise threads of this process call it,
+    because starting tasks would take longer.
     """
     if spark is None or not paths or str(spark.sparkContext.master).startswith("local"):
         return map_in_threads(function, paths)
@@ -339,7 +340,7 @@ def map_files(spark: SparkSession | None, function: Callable[[str], str], paths:
 
 # Checks written files before they are published.
 
-FINITE = (-FLOAT32_MAX, math.inf)  # the range of a dense feature
+FINITE = (-FLOAT32_MAX, math.inf)  # the allowed range of a dense feature
 
 
 @dataclass(frozen=True)
@@ -482,7 +483,7 @@ def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any
             continue
         try:
             low, high = statistics.min, statistics.max
-        except pa.ArrowNotImplementedError:  # a decimal column; no rule limits its values
+        except pa.ArrowNotImplementedError:  # pyarrow cannot read them; no rule limits decimals
             continue
         lowest = low if lowest is None else min(lowest, low)
         highest = high if highest is None else max(highest, high)

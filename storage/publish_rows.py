@@ -42,7 +42,7 @@ def publish_rows(
         partition: where to publish the rows.
         inputs: maps the name of each input from which the rows were computed to the digest of the input.
         row_group_rows: largest number of rows of a file.
-        sort_by: the column or columns to sort by. Without any, rows keep their order.
+        sort_by: the column or columns to sort by. If `sort_by` is empty, rows keep their order.
         expected_rows: the required number of rows, if the caller knows it. Otherwise a frame is persisted and
             counted.
         rows_in, dropped, facts, rules, grace_hours: as in storage.publish.publish.

@@ -29,7 +29,9 @@ _TYPES = {
 
 
 def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Returns the rows of a file, with some or all columns. The schema lets every column have nulls.
+    """Returns the rows of a file, with some or all columns.
+
+    In the result's schema, every column may have nulls.
 
     Raises:
         DataError: the file does not exist, or is damaged.
@@ -85,7 +87,8 @@ def errors_of_file(path: str, remedy: str) -> Iterator[None]:
 def require_all_intact(paths: Iterable[str]) -> None:
     """Compares files with their manifests in threads, unless this process has done so.
 
-    Call this function before a program reads the files that cannot compare them, such as DuckDB.
+    Call this function before another program, such as DuckDB, reads the files. Such a program cannot compare
+    them with a manifest.
 
     Raises:
         DataError: a file does not exist or is damaged.
@@ -110,11 +113,11 @@ _COMPARED_BYTES = 2**30
 
 
 def read_where(paths: Sequence[str], columns: Sequence[str], condition: pc.Expression) -> pa.Table:
-    """Returns some columns of the rows of files (at least one) that meet a condition.
+    """Returns some columns of the rows that meet a condition, from one or more files.
 
     A row group is skipped if its statistics show that it has no such row. If the files have more than 1 GiB,
-    only the files with a row group that is not skipped are compared with their manifest, because comparing
-    all files would take longer than the look-up. In this case, a row can be missed if the statistics of its
+    comparing all of them with their manifest would take longer than the look-up. So only files with a row
+    group that is not skipped are compared. In this case, the function can miss a row if the statistics of its
     row group are damaged.
 
     Raises:

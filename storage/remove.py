@@ -33,7 +33,7 @@ def is_younger(partition: Partition, hours: float) -> bool:
 
 def _is_recent(manifest: Manifest, hours: float) -> bool:
     """Returns whether a manifest was published less than `hours` hours ago."""
-    if not manifest.created_at:  # written by an early release
+    if not manifest.created_at:  # an early release wrote the manifest
         return False
     return datetime.now(UTC) - datetime.fromisoformat(manifest.created_at) < timedelta(hours=hours)
 
@@ -69,15 +69,15 @@ def delete_leftovers(
 ) -> int:
     """Deletes the data files of a partition that no manifest lists, if they are older than `grace_hours`.
 
-    A program may still read files that an earlier manifest listed. So such files stay until no manifest has
-    listed them for `grace_hours`.
+    A program may still read files that an earlier manifest listed. So a file stays until `grace_hours` have
+    passed since a manifest last listed it.
 
     Args:
         partition: the partition.
         manifests: the manifests whose files stay.
         grace_hours: hours.
-        replaced: the manifest that was replaced just now, if any. Since it was published, the files of
-            earlier manifests have not been listed.
+        replaced: the manifest that was replaced just now, if any. No manifest has listed the files of earlier
+            manifests since `replaced` was published.
 
     Returns:
         The number of deleted files.
@@ -117,7 +117,7 @@ def delete_empty_folders(folder: str) -> None:
             files.delete_file(lock.path)
     if file_io.is_local(folder):
         for path in [*reversed([entry.path for entry in entries if not entry.is_file]), inner]:
-            with suppress(OSError):  # the folder is gone, or another job has written to it
+            with suppress(OSError):  # another job has deleted the folder, or has written to it
                 os.rmdir(path)
     elif file_io.exists(folder):
         files.delete_dir(inner)
@@ -168,7 +168,10 @@ class DateFiles:
 
     @property
     def is_of_job(self) -> bool:
-        """Returns whether a job wrote the date. Otherwise somebody else wrote the files of the folder."""
+        """Returns whether a job wrote the date.
+
+        If not, a user or another program wrote the files of the folder.
+        """
         return self.manifest is not None or self.has_data_folder or not self.others
 
 

@@ -14,7 +14,7 @@ from conf.types import Config
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.paths import LakePaths
 
-if TYPE_CHECKING:  # jobs without Spark never import pyspark
+if TYPE_CHECKING:  # so jobs without Spark never import pyspark
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("nightrank")

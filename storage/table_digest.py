@@ -15,10 +15,10 @@ class _Hash(Protocol):
 
 
 def table_digest(table: pa.Table) -> str:
-    """Returns a digest of 16 hex digits of the names, types and values of all columns, in order.
+    """Returns a digest of 16 hex digits of the names, types and values of all columns.
 
-    Columns may contain numbers, texts, or lists of numbers or texts. Equal values of different types have
-    different digests.
+    Columns may contain numbers, texts, or lists of numbers or texts. The digest also depends on the order of
+    the columns and on the types of equal values.
     """
     digest = sha256()
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -29,7 +29,7 @@ def table_digest(table: pa.Table) -> str:
 
 
 def _add(digest: _Hash, values: pa.Array) -> None:
-    """Adds type, length, nulls and values of an array, without the bytes that its buffer has at nulls."""
+    """Hashes type, length, nulls and values of an array, but no bytes that its buffer has at nulls."""
     digest.update(f"{values.type} {len(values)}\0".encode())
     digest.update(values.is_null().to_numpy(zero_copy_only=False).tobytes())
     if pa.types.is_list(values.type):

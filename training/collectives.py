@@ -20,7 +20,7 @@ ReceivedRows = Callable[[], tuple[Tensor, list[int]]]
 
 
 class Collectives(Protocol):
-    """Operations over all ranks. Every rank must call the same methods in the same order.
+    """Operations over all ranks. All ranks must call the same methods in the same order.
 
     A call returns when all ranks have called the method. A method `start_…` returns at once, with a function
     that waits for the result. Until that function is called, the tensors that were passed must not be read or
@@ -137,14 +137,17 @@ class _GatherVectors(torch.autograd.Function):
 
 
 def gather_json(collectives: Collectives, value: Any) -> list[Any]:
-    """Returns the JSON values of all ranks, in rank order. Waits until all ranks have called it."""
+    """Returns the JSON values of all ranks, in rank order.
+
+    Waits until all ranks have called this function.
+    """
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     lengths, texts = collectives.allgather(torch.tensor([len(text)]), text)
     return [json.loads(part.numpy().tobytes()) for part in texts.split(lengths.tolist())]
 
 
 def raise_on_all_ranks(collectives: Collectives, error: NightrankError | None) -> None:
-    """Raises the first error of any rank on all ranks, so that no rank waits for the others."""
+    """If a rank has an error, raises the first error on all ranks, so that no rank waits for others."""
     fields = None if error is None else [type(error).__name__, error.problem, error.remedy]
     for rank, fields_of_rank in enumerate(gather_json(collectives, fields)):
         if fields_of_rank is not None:

@@ -1,4 +1,4 @@
-"""The device of a process: its choice, mixed precision, and memory."""
+"""Chooses the device of a process, and sets mixed precision and the number of threads."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def product_dtype(precision: Precision) -> torch.dtype:
 def vector_dtype(device: torch.device) -> torch.dtype:
     """Returns the dtype of looked-up vectors that enter only matrix products.
 
-    It is bf16 in mixed precision in bf16, and float32 otherwise. With fp16, the gradients of the scaled loss
-    must be divided by the scale in float32, because small gradients are zero in fp16.
+    It is bf16 in mixed precision in bf16, and float32 otherwise. With fp16, gradients must be float32 when
+    they are divided by the scale of the loss, because small gradients are zero in fp16.
     """
     if torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.bfloat16:
         return torch.bfloat16

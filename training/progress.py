@@ -33,7 +33,8 @@ _TIMEOUT_S = 5.0
 _LONGEST_LINE_BYTES = 64 * 1024
 _MAX_WAITING_ENTRIES = 256
 _MAX_CONNECTIONS = 16  # rank 0, former ranks 0 whose machines were lost, and unknown senders
-# A sender without entries sends an empty line this often, so that the listener can close lost connections.
+# A sender that has no entries sends an empty line this often. So the listener can detect and close lost
+# connections.
 _HEARTBEAT_S = 20.0
 _SILENCE_S = 90.0
 
@@ -53,8 +54,8 @@ class Listener:
     Args:
         host: the host name at which ranks reach the driver.
         bind: the address to listen on.
-        show: called with one entry at a time in a thread of the listener. If it raises an error, it is not
-            called again.
+        show: called with one entry at a time in a thread of the listener. If `show` raises an error, it is
+            not called again.
     """
 
     def __init__(self, host: str, bind: str, show: Report) -> None:
@@ -124,7 +125,7 @@ def _read_token(connection: socket.socket, length: int) -> bytes:
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
-    block_on_close = False  # a thread may wait for a lost machine for a while
+    block_on_close = False  # closing does not wait for threads that wait for lost machines
 
     def __init__(self, address: tuple[str, int], receive: Callable[[socket.socket], None]) -> None:
         class Handler(socketserver.BaseRequestHandler):
@@ -196,7 +197,7 @@ class Reporter:
             log.info("progress is no longer sent to the driver: %s", error)
 
     def _next(self) -> Mapping[str, Any] | None:
-        """Returns the next entry; an empty one if there is none for a while, and None at the end."""
+        """Returns the next entry; an empty one if no entry comes for a while; and None at the end."""
         try:
             return self._entries.get(timeout=_HEARTBEAT_S)
         except queue.Empty:

@@ -94,7 +94,7 @@ class RangeFile(io.RawIOBase):
 
         Args:
             read_range: returns the bytes of a range. It gets the position and the length, which is not 0. The
-                range never ends after the end of the file.
+                range never extends beyond the end of the file.
             size: number of bytes of the file.
         """
         self._read_range, self._size, self._at = read_range, size, 0
@@ -140,7 +140,9 @@ class RangeFile(io.RawIOBase):
 
 
 def with_folders(base: str, entries: Iterable[fs.FileInfo], recursive: bool) -> list[fs.FileInfo]:
-    """Returns the entries of a folder of an object store. The store has names with slashes, but no folders.
+    """Returns the entries of a folder of an object store.
+
+    Such a store has no folders, only names that contain slashes.
 
     Args:
         base: the path of the folder, without a slash at its end.

@@ -130,7 +130,8 @@ def _connected(authority: str, settings: tuple[str, ...], _process: int) -> Cont
             f"az://{authority}/ names no storage account",
             f"write abfss://{container}@ACCOUNT.dfs.core.windows.net/…, or set {_ACCOUNT} or {_CONNECTION}",
         )
-    # The endpoint `dfs` of an account has another protocol. `blob` reads the same files.
+    # The endpoint `dfs` of an account has another protocol. The endpoint `blob` gives the same files in the
+    # protocol of our client.
     url = f"https://{host.replace('.dfs.', '.blob.', 1) or f'{named}.blob.core.windows.net'}"
     credential: Any = key or token if account in ("", named) else ""
     return ContainerClient(url, container, credential=credential or DefaultAzureCredential())

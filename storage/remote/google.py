@@ -1,7 +1,8 @@
 """Google Cloud Storage: lists and reads objects with pyarrow's client.
 
 A path is `bucket/folder`. Credentials are found by Google's rules: first $GOOGLE_APPLICATION_CREDENTIALS,
-then the login of gcloud, then the service account of the machine. $STORAGE_EMULATOR_HOST replaces the store.
+then the login of gcloud, then the service account of the machine. If $STORAGE_EMULATOR_HOST is set, requests
+go to this emulator instead of Google's store.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pyarrow import fs
 from conf.errors import ConfigError
 from storage.remote import ReadOnlyHandler, with_folders
 
-# pyarrow retries failed requests for this time. Its default is 15 minutes.
+# pyarrow retries failed requests for this time. pyarrow's default is 15 minutes.
 _RETRY_TIME = timedelta(minutes=1)
 
 

@@ -68,7 +68,10 @@ def _parts(path: str) -> tuple[str, str]:
 
 
 def _client_of(authority: str) -> Client:
-    """Returns this process's client of a name node or name service, whose threads do not survive a fork."""
+    """Returns this process's client of a name node or name service.
+
+    A client's threads do not survive a fork.
+    """
     return _connected(authority, os.environ.get("HADOOP_CONF_DIR"), os.getpid())
 
 

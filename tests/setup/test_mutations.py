@@ -52,7 +52,7 @@ def test_a_draw_is_the_same_for_a_seed_and_has_functions_with_several_statements
 def test_text_that_occurs_twice_is_refused() -> None:
     assert Fault("a.py", "1", "2", "").applied("x = 1") == "x = 2"
     for text in ("x = 1 + 1", "x = 3"):
-        with pytest.raises(ValueError, match=r"a\.py has [02] times"):
+        with pytest.raises(ValueError, match=r"occurs [02] times in a\.py, not once"):
             Fault("a.py", "1", "2", "").applied(text)
 
 

@@ -1,6 +1,6 @@
 """The settings of the architectures, in modules that do not import torch.
 
-Every job first checks the settings of the model, even a job that does not need torch.
+Every job checks the model's settings when it starts, even a job that does not need torch.
 
 The file `<name>.py` has the settings of `training/architectures/<name>.py`. It contains
 

@@ -16,7 +16,7 @@ class Crosses(Strict):
     """Crosses every feature of `left` with every feature of `right`, for the wide part.
 
     A cross of two features has a weight for each pair of their ids. A hash of both ids selects the weight, so
-    that a pair of ids keeps its weight when vocabularies grow.
+    a pair of ids keeps its weight when vocabularies grow.
     """
 
     left: Names = Field(

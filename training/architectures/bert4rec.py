@@ -9,15 +9,15 @@ features extend the paper's model (training/models/sequence_model.py).
     H = block_n(… block_1(Dropout(x)))                                     (equations 1 to 6)
     logit = ⟨GELU(W_P H_0 + b_P), M[item]⟩ + b_O[item]                     (equation 7)
 
-s_p is the item at place p of the history, counted from 1 for the most recent one. An empty history is the
-mask alone. The first block's inputs have dropout, as in BERT, from which the authors' program takes its
-layers.
+s_p is the item at place p of the history. The most recent item is at place 1. For an empty history, the
+sequence is the mask alone. The inputs of the first block have dropout, as in BERT: the authors' program uses
+BERT's layers.
 
 Only the last place is masked. The paper masks random places of a user's sequence. It also adds samples with a
 mask only at the last place, because scoring uses such inputs (section 3.6). Here every row of the log is such
-a sample, with the history before the row. There are two reasons against random places. Negatives are drawn
-for the item of a row, not for items of its history. And each item of a history is the last place of another
-row.
+a sample, with the history before the row. We mask no random places, for two reasons. Negatives are drawn only
+for the item of a row, not for the items of its history. And each item of a history is the item of another
+row, whose mask takes its place.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """

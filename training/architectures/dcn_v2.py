@@ -3,8 +3,8 @@
     x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l             (equation 1; full rank)
     x_{l+1} = x_0 ⊙ (U_l (V_lᵀ x_l) + b_l) + x_l      (equation 2; U and V have `cross_rank` columns)
 
-x_0 contains the embeddings and the dense features. If there is a bottom MLP, x_0 contains the output of this
-MLP instead of the dense features (as in MLPerf's DLRM-DCNv2). x_l is the input of cross layer l.
+x_0 contains the embeddings and the dense features. If the model has a bottom MLP, x_0 contains the output of
+this MLP instead of the dense features (as in MLPerf's DLRM-DCNv2). x_l is the input of cross layer l.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, X columns of
 x_0.
@@ -71,7 +71,7 @@ class DCNv2(ClickModel):
         return torch.cat([self.bottom(dense), vectors.flatten(1)], dim=1)
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """See `ClickModel.forward`. The bottom MLP computes while vectors arrive from other ranks."""
+        """See `ClickModel.forward`. The bottom MLP runs while vectors arrive from other ranks."""
         bottom = self.bottom(dense)
         (vectors,) = self.embed(categorical)
         return self._logits(torch.cat([bottom, vectors.flatten(1)], dim=1))
@@ -90,7 +90,7 @@ class DCNv2(ClickModel):
         return in_float32(self.logit, self.deep(crossed)).squeeze(1)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDCNv2:
-        """Returns the factorization. Products per pair are computed in `dtype`, but logits in float32."""
+        """Returns the factorization. It computes products per pair in `dtype`, but logits in float32."""
         return FactorizedDCNv2(self, sides, dtype)
 
 
@@ -114,7 +114,7 @@ class FactorizedDCNv2:
     W x_0 + b of the first cross layer is a sum over the columns of x_0. The terms of user columns are
     computed once per user, and the terms of item columns once per item. Here the columns of x_0 are ordered:
     user columns, item columns, and pair columns, which depend on both. There are pair columns only if users
-    and items both have dense features, which the bottom MLP mixes.
+    and items both have dense features, because the bottom MLP mixes these.
 
     A side is the users or the items. For R rows of a side, `side_part` returns these tensors:
 
@@ -164,7 +164,7 @@ class FactorizedDCNv2:
     def _product(self, values: Tensor, side: Side) -> Tensor:
         """Returns the product (…, X) of the first cross layer's W and a side's columns of x_0.
 
-        `values` (…, X_side) contains the side's columns. At low rank, W is U Vᵀ.
+        `values` (…, X_side) contains the side's columns. If the layer has a low rank, W is U Vᵀ.
         """
         for weight in self._first[side]:
             values = functional.linear(values, weight)

@@ -38,8 +38,8 @@ from training.models.field_weights import FieldWeights, mix_vectors, weighted_pa
 from training.models.inputs import Inputs
 from training.models.layers import LinearPart, in_float32, linear, mlp
 
-# Standard deviation of the second-order term before training. If tables were initialised as in DLRM, it would
-# be larger than 1.
+# Standard deviation of the second-order term before training. If tables were initialised as in DLRM, this
+# standard deviation would be larger than 1.
 _FIRST_DEVIATION = 0.1
 
 
@@ -56,7 +56,8 @@ class DeepFM(ClickModel):
         self.first_order = LinearPart(inputs)
         num_vectors = inputs.num_dense + inputs.num_embedded
         num_pairs = max(num_vectors * (num_vectors - 1) // 2, 1)
-        # If vectors have the standard deviation s, that of the sum over their pairs is s² √(pairs * E).
+        # If vectors have the standard deviation s, the sum over their pairs has the standard deviation s²
+        # √(pairs * E).
         deviation = math.sqrt(_FIRST_DEVIATION / math.sqrt(num_pairs * dim))
         self.embedding = inputs.table(dim)
         self.embedding.init_normal(deviation)
@@ -94,9 +95,9 @@ class FactorizedDeepFM:
 
     A side is the users or the items. Σ_{i<j} r_ij ⟨e_i, e_j⟩ has three terms: the sums over the pairs within
     the user's side, within the item's side, and between both sides. The term between both sides is one dot
-    product. If all r_ij are 1, its factors are the sums of each side's vectors. With trained weights, one
-    factor consists of the M vectors of the side that has fewer vectors. The other factor consists of M
-    weighted sums of the other side's vectors.
+    product. If all r_ij are 1, its factors are the sums of each side's vectors. With trained weights, let M
+    be the number of vectors of the side that has fewer. One factor consists of these M vectors. The other
+    factor consists of M weighted sums of the other side's vectors.
 
     For R rows of a side, `side_part` returns three tensors:
 
@@ -104,14 +105,14 @@ class FactorizedDeepFM:
     * (R, E), or (R, M * E) with trained weights: the factor for the pairs between both sides
     * (R, H), the terms of the side's vectors in the H outputs of the MLP's first layer
 
-    So the MLP's second layer has the first matrix product that is computed per pair of user and item.
+    So the first matrix product that runs per pair of user and item is that of the MLP's second layer.
     """
 
     def __init__(self, model: DeepFM, sides: FeatureSides, dtype: torch.dtype) -> None:
         self._model = model
         self._linear = model.first_order.factorize(sides, dtype)
         dim = model.dense_vectors.shape[1]
-        vector_sides = (*sides.dense, *sides.embedded)  # in the order of the MLP's input
+        vector_sides = (*sides.dense, *sides.embedded)  # sides in the order of the MLP's inputs
         self._vectors = positions_by_side(vector_sides)
         columns = positions_by_side([side for side in vector_sides for _ in range(dim)])
         self._deep = FactorizedMLP(model.deep, model.logit, columns, dtype)

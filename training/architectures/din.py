@@ -9,7 +9,7 @@ MLP computes the logit from the pooled vector, the vectors of all other features
 v is the vector of the row's item, and e_j the vector of an item of the history. The function a, the
 activation unit, is an MLP over [v, e_j, v - e_j, v ⊙ e_j]. The weights do not add up to 1 (section 4.3: the
 softmax is left out), so their sum measures how much of the history fits the item. The vector of an empty
-history is 0. Both MLPs use PReLU. The widths of figure 2 are the defaults.
+history is 0. Both MLPs use PReLU. Their default widths are those of figure 2 of the paper.
 
 Differences from the paper, which docs/decisions/sequence-models.md#0052 explains:
 
@@ -52,7 +52,7 @@ class ActivationUnit(nn.Module):
     Args:
         dim: E.
         widths: widths of the hidden layers.
-        calls_per_row: L, which is how often the layers are computed for each row.
+        calls_per_row: L: the layers run once for each place of a row's history.
     """
 
     def __init__(self, dim: int, widths: Sequence[int], calls_per_row: int) -> None:
@@ -60,8 +60,8 @@ class ActivationUnit(nn.Module):
         self.calls_per_row = calls_per_row
         self.hidden = mlp([4 * dim, *widths], prelu=True)
         self.weight = linear(widths[-1], 1)
-        # At first, the weights are about 1. Then v_U is about the sum of the vectors, as in the paper's base
-        # model.
+        # Before training, the weights are about 1. So v_U is about the sum of the vectors, as in the paper's
+        # base model.
         nn.init.ones_(self.weight.bias)
 
     def forward(self, histories: Tensor, items: Tensor) -> Tensor:
@@ -70,7 +70,8 @@ class ActivationUnit(nn.Module):
         Args:
             histories: (U, L, E), the vectors of the items of histories, zeros at padding. A zero vector adds
                 nothing to the sum, so padding needs no mask.
-            items: (1|U, I, E), the vectors of items: the same items for all users, or other items per user.
+            items: the vectors of items. (1, I, E) if all users have the same items, and (U, I, E) if each
+                user has other items.
         """
         users, places, dim = histories.shape
         num_items = items.shape[1]
@@ -131,16 +132,16 @@ class FactorizedDIN:
     """The factorization of DIN.
 
     For R rows of a side (users or items), `side_part` returns two tensors. The first, (R, H'), has the terms
-    of the side's features in the H' outputs of the MLP's first layer. The second contains, for users, the
-    vectors (R, L, E) of the histories' items, and for items, their vectors (R, E). The history is pooled for
-    each pair of user and item.
+    of the side's features in the H' outputs of the MLP's first layer. For users, the second tensor contains
+    the vectors (R, L, E) of the items of the histories. For items, it contains the items' vectors (R, E). The
+    history is pooled for each pair of user and item.
     """
 
     def __init__(self, model: DIN, sides: FeatureSides, dtype: torch.dtype) -> None:
         self._model, self._dtype = model, dtype
         self._unit = deepcopy(model.attention).to(dtype)
         feature_sides = list(sides.embedded)
-        feature_sides[model.layout.history] = Side.PAIR  # the pooled vector depends on both
+        feature_sides[model.layout.history] = Side.PAIR  # the pooled vector depends on both sides
         self._embedded, self._dense = positions_by_side(feature_sides), positions_by_side(sides.dense)
         by_column = [side for side in feature_sides for _ in range(model.embedding.dim)]
         columns = positions_by_side([*by_column, *sides.dense])

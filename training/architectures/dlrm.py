@@ -1,8 +1,8 @@
 """DLRM (Naumov et al. 2019, arXiv:1906.00091): a bottom MLP, dot products of feature vectors, and a top MLP.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, F vectors per
-row. F is C, plus one if there are dense features. The interaction has the dot product of each pair of the F
-vectors.
+row. F is C, plus one if there are dense features. The interaction computes the dot product of each pair of
+the F vectors.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DLRM(ClickModel):
         ]
 
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
-        """See `ClickModel.forward`. The bottom MLP computes while vectors arrive from other ranks."""
+        """See `ClickModel.forward`. The bottom MLP runs while vectors arrive from other ranks."""
         bottom = self._of_dense(dense)
         return self._logits(bottom, *self.embed(categorical))
 
@@ -88,7 +88,8 @@ class DLRM(ClickModel):
         """Returns the outputs (B, H) of the top MLP.
 
         Args:
-            interactions: (B, K). Kernels add columns of zeros, which do not change the outputs.
+            interactions: (B, K), the inputs of the top MLP. Kernels add columns of zeros, which do not change
+                its outputs.
         """
         zeros = interactions.shape[1] - self._top_width
         if not zeros or not len(self.top):
@@ -109,7 +110,7 @@ class DLRM(ClickModel):
         return (kernels.interact if on_kernels else interact)(bottom, embedded)
 
     def factorize(self, sides: FeatureSides, dtype: torch.dtype) -> FactorizedDLRM:
-        """Returns the factorization. Dot products of two vectors of the same side are always float32."""
+        """Returns the factorization. Dot products of two vectors of one side are always float32."""
         return FactorizedDLRM(self, sides, dtype)
 
 
@@ -163,7 +164,8 @@ class FactorizedDLRM:
         vectors = model.embedding(categorical)
         enters = self._first_side is side
         if model.num_dense:
-            # Products with the dense features' vector belong to this side only if all dense features do.
+            # Products with the vector of the dense features belong to this side only if all dense features
+            # belong to this side.
             bottom = model.bottom(dense) if enters else vectors.new_zeros(len(vectors), vectors.shape[2])
             vectors = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
         side_vectors = vectors[:, self._vectors[side]]
@@ -196,7 +198,7 @@ def _products_with_items(bottom: Tensor, items: Tensor) -> Tensor:
         items: (1|U, I, Q, E), the vectors of the items.
     """
     num_users, num_items, dim = bottom.shape
-    if len(items) == 1:  # one matrix product per item, whose vectors all users share
+    if len(items) == 1:  # one matrix product per item, because all users share the item's vectors
         return torch.bmm(bottom.transpose(0, 1), items[0].transpose(1, 2)).transpose(0, 1)
     flat = items.reshape(num_users * num_items, -1, dim)
     products = torch.bmm(flat, bottom.reshape(num_users * num_items, dim, 1))  # (U * I, Q, 1)

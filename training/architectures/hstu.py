@@ -1,22 +1,22 @@
 """HSTU (J. Zhai et al., Actions Speak Louder than Words, ICML 2024, arXiv:2402.17152).
 
 The encoded history is the output of HSTU blocks (`PointwiseBlock` in training/models/sequence.py) for the
-most recent item of the user's history. A block has no softmax and no MLP. The weight of an item is a number
-of its own, so the sum of the weights grows with the number of fitting items: it contains the strength of an
-interest. The order of the items enters only by a bias for the distance between two items. Their times enter
-by a bias for their ages, if the setting `ages` names them.
+most recent item of the user's history. A block has no softmax and no MLP. The weight of an item does not
+depend on the weights of other items. So the sum of the weights grows with the number of similar items, and
+expresses the strength of an interest. The order of the items influences only a bias for the distance between
+two items. If the setting `ages` names the feature with the ages of the clicks, these ages add another bias.
 
     x_p = √E · M[s_p],   F = LN(block_n(… block_1(Dropout(x))))
     logit = ⟨F_0, M[item]⟩ + b
 
-s_p is the item at place p of the history, counted from the most recent one. For an empty history, F_0 is a
+s_p is the item at place p of the history. The most recent item is at place 0. For an empty history, F_0 is a
 learned vector. The bias b and the vectors of other features (training/models/sequence_model.py) extend the
 paper's model.
 
 The paper trains one sequence of items and actions of a user. Here each row of the log is one example with the
 history before it, as in the other sequence models (training/architectures/sasrec.py). Vectors of items do not
-depend on their places. So a model with one block encodes items that successive histories of a user share once
-(`Timelines`), if the batches of a training have the rows of a user together (`train.shuffle=users`).
+depend on their places. If a batch contains the rows of a user together (`train.shuffle=users`), successive
+histories share items. Then a model with one block encodes each shared item only once (`Timelines`).
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """
@@ -64,16 +64,16 @@ class HSTU(SequenceModel):
         return self.encode_by_length(items, first_rows, self._encode_places, ages)
 
     def _encode_timelines(self, histories: Tensor, first_rows: Tensor, ages: Tensor | None) -> Tensor:
-        """Returns F_0, (S, E) float32, and encodes items that successive histories share once.
+        """Returns F_0, (S, E) float32. An item that successive histories share is encoded only once.
 
-        Dropout sets numbers of √E · M[s_p] to 0, once for all histories of a timeline.
+        Dropout sets elements of √E · M[s_p] to 0, the same ones in all histories of a timeline.
         """
         timelines = Timelines.of(histories, first_rows, self.dropout.shard_starts)
         dim, (tiles, _, width) = self.embedding.dim, timelines.distances.shape
         vectors = self.embedding.feature_vectors(timelines.items, self.layout.item) * math.sqrt(dim)
         vectors = self.dropout(vectors, timelines.first_rows)
         items = vectors.new_zeros(tiles * width, dim).index_copy(0, timelines.places, vectors)
-        newest = functional.embedding(timelines.newest, items)  # its gradient is fast
+        newest = functional.embedding(timelines.newest, items)  # its gradient is faster than that of an index
         (block,) = self.blocks
         assert isinstance(block, PointwiseBlock)
         values = block.forward_timelines(newest, items.view(tiles, width, dim), timelines, first_rows, ages)

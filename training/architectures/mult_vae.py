@@ -8,10 +8,10 @@ from z. In scoring, z is its mean (sections 2.1 to 2.4):
     π = softmax over all items j of ⟨decoder(z), M[j]⟩ + b[j]
     loss = -Σ_j y_j log π_j + β · KL(N(μ, diag σ²) ‖ N(0, I))                               (equation 6)
 
-W has a row for each item, and M is the matrix of the decoder's last layer. The rows of both are rows of the
-table. Such a row has one number for each output of the first hidden layer. The decoder has the hidden layers
-of the encoder in reverse order. All hidden layers have the activation tanh. β rises linearly from 0 to its
-final value (section 2.2.2). Vectors of other features extend the paper's model
+W has a row for each item. M is the matrix of the decoder's last layer. The rows of W and of M are rows of the
+embedding table. Such a row has one number for each output of the first hidden layer. The decoder has the
+hidden layers of the encoder in reverse order. All hidden layers have the activation tanh. During training, β
+rises linearly from 0 to its final value (section 2.2.2). Vectors of other features extend the paper's model
 (training/models/sequence_model.py).
 
 Differences from the paper:
@@ -20,8 +20,8 @@ Differences from the paper:
   is an example: x is the history of the row, and y is the history and the row's item. So the examples of a
   user are prefixes of the user's sequence, and no example contains a later click. Active users have more
   weight than in the paper, because they have more and longer examples.
-* The row's item is never part of x. Otherwise the input would contain the item to be predicted, which never
-  happens when lists are made. x has the same dropout as in the paper.
+* The row's item is never part of x. Otherwise the input would contain the item to be predicted. When lists
+  are made, the input never contains it. x has the same dropout as in the paper.
 * A history has a largest length (`multi_hot.lengths`), because the rows of a batch have a fixed width.
 * With `train.loss: full_softmax`, the softmax is over the items of the row's day. Items of the history that
   are not items of this day, or that have a reserved id, are left out of y. `history_weight` is the weight of
@@ -89,7 +89,10 @@ class MultVAE(BiasedSequenceModel):
         return Bags(weights, items[:, layout.item].long())
 
     def _encode_rows(self, histories: Tensor) -> Tensor:
-        """Returns decoder(z) of each row, (B, E) float32. In training, also keeps the rows' divergences."""
+        """Returns decoder(z) of each row, (B, E) float32.
+
+        In training, stores the divergences of the rows too.
+        """
         first_rows, group = distinct_sequences(histories, self.dropout.shard_starts if self.training else ())
         decoded, divergences = self._autoencode(histories[first_rows], first_rows)
         if self.training:
@@ -110,7 +113,7 @@ class MultVAE(BiasedSequenceModel):
         is_item = ids != PAD_ID
         values = is_item / is_item.sum(dim=1, keepdim=True).clamp(min=1).sqrt()  # (S, L)
         values = self.dropout(values.unsqueeze(2), first_rows).squeeze(2)
-        if torch.compiler.is_exporting():  # no shape may depend on ids
+        if torch.compiler.is_exporting():  # the shapes of tensors must not depend on ids
             vectors = self.embedding.feature_vectors(ids.flatten(), self.layout.history)
             return (vectors.view(*ids.shape, -1) * values.unsqueeze(2)).sum(dim=1)
         kept = values != 0
@@ -136,7 +139,7 @@ def without_repeats(histories: Tensor) -> Tensor:
 
 
 def annealed(beta: float, share: float, progress: float) -> float:
-    """Returns the weight of the divergence: it rises linearly over a share of the steps to `beta`."""
+    """Returns the divergence's weight, which rises linearly to `beta` over a share of the steps."""
     return beta * min(1.0, progress / share) if share else beta
 
 

@@ -5,16 +5,17 @@
     a_0 = [e_1, …, e_m];  a_l = ReLU(W_l a_(l-1) + b_l);  φ_MLP = a_L
 
 In the paper, the inputs are the ids of a user and of an item. Then p and q are the vectors of these ids, and
-a_0 contains the two vectors. Section 3.1 also allows other features. Here every feature has a vector: the
-vector of its id, the sum or the mean of the vectors of its ids, or the value of a dense feature times a
-learned vector. p and q are the sums of the vectors of each side. So p and q are Pᵀ v_u and Qᵀ v_i of equation
-3 for inputs of several features. Context features belong to the item's side. Features that depend on the pair
-of user and item are inputs of the MLP only. If a side has no features, the product is 0.
+a_0 contains the two vectors. Section 3.1 also allows other features. Here every feature has a vector. For a
+feature with one id, it is the id's vector. For a list of ids, it is the sum or the mean of their vectors. For
+a dense feature, it is the value times a learned vector. p and q are the sums of the vectors of each side. So
+p and q are Pᵀ v_u and Qᵀ v_i of equation 3 for inputs of several features. Context features belong to the
+item's side. Features that depend on the pair of user and item are inputs of the MLP only. If a side has no
+features, φ_GMF is 0.
 
 GMF and MLP have separate vectors, as in section 3.4. Both vectors are in one row of a table: GMF uses the
-first `gmf_dim` numbers, and the MLP uses the other `mlp_dim` numbers. So there is one lookup per row. The
-bias b belongs to the MLP. The paper's equation has no bias. The paper may start from a trained GMF and a
-trained MLP (section 3.4.1). Here both start from random weights.
+first `gmf_dim` numbers, and the MLP uses the other `mlp_dim` numbers. So one lookup returns both. The bias b
+belongs to the MLP. The paper's equation has no bias. The paper may start from a trained GMF and a trained MLP
+(section 3.4.1). Here both start from random weights.
 
 Notation: B rows, D dense features, C features that are ids, V = D + C features (dense features first), W
 columns of ids, G gmf_dim, M mlp_dim.
@@ -45,7 +46,7 @@ _DEVIATION = 0.01  # standard deviation of initial vectors (section 4.1, paramet
 
 
 class NeuMF(ClickModel):
-    """A model whose logit is a weighted product of a user vector and an item vector, plus an MLP's output."""
+    """A model whose logit is a weighted dot product of a user and an item vector, plus an MLP's output."""
 
     user_fields: Tensor
     item_fields: Tensor
@@ -64,7 +65,7 @@ class NeuMF(ClickModel):
         num_fields = inputs.num_dense + inputs.num_embedded
         self.deep = mlp([num_fields * settings.mlp_dim, *settings.deep], settings.dropout)
         self.logit = linear(settings.deep[-1], 1)
-        # Together with `logit`, this is h. Both parts are initialised like one layer.
+        # This layer and `logit` together are h. Their weights are initialised as if they were one layer.
         deviation = math.sqrt(2 / (settings.gmf_dim + settings.deep[-1] + 1))
         self.gmf_weights = nn.Parameter(torch.empty(settings.gmf_dim).normal_(std=deviation))
 
@@ -112,7 +113,7 @@ class FactorizedNeuMF:
     def __init__(self, model: NeuMF, sides: FeatureSides, dtype: torch.dtype) -> None:
         self._model = model
         mlp_dim = model.dense_vectors.shape[1] - model.gmf_dim
-        field_sides = (*sides.dense, *sides.embedded)  # in the order of the MLP's input
+        field_sides = (*sides.dense, *sides.embedded)  # sides in the order of the MLP's inputs
         self._fields = positions_by_side(field_sides)
         columns = positions_by_side([side for side in field_sides for _ in range(mlp_dim)])
         self._deep = FactorizedMLP(model.deep, model.logit, columns, dtype)

@@ -8,15 +8,16 @@ embedding). Two terms extend the paper's model: a bias, and the vectors of other
     x_p = √E · M[s_p] + P[p],   F = LN(block_n(… block_1(Dropout(x))))     (equations 1 to 8)
     logit = ⟨F_0, M[item]⟩ + b                                             (equation 9)
 
-s_p is the item at place p of the history, counted from the most recent one. For an empty history, F_0 is a
+s_p is the item at place p of the history. The most recent item is at place 0. For an empty history, F_0 is a
 learned vector.
 
 The paper trains all places of a user's sequence at once. Here each row of the log is one example with its own
-history, so the examples are the same. If the batches of a training have the rows of a user together
-(`train.shuffle=users`), a model with one block computes keys and values once for all rows that share an item
-(`Timelines` in training/models/sequence.py). An item has another place in each row, because places are
-counted from the most recent item. But keys and values are linear in the vectors of places. A second block
-makes this impossible: its inputs are the outputs of the first block, and these depend on the places.
+history. Both methods give the same examples. If a batch contains the rows of a user together
+(`train.shuffle=users`), successive histories share items. Then a model with one block computes keys and
+values once for all rows that share an item (`Timelines` in training/models/sequence.py). An item has another
+place in each row, because places are counted from the most recent item. But keys and values are linear in the
+vectors of places. A second block makes this impossible: its inputs are the outputs of the first block, and
+these depend on the places.
 
 Notation: B rows, S distinct histories, E embedding_dim.
 """

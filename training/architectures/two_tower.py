@@ -33,7 +33,7 @@ _USER_SIDE = ("user", "context")
 
 
 class Tower(nn.Module):
-    """An MLP over the features of one side, which is the user with the context, or the item.
+    """An MLP over the features of one side: either the user and the context, or the item.
 
     A tower without features returns the same vector for all rows.
 
@@ -42,7 +42,7 @@ class Tower(nn.Module):
         hidden: widths of the hidden layers.
         dense, embedded: positions of the side's features among all dense features, and among all features
             that are ids.
-        of_items: whether the side is the item.
+        of_items: whether this is the tower of the item.
     """
 
     dense: Tensor
@@ -117,7 +117,7 @@ def _positions(scopes: Sequence[str], wanted: Sequence[str]) -> list[int]:
 
 
 def _layer(width_in: int, width_out: int) -> nn.Linear:
-    """Returns a layer as `layers.linear` does. For a tower without features, it has only biases."""
+    """Returns a layer as `layers.linear` does. In a tower without features, it has only biases."""
     if width_in:
         return linear(width_in, width_out)
     with warnings.catch_warnings(action="ignore"):  # torch warns that there is no weight to initialise

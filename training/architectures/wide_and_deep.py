@@ -6,7 +6,7 @@
 φ(x) contains the crosses (products) of two id features (equation 1). A cross has a weight for each bucket,
 and a hash of the two ids of a row selects the bucket. Crosses belong only to the wide part, as in the paper.
 The setting `crosses` lists them. Crosses that build_features computes with `hashed_cross` are ordinary
-features, which both parts use.
+features. The wide part and the MLP both use them.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, E embedding_dim, P crosses.
 """

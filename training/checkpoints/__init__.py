@@ -1,4 +1,4 @@
-"""Models and checkpoints on disk: safetensors files with table rows, and a JSON file that lists these files.
+"""Models and checkpoints on disk: safetensors files, and a JSON file that lists them.
 
 The JSON file is written last. A tensor file that is not listed in such a JSON file is not part of a model or
 checkpoint.

@@ -90,7 +90,7 @@ def overlap(target: RowBlock, source: RowBlock) -> Overlap | None:
     common_step = target.step // divisor * source.step
     modulus = source.step // divisor
     steps = distance // divisor * pow(target.step // divisor, -1, modulus) % modulus
-    first = target.first + target.step * steps  # a solution; next, the first in both blocks
+    first = target.first + target.step * steps  # one common row; the next line finds the first one
     lowest = max(target.first, source.first)
     first += -(-max(lowest - first, 0) // common_step) * common_step
     last = min(block.first + block.step * (block.rows - 1) for block in (target, source))
@@ -138,7 +138,7 @@ def owned_state(
         state: all tensors by name.
         row_state: maps the name of each tensor with one entry per table row to the blocks of these rows on
             this rank.
-        leads: whether this rank is rank 0.
+        leads: whether this rank is rank 0, which writes the tensors that are equal on all ranks.
     """
     equal = {
         name: value.detach()
@@ -159,7 +159,7 @@ def _merged(blocks: Sequence[RowBlock]) -> list[RowBlock]:
     """Returns the blocks in the form of a file: concatenated, with adjacent blocks of a feature merged.
 
     The rows of a feature may be two blocks: one in the memory of the device, and one in host memory. A file
-    contains one block for both, so it does not depend on which rows are in host memory.
+    contains one block for both. So the file does not depend on which rows were in host memory.
     """
     merged: list[RowBlock] = []
     place = 0

@@ -47,8 +47,8 @@ from training.registry.training_leftovers import is_older
 
 log = logging.getLogger("nightrank.training")
 
-# How long rank 0 waits for files that other ranks have reported as written. The second limit applies after an
-# error, when other ranks may have ended.
+# How long rank 0 waits for files that other ranks have reported as written. The second, shorter limit applies
+# after an error, because then other ranks may have ended.
 _PUBLISH_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
 
@@ -95,7 +95,7 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         """Waits until a checkpoint in progress is complete.
 
-        The wait has a short limit, because after an error the other ranks may have ended.
+        After an error, the time limit of the wait is short, because other ranks may have ended.
         """
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -140,7 +140,7 @@ class Checkpoints:
         Args:
             trainer: the state to save.
             position: the progress of the training.
-            best_step: a step whose checkpoint is not deleted; None if there is none.
+            best_step: a step whose checkpoint must be kept; None if no checkpoint must be kept.
 
         Raises:
             InfrastructureError, DataError: a rank failed to write the previous checkpoint. Raised on all
@@ -180,7 +180,7 @@ class Checkpoints:
     def restore(self, trainer: Stateful) -> Position | None:
         """Restores a trainer from the newest complete checkpoint.
 
-        If there is no complete checkpoint, it returns None and changes nothing.
+        If there is no complete checkpoint, this method returns None and changes nothing.
 
         The placement of rows and the number of ranks may have changed since the checkpoint was saved. Damaged
         checkpoints are skipped with a warning and deleted. Old files of killed attempts are deleted too.
@@ -222,10 +222,11 @@ class Checkpoints:
         return position
 
     def load(self, trainer: Stateful, step: int) -> bool:
-        """Loads the checkpoint of a step into a trainer. Returns False if it is missing or damaged.
+        """Loads the checkpoint of a step into a trainer.
 
-        In this case, a warning is logged, and the trainer is unchanged. All ranks must call this method, and
-        get the same result. No checkpoint may be in progress (`wait`).
+        Returns False if the checkpoint is missing or damaged. Then the method logs a warning, and does not
+        change the trainer. All ranks must call this method, and get the same result. No checkpoint may be in
+        progress (`wait`).
 
         Raises:
             DataError: the checkpoint belongs to another training. Raised on all ranks.
@@ -254,7 +255,8 @@ class Checkpoints:
             if step is None:
                 break
             text = self._folder.index_text(step)
-            # None: another attempt has just deleted it, so a newer checkpoint or the model exists.
+            # If the index is None, another attempt has just deleted it. So a newer checkpoint or the model
+            # exists.
             newest = None if text is None else (step, text)
         of_rank_0 = gather_json(self._collectives, newest)[0]
         return None if of_rank_0 is None else (int(of_rank_0[0]), str(of_rank_0[1]))
@@ -274,7 +276,7 @@ class Checkpoints:
         """
         try:
             values = file_io.parse_json(text, self._folder.index_path(step))
-        except DataError:  # damaged; `_examine` reports it
+        except DataError:  # the index is damaged; `_examine` reports the damage
             return None
         if not isinstance(values, dict):
             return None
@@ -347,8 +349,8 @@ class Checkpoints:
 # no collectives, because all ranks must call collectives in the same order. At the next save, ranks exchange
 # the errors of their threads (`Checkpoints.wait`).
 
-# The first pause between two checks for the parts of other ranks. It doubles each time, because every check
-# is a request to the object store.
+# The first pause between two checks for the parts of other ranks. Each further pause is twice as long,
+# because every check is a request to the object store.
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -552,7 +554,7 @@ class CheckpointWriter:
         log.info(
             "checkpoint of step %d: another attempt at this training has written it", self._contents.step
         )
-        if file_io.is_local(self._folder):  # on an object store, an index may have listed the files
+        if file_io.is_local(self._folder):  # on an object store, another index may have listed these files
             for name in names:
                 file_io.delete_file(f"{self._folder}/{name}")
 
@@ -563,8 +565,8 @@ _INDEX = re.compile(r"step-(\d+)\.json")
 _CHECKPOINT_FILE = re.compile(r"\.?step-\d+\.")
 
 # Files that no index lists and that are older than this do not belong to a running attempt, because writing a
-# checkpoint takes less time. If writing ever takes longer, the files may be deleted too early. Then the
-# previous checkpoint is used.
+# checkpoint takes less time. If writing ever takes longer, another attempt may delete the files too early. A
+# resumed training then uses the previous checkpoint.
 _GRACE_S = 3600.0
 
 
@@ -595,7 +597,7 @@ class CheckpointFolder:
             return file_io.read_text(self.index_path(step))
         except FileNotFoundError:
             return None
-        except DataError:  # its bytes are not UTF-8; `_examine` reports it
+        except DataError:  # the index is not UTF-8; `_examine` reports the damage
             return "not UTF-8"
 
     def delete_all_but(self, keep: int, best_step: int | None = None) -> None:

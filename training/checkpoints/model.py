@@ -53,7 +53,10 @@ class LoadedModel:
 
 
 def _open_tables(model: nn.Module, stored: StoredState, most_bytes: int) -> None:
-    """Opens the files of tables whose rows stay on disk. All tables together cache `most_bytes` of rows."""
+    """Opens the files of tables whose rows stay on disk.
+
+    All tables together cache at most `most_bytes` of rows.
+    """
     tables = {name: table for name, table in tables_of(model).items() if isinstance(table, RowsOnDemand)}
     row_bytes = sum(table.row_bytes for table in tables.values())
     for name, table in tables.items():
@@ -146,7 +149,7 @@ def load_model(
         embeddings: `stored` keeps the dtype in which the table rows were saved. `int8` quantizes the rows in
             host memory, so that the device stores one byte per number. `on_demand` leaves the rows in the
             files until a lookup needs them. With every value, a process reads each file once to compare its
-            checksum. Files of models do not change.
+            checksum. A file of a model never changes, so one check is enough.
         kernels: the value of the setting `score.kernels`: `auto`, `triton` or `torch`.
         rows_mib: with `on_demand`, memory for rows that were read, in MiB.
 
@@ -193,9 +196,9 @@ def load_model(
 # are equal on all ranks. model.json lists the files and the blocks of rows in them.
 #
 # Two attempts may train the same version at the same time. If a scheduler loses contact with a worker, it
-# starts another worker, while the first may still be running. Each attempt therefore makes its own name part
-# of the names of its files, and deletes no other files. model.json is created only once. The attempt that
-# ends second uses the model of the first attempt. Both models are the same, because training is
+# starts another worker, while the first may still be running. So the name of an attempt is part of the names
+# of its files, and an attempt deletes only its own files. model.json is created only once. The attempt that
+# ends second uses the model of the attempt that ended first. Both models are the same, because training is
 # deterministic. `training.registry.training_leftovers` deletes old files that no model.json lists.
 
 log = logging.getLogger("nightrank.training")
@@ -263,7 +266,7 @@ def _publish(path: str, description: Mapping[str, Any], files: Sequence[Mapping[
         "another attempt has already published a complete model in %s; this attempt's model is discarded",
         path,
     )
-    if file_io.is_local(path):  # on an object store, a model.json may have listed them for a moment
+    if file_io.is_local(path):  # on an object store, a model.json may have listed our files for a moment
         for file in files:
             file_io.delete_file(f"{path}/{file['name']}")
     return read_description(path)

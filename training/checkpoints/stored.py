@@ -56,9 +56,9 @@ class StoredState:
         prefixes: maps the name of each file to a prefix. The prefix is added to the names of the tensors in
             this file.
         rows: maps the name of each tensor with one entry per table row to the stored blocks of these rows.
-        cardinalities: the cardinalities of the features, in order. Cardinalities are needed only to read
-            models that early versions of this code saved. In such a model, each table is one tensor, without
-            a list of blocks.
+        cardinalities: the cardinalities of the features, in the order of the table. Cardinalities are needed
+            only to read models that early versions of this code saved. In such a model, each table is one
+            tensor, and model.json lists no blocks.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class StoredState:
             state: the tensors by name.
             row_state: maps the name of each tensor with one entry per table row to the blocks of these rows
                 on this rank. Only the rows of these blocks are filled.
-            unread: stored tensors may be missing in `state` if their names begin with one of these prefixes.
+            unread: stored tensors whose names begin with one of these prefixes may be missing in `state`, and
+                are not read then.
 
         Raises:
             StateMismatchError: the stored tensors do not fit `state`. If rows are missing in the files, some
@@ -267,12 +268,13 @@ class StoredTensorRows:
 
 
 def spans_of(places: NDArray[np.int64], gap: int, most_bytes: int, row_bytes: int) -> list[slice]:
-    """Divides rows of a file into runs that are read together.
+    """Divides rows of a file into runs. One request reads a run.
 
     Args:
         places: (N,) the indices of the rows in the file, ascending.
         gap: the largest number of bytes between two rows of a run.
-        most_bytes: the file is divided into parts of this number of bytes. A run ends where its part ends.
+        most_bytes: the function divides the file into parts of this number of bytes. No run crosses the end
+            of a part.
         row_bytes: bytes of a row.
     """
     if not len(places):

@@ -3,7 +3,7 @@
 The format (github.com/huggingface/safetensors) has three parts: the length of a JSON header as 8 bytes
 little-endian; the header with dtype, shape and byte range of each tensor; and the tensors' bytes. This module
 replaces the safetensors library, which handles only complete tensors of local files and copies them in
-memory. If table rows take most of a rank's memory, there is no room for such a copy.
+memory. If table rows fill most of a rank's memory, there is no space for such a copy.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _create(path: str) -> Iterator[IO[bytes]]:
     except BaseException:
         local.unlink(missing_ok=True)
         raise
-    folder = os.open(local.parent, os.O_RDONLY)  # so that the file's name survives a power failure
+    folder = os.open(local.parent, os.O_RDONLY)  # flushed, so that the file's name survives a power failure
     try:
         os.fsync(folder)
     finally:

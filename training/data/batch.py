@@ -96,8 +96,8 @@ class Pools:
         if memory is None:
             memory = self._create()
             self.created += 1
-        # All views of a tensor hold a reference to its array. So the array is finalized when the last view
-        # has been deleted.
+        # All views of a tensor hold a reference to the tensor's NumPy array. So Python finalizes the array
+        # when the last view has been deleted.
         lent = memory[:]
         weakref.finalize(lent, self._return, memory).atexit = False
         return Pool.of(torch.from_numpy(lent), *self._shape)
@@ -124,7 +124,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class CatalogueItems:
-    """All items of the train rows, ordered by day. A row is compared with the items of its day.
+    """All items of the train rows, ordered by day. A loss compares a row with the items of the row's day.
 
     Attributes:
         dense: (I, D) float32, the features of the items on their day.
@@ -186,8 +186,8 @@ class Vectors:
         users: (P, E) float32, the vectors of the users of this rank's positive rows.
         items: (I, E) float32, the vectors of the items of `compared`.
         compared: the items.
-        collectives: the ranks' collectives. If a loss uses them, all ranks compute it, and run the backward
-            pass.
+        collectives: the ranks' collectives. If a loss uses them, all ranks must compute the loss, and run the
+            backward pass.
         bags: the items that a row reconstructs in addition to the row's item, for a loss that compares the
             catalogue; None if there are no such items.
     """
@@ -231,8 +231,8 @@ class Batch:
             negatives or `items`, it is the expected number of positive rows, or, if rows have weights, the
             expected sum of the weights of these rows. In other batches whose rows have weights, `Trainer`
             replaces the number by the sum of the weights, a scalar tensor.
-        ready: the CUDA event that a stream must wait for before it reads the tensors; None if the tensors can
-            be read at once.
+        ready: a stream must wait for this CUDA event before it reads the tensors. If it is None, the tensors
+            can be read at once.
         row_keys: (L, 7) int32, the columns of row_keys.py; None if the loader does not read them.
         epoch: number of the epoch, from 0.
         group: G.
@@ -274,12 +274,12 @@ class Batch:
             stream = torch.cuda.current_stream(device)
             stream.wait_event(self.ready)
             for tensor in tensors.values():
-                tensor.record_stream(stream)  # torch reuses the memory only after this stream's work
+                tensor.record_stream(stream)  # so torch reuses the memory only after the work of this stream
         return replace(self, **tensors, ready=None)
 
 
 class RowsOfStep(Protocol):
-    """Selects the rows of a step from a batch of the loader, and adds the items for the loss."""
+    """Selects the rows of a step from a batch of the loader, and adds the items that the loss needs."""
 
     def expand(self, batch: Batch) -> Batch:
         """Returns the rows of the step.
@@ -293,7 +293,7 @@ class RowsOfStep(Protocol):
 class Transfer:
     """Copies pools to a GPU on a separate stream, while the GPU computes with earlier batches.
 
-    On a CPU, it does not copy pools.
+    On a CPU, pools are not copied.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -306,7 +306,7 @@ class Transfer:
 
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
-            self._stream.synchronize()  # the pools must outlive their copies
+            self._stream.synchronize()  # keeps each pool in host memory until its copy has ended
         self._copying.clear()
 
     def copy(self, pool: Pool) -> tuple[Pool, torch.cuda.Event | None]:

@@ -1,7 +1,7 @@
 """Reads the columns of one row group, and checks them against the manifest and the feature spec.
 
 Petastorm reads all columns except lists of ids. Petastorm's batch reader supports only lists of equal length,
-so pyarrow reads the lists of ids. Row groups that are already in memory need none of the two libraries.
+so pyarrow reads the lists of ids. Row groups that are already in memory need neither of the two libraries.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def read_columns(
         group: the row group.
         spec: the features.
         multi_hot: the lengths to which lists are padded or cut.
-        read: the columns `scalar_columns` of the row group if they have been read already.
+        read: the columns `scalar_columns` of the row group, if the caller has already read them.
         check_ids: whether ids are compared with their cardinalities.
 
     Raises:
@@ -138,7 +138,7 @@ def _name(group: RowGroup) -> str:
 def _check_ids(path: str, feature: Feature, ids: NDArray[np.int32]) -> None:
     """Raises DataError if an id is out of range, because a lookup would return a row of another feature."""
     cardinality = int(feature.cardinality or 0)
-    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # uint32: negative ids become large
+    if ids.size and int(ids.view(np.uint32).max()) >= cardinality:  # negative ids become large uint32 numbers
         raise DataError(
             f"{path}: {feature.name} has ids from {ids.min()} to {ids.max()}, outside [0, {cardinality})",
             "run build_features again: the features were built with another version of the workflow",
@@ -150,7 +150,7 @@ def _read_scalars(group: RowGroup, names: list[str]) -> Mapping[str, NDArray[Any
     table = group.file.table
     if table is not None:
         return {name: _values(table.column(name)) for name in names if name in table.column_names}
-    from training.data.row_groups import read_row_group  # imports Petastorm
+    from training.data.row_groups import read_row_group  # this import also imports Petastorm
 
     return read_row_group(group, names)
 

@@ -1,8 +1,8 @@
-"""Makes buffer pools on the device. They have the same bits as the pools of `pool_writer.PoolWriter`.
+"""Fills buffer pools on the device. They have the same bits as the pools of `pool_writer.PoolWriter`.
 
-The columns of a row group are copied to the device once. There, a kernel writes the rows of each pool in the
-order of the batches, and the ids are compared with their cardinalities. So the host does not shuffle rows or
-transpose columns.
+The columns of a row group are copied to the device once. A kernel on the device writes the rows of each pool
+in the order of the batches. The ids are also compared with their cardinalities there. So the host does not
+shuffle rows or transpose columns.
 
 Notation: a row group has G rows and C = 1 + D + W columns: the label, D dense features, and W columns of ids.
 A pool has N rows.
@@ -63,14 +63,14 @@ class DevicePoolWriter:
         steps: number of batches in a pool.
         rows: number of rows in a batch.
         num_dense: number of dense features.
-        cardinalities: for each column of ids, the number of its ids. Columns after these are not checked.
+        cardinalities: for each of the first columns of ids, its cardinality. The other columns are not
+            checked.
         id_width: number of columns of ids.
         num_shards: number of this rank's shards.
         arriving: yields the columns of row groups, as `HeldRowGroups` needs them.
         device: the device.
         kernel: whether Triton's kernel writes the rows. If it is False, torch operators write them.
-        refuse: raises the error for a row group, named by its index, with an id that is not below its
-            cardinality.
+        refuse: gets the index of a row group that has an id not below its cardinality, and raises the error.
     """
 
     def __init__(
@@ -221,7 +221,8 @@ class DevicePoolWriter:
     def _wrong_groups(self) -> tuple[list[int], Tensor] | None:
         """Returns the row groups that have just arrived, and for each of them whether it has a wrong id.
 
-        The second result is on the host. Getting it waits for the work that is queued on the current stream.
+        The second result is on the host. To copy it, the function waits for the work that is queued on the
+        current stream.
         """
         if not self._unchecked:
             return None

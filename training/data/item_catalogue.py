@@ -2,8 +2,8 @@
 
 Each rank reads the item columns of its share of the row groups once, before the first step. Then all ranks
 exchange the rows that they have read, so every rank has the complete catalogue. The catalogue takes 8 bytes
-of memory for each pair of a user and a chosen item. It also has the features of each item for each day on
-which the item has a row.
+of memory for each pair of a user and a chosen item. The catalogue also has the features of each item for each
+day on which the item has a row.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ItemCatalogue:
     def expected(self, batch: Batch) -> tuple[float | Tensor, float | None]:
         """Returns the expected weight of the positive rows in a global batch, and their expected number.
 
-        The number is None if rows have no weights, because it would equal the weight.
+        If rows have no weights, the expected number equals the expected weight, and None is returned for it.
 
         Args:
             batch: a batch of the loader; its `global_weight` is the number of rows.
@@ -90,7 +90,7 @@ class _Read:
     pair_day: NDArray[np.int64]
     rows: int
     positives: int
-    weight: float | None = None  # of the positive rows; None if rows have no weights
+    weight: float | None = None  # sum over the positive rows; None if rows have no weights
 
 
 def pair_hash(users: Tensor, items: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def pair_hash(users: Tensor, items: Tensor) -> Tensor:
 
 
 def item_spec(spec: FeatureSpec) -> FeatureSpec:
-    """Returns the spec with only the features of scope `item`, in the same order."""
+    """Returns the spec with only the features of scope `item`, in the order of the spec."""
     return FeatureSpec(spec.scoped("item"), spec.key_columns, spec.workflow_version, spec.label)
 
 
@@ -329,7 +329,7 @@ class PositiveRows:
 
 
 def find_positive_rows(batch: Batch, num_shards: int) -> PositiveRows:
-    """Returns the positive rows of a batch that consists of the rows of `num_shards` shards, in order."""
+    """Returns the positive rows of a batch, which consists of the rows of `num_shards` shards."""
     rows = ((batch.labels == 1) & (batch.weights > 0)).nonzero().flatten()
     weight = 1.0 if len(rows) else 0.0
     if not len(rows):

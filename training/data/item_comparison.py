@@ -1,9 +1,10 @@
 """Batches for the losses that compare the user vector of a positive row with vectors of items.
 
 A loss that compares the catalogue, such as `full_softmax`, compares a row with all items in the train rows of
-the row's day. The items have their features of that day. A loss that compares the batch, such as
+the row's day. The items have the features of that day. A loss that compares the batch, such as
 `in_batch_softmax`, compares a row with the items of the step's other positive rows. The other rows of a step
-may be of any train day. Apart from that, no features of a later day are used.
+may be of any train day, so their items may have features of a later day. In all other cases, a row uses no
+features of a later day.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class ItemComparison:
         )
 
     def _catalogue_ids(self, epoch: int) -> Tensor:
-        """Returns the ids of all items, (I, W). Steps of the same epoch replace the same ids."""
+        """Returns the ids of all items, (I, W). All steps of an epoch replace the same ids by OOV_ID."""
         if self._unknown is None:
             return self._ids
         catalogue = self._catalogue
@@ -131,7 +132,7 @@ def _columns_alone(values: Tensor, columns: Tensor) -> Tensor:
 def _log_shares(catalogue: ItemCatalogue) -> Tensor:
     """Returns, for each entry (N,) of the catalogue, the logarithm of its item's share of positive rows.
 
-    The share is computed from the positive rows of all train days, because a batch has rows of all these
+    The share is computed from the positive rows of all train days, because a batch can have rows of all these
     days.
     """
     _, item = catalogue.items.unique(return_inverse=True)
@@ -142,7 +143,7 @@ def _log_shares(catalogue: ItemCatalogue) -> Tensor:
 
 
 def _require_few(catalogue: ItemCatalogue, train: Train) -> None:
-    """Raises ConfigError if a step would have to compute the vectors of too many items."""
+    """Raises ConfigError if each step would have to compute the vectors of too many items."""
     if len(catalogue.items) > train.max_softmax_items:
         raise ConfigError(
             f"train.loss={train.loss_name} would compute vectors of {len(catalogue.items)} items in each "

@@ -10,13 +10,13 @@ The rows are the same in both cases.
 
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
 three or four pools. The row groups that are read ahead have up to `reading.read_ahead_mib` MiB. They include
-at least one row group of each shard, because a pool may need a new one of each shard. Each of the
-`reading.threads` threads has one more. The pools of all ranks, one of each rank, together have
-`reading.pool_rows` rows, or 4 global batches if these have more rows. A row takes 4 bytes for its label, 4
-bytes for its weight if it has one, and 4 bytes for each dense feature and each id. Example: one rank has 16
-shards and row groups of 200,000 rows and 40 columns. Then the current row groups have 16 × 32 MB, those read
-ahead have 16 × 32 MB, and the pools have 4 × 21 MB. If pools are made on the device, the current row groups
-and the pools are in its memory.
+at least one row group of each shard, because a pool may need a new row group of each shard. In addition, each
+of the `reading.threads` threads holds one row group. One pool of each rank, over all ranks, has
+`reading.pool_rows` rows in total, or 4 global batches if these have more rows. A row takes 4 bytes for its
+label, 4 bytes for its weight if it has one, and 4 bytes for each dense feature and each id. Example: one rank
+has 16 shards and row groups of 200,000 rows and 40 columns. Then the current row groups have 16 × 32 MB,
+those read ahead have 16 × 32 MB, and the pools have 4 × 21 MB. If pools are made on the device, the current
+row groups and the pools are in its memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class _Sized(Protocol):
 
 SizedRead = TypeVar("SizedRead", bound=_Sized)
 _READ_AHEAD_MIB, _GPU_THREADS = 256, 4
-# Number of pools at a time. Their batches wait, are used by the step, or are being written.
+# Number of pools at a time: pools that are being written, pools whose batches wait, and the pool whose
+# batches the steps use.
 _POOLS = 5
 # Minimum number of steps per pool. With fewer, a batch would have too many neighbouring rows of a file.
 _MIN_POOL_STEPS = 4
@@ -72,7 +73,8 @@ _GROUPS_TOGETHER, _SMALL_GROUP_ROWS = 64, 100_000
 class Loader:
     """Reads one split for one rank.
 
-    The constructor has eleven parameters, because files, order, columns and device vary independently.
+    The constructor has eleven parameters, because callers choose files, order, columns and device
+    independently.
 
     Args:
         files: the split's files in manifest order, the same on every rank. Files of an object store are
@@ -127,7 +129,7 @@ class Loader:
         self._on_device = self._makes_pools_on_device()
         self._require_intact_files()
         if any(file.table is None for file in files):
-            import_module("training.data.row_groups")  # imports Petastorm before a step is timed
+            import_module("training.data.row_groups")  # so Petastorm is imported before a step is timed
 
     def _require_intact_files(self) -> None:
         """Compares the files whose first row belongs to this rank with their manifests.
@@ -277,7 +279,10 @@ class Loader:
     def _reads(
         self, groups: Iterator[RowGroup], convert: Callable[[Columns], SizedRead]
     ) -> Generator[SizedRead, None, None]:
-        """Yields the result of `convert` for the columns of each row group, in order. Threads read ahead."""
+        """Yields the result of `convert` for the columns of each row group, in the order of the row groups.
+
+        Threads read row groups ahead.
+        """
         threads = self._reading.threads or (_GPU_THREADS if self._device.type == "cuda" else 1)
 
         def in_turn(
@@ -289,7 +294,7 @@ class Loader:
                     yield from map(convert, read)
                 finally:
                     if isinstance(read, Generator):
-                        read.close()  # in the thread that reads the row groups
+                        read.close()  # this runs in the thread that reads the row groups
 
             return in_threads(items, converted, threads, self._ahead_bytes, lambda read: read.size_bytes)
 
@@ -311,8 +316,11 @@ class Loader:
         return max(_READ_AHEAD_MIB * _MIB, 4 * (1 + sum(self._widths)) * largest * len(self.shards))
 
     def _read_local(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
-        """Yields the columns of row groups on local disk, in order. Some of them are read together."""
-        from training.data.row_groups import read_together  # imports Petastorm
+        """Yields the columns of row groups on local disk, in their order.
+
+        Some row groups are read together.
+        """
+        from training.data.row_groups import read_together  # this import also imports Petastorm
 
         names = list(scalar_columns(self.spec))
         for run in _runs(groups):
@@ -332,7 +340,7 @@ class Loader:
     def _read(
         self, group: RowGroup, read: Mapping[str, NDArray[Any]] | None = None, *, checked: bool = False
     ) -> Columns:
-        checked = checked or not self._on_device  # the device checks ids of its pools
+        checked = checked or not self._on_device  # the device itself checks the ids of its pools
         columns = read_columns(group, self.spec, self._multi_hot, read, check_ids=checked)
         for name in columns.cut.keys() - self._warned_cut:
             log.warning(
@@ -343,7 +351,7 @@ class Loader:
                 group.file.path,
             )
             self._warned_cut.add(name)
-        if columns.weight is not None:  # the last dense column of a pool
+        if columns.weight is not None:  # weights become the last dense column of a pool
             columns = replace(columns, dense=[*columns.dense, columns.weight])
         if self._key_columns:
             columns = replace(columns, categorical=[*columns.categorical, read_row_keys(group)])
@@ -352,7 +360,7 @@ class Loader:
 
 def _separate_weights(batch: Batch, device: torch.device) -> Batch:
     """Moves the last dense column of a batch to its weights. The weight of padding is 0."""
-    written = batch.to(device)  # on a GPU, makes the current stream wait until the pool is written
+    written = batch.to(device)  # on a GPU, `to` makes the current stream wait until the pool is written
     dense, weights = written.dense[:, :-1].contiguous(), written.dense[:, -1].contiguous()
     ready = None
     if batch.ready is not None:
@@ -379,9 +387,10 @@ def _runs(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:
 def read_groups(
     groups: Iterator[RowGroup], read: Callable[[RowGroup], Read], reading: Reading, *, local: bool
 ) -> Iterator[Read]:
-    """Yields the result of `read` for each row group, in order.
+    """Yields the result of `read` for each row group, in the order of `groups`.
 
-    Row groups of an object store are copied to local disk before they are read, up to `staging_mib` ahead.
+    Row groups of an object store are first copied to local disk. At most `staging_mib` MiB of copies wait to
+    be read.
 
     Args:
         groups: the row groups.

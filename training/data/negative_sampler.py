@@ -1,8 +1,9 @@
 """Draws negatives on the device: for each positive row of a batch, items that its user did not choose.
 
-Draw n of a row in an epoch depends only on (seed, epoch, day, row id, n). So the draw does not depend on the
-number of ranks, the device, or a resumption. Negatives use no rows of a later day: items are drawn from the
-row's day, and have their features of this day. Only pairs of that day and of earlier train days are rejected.
+The n-th draw for a row in an epoch depends only on (seed, epoch, day, row id, n). So it does not depend on
+the number of ranks, on the device, or on whether the training was resumed. Negatives use no rows of a later
+day: items are drawn from those of the row's day, and have the features of this day. Only pairs of that day
+and of earlier train days are rejected.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from training.native.library import address, library, required_library
 _ATTEMPTS = 8
 # `ChosenPairs`: number of flags for each pair, and the largest number of bits of a flag's index.
 _FLAGS_PER_PAIR, _MOST_FLAG_BITS = 16, 26
-# Distinct items are found by counting if the catalogue has at most this number of items for each draw.
+# If the catalogue has at most this number of items per draw, distinct items are found by counting the draws
+# of each item.
 _ITEMS_PER_PLACE = 8
 # The number of threads is at most the number of draws divided by this number.
 _DRAWS_OF_A_THREAD = 5_000
@@ -212,7 +214,7 @@ class NegativeSampler:
         return drawn, accepted
 
     def _places(self, keys: Tensor, first: Tensor, last: Tensor, position: Tensor) -> Tensor:
-        """Returns the positions in the catalogue of the items that the hashes `keys` draw, int64.
+        """Returns the items that the hashes `keys` select, as positions in the catalogue, int64.
 
         Args:
             keys: int64.
@@ -243,8 +245,8 @@ class _Draws(ctypes.Structure):
 class ChosenPairs:
     """The pairs of users and items in a catalogue.
 
-    A pair is searched only if its entry in a table of flags is set. A pair outside the catalogue rarely
-    shares an entry with a pair of the catalogue, so most lookups read only one byte.
+    A pair is searched only if its flag in a table is set. A pair outside the catalogue rarely has the same
+    flag as a pair of the catalogue, so most lookups read only one byte.
 
     Args:
         catalogue: the pairs, and the items that are drawn.
@@ -252,7 +254,7 @@ class ChosenPairs:
     Attributes:
         pairs: (M,) int64 ascending, the pairs of the catalogue.
         first_days: (M,) int64, the first train day on which the user chose the item.
-        hashes: (N,) int64, the part of a pair's hash that depends on the item.
+        hashes: (N,) int64, for each item, the part of a pair's hash that depends on the item.
         flags: (F,) bool, whether the hash of any pair has this remainder modulo F, a power of two.
         mask: F - 1.
     """
@@ -284,7 +286,7 @@ class ChosenPairs:
 
 
 def _distinct(places: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Returns the distinct `places` in ascending order, and the index of each place among them.
+    """Returns the distinct `places` in ascending order, and the index of each of `places` in this result.
 
     Args:
         places: (P, draws) int64 in [0, end).
@@ -293,7 +295,7 @@ def _distinct(places: Tensor, end: int) -> tuple[Tensor, Tensor]:
     if end > _ITEMS_PER_PLACE * places.numel():
         distinct, index = places.unique(return_inverse=True)
         return distinct, index
-    # Counting is faster than sorting if there are not many more items than draws.
+    # Counting is faster than sorting, unless there are many more items than draws.
     is_drawn = torch.zeros(end, dtype=torch.bool, device=places.device)
     is_drawn[places] = True
     return is_drawn.nonzero().squeeze(1), (is_drawn.cumsum(0) - 1)[places]

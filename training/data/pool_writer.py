@@ -51,10 +51,10 @@ class HeldRowGroups(Generic[Arriving, HeldGroup, HeldBlocks]):
     A row group stays in memory as long as consecutive pools need its rows.
 
     Args:
-        arriving: yields row groups. For each pool, these are the row groups that the previous pool did not
-            need, in the order of `PoolContents.groups`.
+        arriving: yields, for each pool, the row groups that the previous pool did not need, in the order of
+            `PoolContents.groups`.
         hold: converts the columns of a row group to the form that stays in memory. Its arguments are the row
-            group's index and the value that `arriving` yields.
+            group's index and the value that `arriving` yielded for the row group.
         hold_blocks: converts the order of a piece's blocks to the form that stays in memory.
 
     Attributes:
@@ -147,7 +147,7 @@ def _transposers_of(_: int, columns: Columns) -> tuple[Transposer, ...]:
 
 # Writes the columns of row groups as shuffled rows to a buffer pool.
 #
-# This module uses NumPy. If the compiled library was built, training/native/transposer.py is used instead.
+# This code uses NumPy. If the compiled library was built, training/native/transposer.py replaces it.
 
 # Number of rows that are transposed at a time. 4096 rows of 40 columns fit into the cache of a core.
 _CHUNK_ROWS = 4096

@@ -22,12 +22,12 @@ def _weight_one(_: object) -> int:
 class Prefetch(Generic[Item]):
     """Iterates over `source`, while a thread reads items ahead of the consumer. Use it as a context manager.
 
-    If the source raises an error, the consumer gets it after all earlier items.
+    If the source raises an error, the consumer gets the error after all earlier items.
 
     Args:
         source: the iterator to read. If it is a generator, the thread closes it when the consumer stops.
-        capacity: the largest total weight of the items that wait for the consumer. The thread holds one more
-            item. An item that is heavier than the capacity waits until no other item is waiting.
+        capacity: the largest total weight of the items that wait for the consumer. In addition, the thread
+            holds one item. An item that is heavier than the capacity waits until no other item is waiting.
         weigh: returns the weight of an item. By default, every item has the weight 1.
 
     Attributes:
@@ -94,7 +94,7 @@ class Prefetch(Generic[Item]):
             for item in self._source:
                 if not self._put(item):
                     return
-                del item  # otherwise it would use memory while the next item is created
+                del item  # otherwise this item would use memory while the source creates the next item
         finally:
             if isinstance(self._source, Generator):
                 self._source.close()
@@ -127,14 +127,14 @@ def in_threads(
     """Yields one result for each item, in the order of the items. Threads work ahead of the consumer.
 
     Thread t of n works on the items t, t + n, t + 2n, …, one after the other. If an item or a result raises
-    an error, the consumer gets it after all earlier results.
+    an error, the consumer gets the error after all earlier results.
 
     Args:
         items: the items. Only one thread at a time takes an item.
-        work: yields the result of each of its items, in order.
+        work: yields the result of each of its items, in the order of the items.
         threads: number of threads.
-        capacity: the largest total weight of the results that wait for the consumer. Each thread holds one
-            more result.
+        capacity: the largest total weight of the results that wait for the consumer. In addition, each thread
+            holds one result.
         weigh: returns the weight of a result.
     """
     dealer = _Dealer(items, threads)
@@ -147,7 +147,7 @@ def in_threads(
             result = [next(worker, _END)]
             if result[0] is _END:
                 return
-            yield result.pop()  # pop: no variable may refer to a result that the consumer uses
+            yield result.pop()  # pop leaves no reference to the result here
 
 
 class _Dealer(Generic[Item]):

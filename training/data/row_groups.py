@@ -1,9 +1,9 @@
 """Reads row groups through Petastorm.
 
 Petastorm's `Reader` plans the work, and a subclass of Petastorm's worker reads the rows. Petastorm's own
-worker calls pyarrow's `take` on every table, even if rows keep their order, and this call needs as much time
-as decoding the table. Petastorm's `make_batch_reader` is not used. This function would open each file once
-more to check that the file is plain Parquet, but the manifest already shows this.
+worker calls pyarrow's `take` on every table, even if rows keep their order. This call takes as long as
+decoding the table. We do not use Petastorm's `make_batch_reader`. It would open each file once more to check
+that the file is plain Parquet. This check is not needed, because every file in a manifest is plain Parquet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _POLL_S = 0.0002
 
 
 class _Worker(ArrowReaderWorker):
-    """A Petastorm worker that keeps the order of rows. Several threads decode the columns of a row group.
+    """A Petastorm worker that keeps the order of rows. pyarrow decodes the columns of a row group in threads.
 
     Row groups of one file are read one after the other, and the file is opened once. Petastorm's own worker
     opens the file, and so parses its metadata, for each row group. It also reads the file through a Python
@@ -49,7 +49,7 @@ class _Worker(ArrowReaderWorker):
         """Reads a row group, and publishes its columns as a map from their names to their values."""
         piece = self._split_pieces[piece_index]
         if self._file is None or self._path != piece.path:
-            self._path, self._file = piece.path, pq.ParquetFile(piece.path)  # closes the previous file
+            self._path, self._file = piece.path, pq.ParquetFile(piece.path)  # this closes the previous file
         names = sorted(field.name for field in self._schema.fields.values())
         table = self._file.read_row_group(piece.row_group, columns=names)
         columns = zip(table.column_names, table.columns, strict=True)
@@ -66,8 +66,8 @@ def _values(column: pa.ChunkedArray) -> NDArray[Any]:
 class _Pool(DummyPool):
     """Petastorm's pool `dummy`, which works in the caller's thread, with a queue for all row groups.
 
-    A thread of Petastorm fills the queue. With a short queue, that thread and the pool wait for one another
-    in steps of 10 and 100 ms, while a small row group is read in 2 ms.
+    A thread of Petastorm fills the queue. With a short queue, that thread and the pool would wait for one
+    another in steps of 10 and 100 ms. Reading a small row group takes only 2 ms.
     """
 
     def __init__(self, row_groups: int) -> None:
@@ -84,8 +84,8 @@ class _Pool(DummyPool):
 class _Reader(Reader):
     """A reader of some row groups of some files, in a given order.
 
-    Petastorm itself selects row groups by a shard number. The method that this class replaces gets all row
-    groups of the files, and returns the positions of those that are read.
+    Petastorm itself selects row groups by a shard number. This class replaces the method that gets all row
+    groups of the files, and returns the positions of the row groups to read.
 
     Raises:
         NoDataAvailableError: a file has another number of row groups than its manifest says.
@@ -173,7 +173,7 @@ def _open(groups: Sequence[RowGroup], names: Sequence[str], make: Callable[..., 
     return make(
         pyarrow_filesystem=files,
         dataset_path=list(dict.fromkeys(group.file.on_disk for group in groups)),
-        # One pattern for all columns, because Petastorm matches each pattern with each column.
+        # All columns are in one pattern, because Petastorm compares each pattern with each column.
         schema_fields=["|".join(re.escape(name) for name in names)],
         worker_class=_Worker,
         reader_pool=_Pool(len(groups)),

@@ -75,7 +75,7 @@ def order_by_user(group: RowGroup) -> NDArray[np.int64]:
 
 def hash_keys(keys: pa.ChunkedArray) -> NDArray[np.int64]:
     """Returns a 64-bit hash of each key, (N,), which depends only on the key."""
-    import pandas as pd  # nightrank's wheel trains without pandas
+    import pandas as pd  # imported here, because nightrank's wheel trains without pandas
 
     encoded = keys.combine_chunks().dictionary_encode()
     hashes = pd.util.hash_array(encoded.dictionary.to_numpy(zero_copy_only=False), categorize=False)
@@ -108,7 +108,7 @@ def split_row_keys(row_keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return wide[:, 0], wide[:, 1], wide[:, 2], row_keys[:, 6].long()
 
 
-# A 64-bit hash of numbers, as tensors: the same on every device and for every number of ranks.
+# A 64-bit hash of tensors of integers. It is the same on every device and for every number of ranks.
 
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
@@ -118,7 +118,7 @@ _SECOND = 0x94D049BB133111EB - 2**64
 def mix(values: Tensor) -> Tensor:
     """Returns SplitMix64 of each int64 number (Steele et al. 2014, OOPSLA, section 5), as int64.
 
-    Sums and products of int64 tensors drop the bits above 64, as the method requires.
+    Sums and products of int64 tensors drop all bits above the lowest 64, as the method requires.
     """
     state = values + _INCREMENT
     state = (state ^ _shift_right(state, 30)) * _FIRST

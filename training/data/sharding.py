@@ -6,8 +6,8 @@ read the row group, and each uses only its own rows. Each global batch takes `sh
 A rank owns complete neighbouring shards, so the ranks' batches together are the global batch. When a shard
 has no more rows, it is padded with rows of weight zero, so that all ranks do the same number of steps.
 
-A shard has the same rows in every epoch, so a rank reads the same files again. `RowOrder` shuffles the rows
-of a shard.
+A shard has the same rows in every epoch, so a rank reads the same files in every epoch. `RowOrder` shuffles
+the rows of a shard.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DataFile:
         row_groups: number of rows of each row group. If empty, the row groups are not known, and the complete
             file is read at once.
         size_bytes: size of the file; None if not known.
-        staged: path of its copy on local disk (staging.py); None if there is none.
+        staged: path of the file's copy on local disk (staging.py); None if the file has no copy.
         dt: the date of its feature partition, as an ISO date; empty if it is not known.
         table: the rows, if they are in memory. Nothing is then read from `path`, which only names the rows in
             messages, and the file has one row group.
@@ -194,14 +194,15 @@ def shards_of_rank(num_shards: int, rank: int, num_ranks: int) -> range:
 #    shuffled.
 # 2. Within a piece, blocks of `BLOCK_ROWS` neighbouring rows are shuffled. A block is a few cache lines of a
 #    column, so reading the blocks in a shuffled order takes no longer than reading the column in order.
-# 3. Shuffles 1 and 2 result in a stream of rows, which is divided into *windows*. A window is the rows of the
-#    shard that one buffer pool contains. The rows of a window are shuffled one by one.
+# 3. Shuffles 1 and 2 result in a stream of rows, which is divided into *windows*. A window consists of those
+# rows of the shard that one buffer pool contains. The rows of a window are shuffled one by one.
 #
 # The blocks of a window come from hundreds of different positions in a piece. If a pool has n steps, a row is
 # on average in the same batch as (BLOCK_ROWS - 1) / n other rows of its block.
 #
 # If users are shuffled instead of rows, the rows of a row group are ordered by user, and the third shuffle
-# moves blocks of rows too. So rows of a user stay next to each other, and a batch has them together.
+# moves blocks of rows instead of rows. So rows of a user stay next to each other, and a batch has them
+# together.
 
 BLOCK_ROWS = 32
 
@@ -226,7 +227,7 @@ class RowOrder:
     `BLOCK_ROWS` neighbouring rows.
 
     Attributes:
-        seed: seed of the shuffles; None without shuffles.
+        seed: seed of the shuffles; None if nothing is shuffled.
         epoch: index of the epoch.
         by_user: whether the rows of a block stay together in a window.
     """
@@ -237,13 +238,13 @@ class RowOrder:
 
     def pieces(self, shard: int, pieces: Sequence[Piece]) -> list[Piece]:
         """Returns a shard's pieces in the order in which they are read."""
-        if self.seed is None or len(pieces) < 2:  # for a single piece, this only saves time
+        if self.seed is None or len(pieces) < 2:  # a single piece needs no shuffle
             return list(pieces)
         order = self._random(_PIECES, shard).permutation(len(pieces))
         return [pieces[int(index)] for index in order]
 
     def blocks(self, piece: Piece) -> NDArray[np.int64] | None:
-        """Returns the order of a piece's full blocks, shape (rows // BLOCK_ROWS,); None without a seed.
+        """Returns the order of a piece's full blocks, shape (rows // BLOCK_ROWS,); None if there is no seed.
 
         The rows after the last full block come last.
         """
@@ -252,7 +253,7 @@ class RowOrder:
         return self._random(_BLOCKS, piece.group, piece.start).permutation(piece.rows // BLOCK_ROWS)
 
     def window(self, shard: int, window: int, rows: int) -> NDArray[np.int64] | None:
-        """Returns a permutation, shape (rows,), of a shard's rows in one pool; None without a seed.
+        """Returns a permutation, shape (rows,), of a shard's rows in one pool; None if there is no seed.
 
         `window` is the index of the pool within the epoch. The rows after the last full block come last if
         blocks stay together.

@@ -5,8 +5,8 @@ bytes of the row group and of the Parquet footer, at the same positions as in th
 of each row group is fetched only once, whatever the order in which row groups are read.
 
 Each use of a loader creates a new folder for its copies and locks this folder. A later use deletes the
-folders of processes that have ended. The folders are deleted even after SIGKILL, because a lock ends with its
-process.
+folders of processes that have ended. This works even after SIGKILL, because the lock of a process ends when
+the process ends.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def staging_folder(below: str | None) -> Iterator[Path]:
 
 def _delete_unlocked_folders(parent: Path) -> None:
     for folder in parent.iterdir():
-        with suppress(OSError):  # not a staging folder, or in use
+        with suppress(OSError):  # this is not a staging folder, or a process uses it
             file = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,5 +183,5 @@ def _copy(source: pa.NativeFile, path: Path, parts: list[tuple[int, int]]) -> in
                     raise OSError(f"the file ended {count} bytes early")
                 into.write(chunk)
                 count -= len(chunk)
-    # Files use full disk blocks; some file systems report the blocks only some time after writing.
+    # A file uses whole disk blocks. Some file systems report the blocks only some time after the write.
     return max(sum(count for _, count in parts), path.stat().st_blocks * 512)

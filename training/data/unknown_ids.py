@@ -5,7 +5,8 @@ other features alone. The idea comes from DropoutNet (Volkovs, Yu and Poutanen, 
 out a user's or an item's latent vector in training.
 
 Whether an id is replaced depends only on (seed, epoch, day, row id, column), and for a drawn item also on the
-number of the draw. So the decision does not depend on the number of ranks, the device, or a resumption.
+number of the draw. So the decision does not depend on the number of ranks, on the device, or on whether the
+training was resumed.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class UnknownIds:
         """
         if not len(self.places):
             return ids
-        # The numbers of columns are hashed too, because consecutive numbers already stand for draws.
+        # The number of a column is hashed before it is used, because consecutive numbers are used for draws.
         drawn = uniform(mix(keys.unsqueeze(-1) + mix(self.numbers))) < self.shares
         known = ids[..., self.places]
         result = ids.clone()

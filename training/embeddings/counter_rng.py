@@ -1,11 +1,11 @@
 """A counter RNG: a random number is a function of a seed, and of a row and a column of an embedding table.
 
-The row is the row's index in the unsharded table, which has the rows of all ranks. So a rank that holds only
-some rows draws the same random numbers for these rows as a single rank would. The last step (the finaliser)
-of splitmix64 computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast splittable
-pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in MurmurHash3's
-finaliser, compute 32 bits from key and column. The constants of these multiplications and shifts have the
-smallest bias in Wellons' hash-prospector.
+A row is identified by its index in the unsharded table, which contains the rows of all ranks. So a rank that
+holds only some rows draws the same random numbers for these rows as a single rank would. The last step (the
+finaliser) of splitmix64 computes a key of 64 bits from seed and row (Steele, Lea and Flood 2014, "Fast
+splittable pseudorandom number generators", OOPSLA, section 3). Two multiplications and three shifts, as in
+MurmurHash3's finaliser, compute 32 bits from key and column. The constants of these multiplications and
+shifts have the smallest bias in Wellons' hash-prospector.
 """
 
 from __future__ import annotations

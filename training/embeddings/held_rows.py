@@ -33,13 +33,13 @@ class HeldRows(nn.Module):
         rank: the rank.
         dim: E, numbers per row.
         storage: dtype of the stored numbers.
-        pinned: whether host memory of rows is pinned, which kernels on a GPU need.
+        pinned: whether host memory of rows is pinned. Kernels on a GPU need pinned memory.
 
     Attributes:
         blocks: the rows that this rank holds; see `Placement.blocks`.
         weight: the rows on the device.
-        tail: the rows in host memory; None if there are none. They stay there when the table is moved to a
-            device.
+        tail: the rows in host memory; None if there are none. These rows stay in host memory when the table
+            is moved to a device.
         may_use_kernels: whether lookups and updates may use Triton kernels on devices that support them.
             `set_kernels` sets this attribute.
     """
@@ -97,9 +97,9 @@ class HeldRows(nn.Module):
     def init_uniform(self) -> None:
         """Initializes each feature's rows from U(-1/√n, 1/√n), as the authors of DLRM do.
 
-        Here n is the cardinality of the feature. The padding row of a list feature stays zero: no lookup
-        reads it and no gradient changes it. With the same torch seed, a row gets the same numbers on any
-        rank.
+        Here n is the cardinality of the feature. The padding row of a list feature stays zero, because no
+        lookup reads it and no gradient changes it. With the same torch seed, a row gets the same numbers on
+        any rank.
         """
 
         def draw(seed: int, rows: Tensor, feature: int) -> Tensor:
@@ -237,8 +237,9 @@ def _add_and_cut(values: Tensor, random: Tensor, bits: int) -> Tensor:
 
 # Sets the rows of an embedding table to random numbers that do not depend on the ranks.
 
-# Count of random numbers that are drawn at a time, whatever the table's size. On a CPU they fit into a core's
-# cache. A GPU needs many, because starting an operation takes as long as computing a million numbers.
+# Count of random numbers that are drawn at a time, for tables of any size. On a CPU, these numbers fit into a
+# core's cache. A GPU must draw more at a time, because starting an operation takes as long as computing a
+# million numbers.
 _DRAWN_NUMBERS = 2**18
 _DRAWN_ON_A_GPU = 2**25
 
@@ -253,7 +254,7 @@ class FilledTable(Protocol):
 
     @property
     def dim(self) -> int:
-        """Returns the number of numbers per row."""
+        """Returns how many numbers a row has."""
 
     def block_rows(self) -> Sequence[Tensor]:
         """Returns a view of the rows of each block."""
@@ -267,7 +268,7 @@ def fill_rows(table: FilledTable, draw: Callable[[int, Tensor, int], Tensor]) ->
     """
     seed = int(torch.randint(2**62, ()))
     first_list = len(table.cardinalities) - len(table.list_lengths)
-    device = table.router.block_ends.device  # also for rows in host memory, so that a GPU draws them
+    device = table.router.block_ends.device  # a GPU also draws the numbers of rows in host memory
     count = max((_DRAWN_NUMBERS if device.type == "cpu" else _DRAWN_ON_A_GPU) // table.dim, 1)
     for block, rows in zip(table.blocks, table.block_rows(), strict=True):
         places = range(block.place, block.place + block.rows, count)

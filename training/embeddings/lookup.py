@@ -28,8 +28,8 @@ from training.embeddings.rows import Groups, RowTensor, SummedRowGradient, sum_r
 #     backward  the rank sends the gradients of the rows to the owners (all_to_all, 16 or 32 bits a number)
 #
 # Numbers have 16 bits if the table stores 16 bits, or if the model requests vectors of 16 bits. If the model
-# requests them, the gradients of a row are summed over the rank's lookups in float32, and then rounded and
-# sent.
+# requests vectors of 16 bits, the gradients of a row are summed over the rank's lookups in float32. Then the
+# sum is rounded to 16 bits and sent.
 #
 # The owner of a row is the rank that holds the row. An owner sums the received gradients in the order of the
 # ranks, so equal batches give bit-identical results. If a row occurs several times in a batch, its vector is
@@ -62,7 +62,7 @@ class ExchangedRows:
 class RowRequest:
     """The request of a rank for the rows of one batch. The rows can arrive while the rank does other work.
 
-    Three calls follow each other: the constructor, `start_fetch` and `vectors`. All ranks must make them.
+    Call the constructor, then `start_fetch`, then `vectors`. All ranks must make these three calls.
 
     Args:
         keys: (U,) int64, distinct and in ascending order.
@@ -91,7 +91,7 @@ class RowRequest:
         self._receive_vectors: ReceivedRows | None = None
 
     def start_fetch(self, weight: RowTensor, dtype: torch.dtype = torch.float32) -> None:
-        """Sends the vectors that other ranks requested, if they were not sent before.
+        """Sends the vectors that other ranks requested, unless this method has already sent them.
 
         Args:
             weight: this rank's matrix (rows, E). Its rows must not change until the step of the batch.
@@ -231,9 +231,9 @@ class ListElements:
         return summed.view(lists, rows, table.shape[1]).transpose(0, 1)
 
     def sources(self, num_vectors: int, num_single: int, pooling: Pooling) -> tuple[Tensor, Tensor | None]:
-        """Returns for each element the index of the vector whose gradient it receives, and a factor.
+        """Returns for each element the index of a vector, and a factor.
 
-        The gradient that an element receives is multiplied by the factor of the element.
+        The gradient of an element is the gradient of this vector times the factor.
 
         Args:
             num_vectors: B * C.
@@ -258,10 +258,10 @@ class ListElements:
 
 @dataclass(frozen=True)
 class PaddedLists:
-    """The padded columns of list features. No shape depends on ids, so the host need not wait for a GPU.
+    """The padded columns of list features.
 
-    All ids of a batch are elements, row by row. Padding belongs to the padding row of its feature, and the
-    factor of its gradient is 0.
+    No tensor's shape depends on ids, so the host need not wait for a GPU. All ids of a batch are elements,
+    row by row. Padding belongs to the padding row of its feature, and the factor of its gradient is 0.
 
     Attributes:
         filled: (B, Σ lengths), whether a column has an id.
@@ -304,9 +304,9 @@ class PaddedLists:
 
 
 @cache
-@torch.inference_mode(False)  # a later training could not use inference tensors
+@torch.inference_mode(False)  # a later training could not use tensors that were created in inference mode
 def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Returns numbers on a device, cached because each copy would wait for the device."""
+    """Returns numbers on a device. They are cached, because each copy would wait for the device."""
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
@@ -372,7 +372,7 @@ class RowsOfBatch:
     request: RowRequest | None = None
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory of all tensors until the work of `stream` that reads them is done."""
+        """Keeps the memory of all tensors until `stream` has finished the work that reads them."""
         for part in (self, self.lists, self.groups, self.request):
             for value in vars(part).values() if part is not None else ():
                 if isinstance(value, Tensor):
@@ -405,7 +405,7 @@ class BatchRows:
 
         Args:
             ids: the ids.
-            padded: whether the padding of lists is kept, so that no shape depends on ids.
+            padded: whether the padding of lists is kept, so that no tensor's shape depends on ids.
             trains: whether the lookup is part of a training step.
         """
         early = self._early
@@ -424,15 +424,15 @@ class BatchRows:
         self._early = self._of_batch(ids, f"{self.name}.request", padded=padded)
 
     def start_fetch(self, weight: RowTensor, dtype: torch.dtype) -> None:
-        """Sends the vectors that were requested early.
+        """Sends the vectors that other ranks requested early.
 
-        Call this method when no earlier step can change rows.
+        Call this method when no earlier step can change these rows any more.
         """
         if self._early is not None and self._early.request is not None:
             self._early.request.start_fetch(weight, dtype)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory of an early request until the work of `stream` that reads it is done."""
+        """Keeps the memory of an early request until `stream` has finished the work that reads it."""
         if self._early is not None:
             self._early.record_stream(stream)
 

@@ -1,8 +1,8 @@
 """The placement of table rows: which rank holds which rows, and whether in device memory or host memory.
 
-Replicated rows take memory on all ranks, and their gradients need an all-gather. Rows on only one rank need
-an exchange of vectors, and the rank with the frequent rows has the most work. The placement `auto` therefore
-follows these rules:
+Replicated rows take memory on all ranks, and their gradients need an all-gather. Rows that are on only one
+rank need an exchange of vectors, and the rank with frequent rows has the most work. The placement `auto`
+therefore follows these rules:
 
 * Small features (at most `replicated_max_bytes`) are replicated, unless the memory limit of a rank,
   `rank_max_bytes`, is too small for this.
@@ -51,7 +51,7 @@ class TableShape:
 
 
 def plan_placement(shape: TableShape, ranks: int, settings: Embeddings) -> Placement:
-    """Returns the placement of all features. A single rank holds all rows, whatever the settings are.
+    """Returns the placement of all features. With a single rank, this rank holds all rows, for any settings.
 
     Raises:
         ConfigError: a rank would hold more bytes of the table than `rank_max_bytes`.
@@ -207,9 +207,9 @@ class Placement:
     def blocks(self, rank: int) -> tuple[RowBlock, ...]:
         """Returns the blocks of rows that a rank holds.
 
-        Replicated rows come first, so they have the same position on all ranks. The order is that of the
-        rank's matrix, except if there is a tail. Then the matrix has the hot rows of all features first, but
-        here each feature's tail follows its hot rows.
+        Replicated rows come first, so they have the same position on all ranks. The blocks are in the order
+        of the rank's matrix, unless there is a tail. With a tail, the matrix has the hot rows of all features
+        first. But in the result, each feature's tail follows the feature's hot rows.
         """
         hot_place, tail_place, blocks = 0, self.first_tail, []
         for feature, first, step, rows in self._runs(rank):
@@ -247,7 +247,10 @@ class Placement:
         return self.rows_of(rank) if self.hot is None else self.first_tail + self.tail_rows_of(rank)
 
     def _hot_rows(self, feature: int, first: int, step: int, rows: int) -> int:
-        """Returns how many rows of a run are hot: its first rows, because runs are in the order of ids."""
+        """Returns how many rows of a run are hot.
+
+        These are the run's first rows, because runs are in id order.
+        """
         if self.hot is None:
             return rows
         return min(max(-(-(self.hot[feature] - first) // step), 0), rows)
@@ -290,8 +293,8 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 # greedy rule for the fractional knapsack problem, Dantzig 1957, Operations Research 5).
 #
 # Ids that a later fit appended may be more frequent than earlier ids. Such a row can only be hot together
-# with all earlier rows of its feature. So neighbouring rows are joined until the lookups per row decrease
-# (the rule of pool-adjacent-violators, Barlow et al. 1972).
+# with all earlier rows of its feature. So neighbouring rows are joined to runs, until the lookups per row
+# decrease from run to run (the rule of pool-adjacent-violators, Barlow et al. 1972).
 #
 # Notation: C features of a table.
 
@@ -330,7 +333,8 @@ class Tiers:
         hot: for each table, in the order in which the model creates tables, the number of hot rows of each
             feature.
         pinned: whether host memory of rows is pinned, which kernels on a GPU need.
-        expected: the share of the lookups of tables with a tail that read hot rows, by the counts.
+        expected: among the lookups of tables with a tail, the expected share that read hot rows, computed
+            from the counts of ids.
     """
 
     hot: tuple[tuple[int, ...], ...]
@@ -352,12 +356,12 @@ class _Run:
 def choose_tiers(
     tables: Sequence[PlannedTable], counts: IdCounts, rank_bytes: int, *, pinned: bool
 ) -> Tiers | None:
-    """Returns which rows are hot; None if all rows fit.
+    """Returns which rows are hot; None if all rows fit into device memory.
 
     Args:
         tables: the tables of a model.
-        counts: how often each id of a feature occurs, by the name of the feature. Ids without a count never
-            occur, such as reserved ids. The ids of a feature that is not in `counts` are equally frequent.
+        counts: how often each id of a feature occurs, by the name of the feature. Ids without a count, such
+            as reserved ids, never occur. The ids of a feature that is not in `counts` are equally frequent.
         rank_bytes: bytes of rows that a rank may hold on its device.
         pinned: see `Tiers`.
     """
@@ -395,7 +399,7 @@ def choose_tiers(
 def _hot_share(
     tables: Sequence[PlannedTable], lookups: Sequence[Sequence[NDArray[np.float64]]], hot: list[list[int]]
 ) -> float:
-    """Returns the share of the lookups of tables with a tail that read hot rows."""
+    """Returns, among the lookups of tables with a tail, the share that read hot rows."""
     hot_lookups = all_lookups = 0.0
     for table, of_table, firsts in zip(tables, lookups, hot, strict=True):
         if tuple(firsts) == table.placement.cardinalities:
@@ -424,9 +428,9 @@ def lookups_of(table: PlannedTable, counts: IdCounts) -> list[NDArray[np.float64
 
 
 def runs_of(lookups: NDArray[np.float64]) -> Iterator[tuple[int, int, float]]:
-    """Yields runs (start, end, lookups per row) of a feature's rows, in order. Lookups per row decrease.
+    """Yields runs (start, end, lookups per row) of a feature's rows, in the order of the rows.
 
-    `lookups` (rows,) is how often each row is looked up.
+    Lookups per row decrease from run to run. `lookups` (rows,) is how often each row is looked up.
     """
     rows = len(lookups)
     single = min(rows, _SINGLE_ROWS)
@@ -454,7 +458,7 @@ def runs_of(lookups: NDArray[np.float64]) -> Iterator[tuple[int, int, float]]:
 
 
 def _copies(placement: FeaturePlacement, ranks: int) -> float:
-    """Returns the share of the ranks on which a row takes memory."""
+    """Returns the share of the ranks that hold a row."""
     if placement.kind == "replicated":
         return 1.0
     if placement.kind == "table_wise" or placement.kind == "row_wise":
@@ -482,7 +486,7 @@ def _fitting(placement: FeaturePlacement, run: _Run, rows_left: Sequence[int]) -
         return min(run.end - run.start, rows_left[placement.rank])
     if placement.kind == "row_wise":
         ranks = len(rows_left)
-        # The rank's next row after the rows that fit is the first row that does not fit.
+        # The first row that does not fit is this rank's next row after the rows that fit.
         ends = [
             (rank - placement.rank - run.start) % ranks + rows * ranks for rank, rows in enumerate(rows_left)
         ]

@@ -16,8 +16,8 @@ from training.embeddings.rows import Groups, group_and_count
 class Router(nn.Module):
     """Computes the key of an id: owner * span + index of the id's row in the owner's matrix.
 
-    The owner is the rank that holds the id's row. For rows that all R ranks hold, the owner is R. So sorted
-    keys are sorted by owner, and the keys of rows that all ranks hold come last.
+    The owner is the rank that holds the id's row. For rows that all R ranks hold, the owner is defined as R.
+    So sorted keys are sorted by owner, and the keys of rows that all ranks hold come last.
 
     Attributes:
         span: number of rows of the largest matrix of any rank.
@@ -39,7 +39,7 @@ class Router(nn.Module):
             for block in placement.blocks(owner):
                 row = ranks if features[block.feature].kind == "replicated" else owner
                 if self.tiered and block.place >= placement.first_tail:
-                    # The tail follows block.first // block.step hot rows of this owner.
+                    # This owner has block.first // block.step hot rows before the tail.
                     tail_places[row][block.feature] = block.place - block.first // block.step
                 else:
                     places[row][block.feature] = block.place
@@ -120,6 +120,6 @@ class Router(nn.Module):
         return self.block_starts[block] + (rows - self.block_places[block]) * self.block_steps[block]
 
     def untiered_rows(self, rows: Tensor) -> Tensor:
-        """Converts row indices of this rank's matrix to the indices that rows have without a tail."""
+        """Converts indices of this rank's rows to the indices that these rows would have without a tail."""
         block = torch.searchsorted(self.block_ends, rows, right=True)
         return self.block_untiered[block] + rows - self.block_places[block]

@@ -57,9 +57,9 @@ class Groups:
         return torch.empty_like(self.order).index_copy_(0, self.order, begins.cumsum(0))
 
     def sum(self, values: Tensor, source: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Returns for each key the sum of the rows of `values` that its elements add, (U, E).
+        """Returns for each key the sum of those rows of `values` that belong to the key's elements, (U, E).
 
-        Elements are added in their order, so that equal calls give bit-identical results.
+        The rows are added in the order of the elements, so equal calls give bit-identical results.
 
         Args:
             values: (M, E) float32.
@@ -71,7 +71,8 @@ class Groups:
             return values.new_zeros(0, values.shape[1])
         if values.is_cuda:
             return sum_by_sorting(self, values, source, weights)
-        # An embedding bag sums the rows of each key. On a CPU it is several times faster than index_add_.
+        # An embedding bag sums the rows of each key. On a CPU, an embedding bag is several times faster than
+        # index_add_.
         indices = self.order if source is None else source.index_select(0, self.order)
         ordered = None if weights is None else weights.index_select(0, self.order)
         return functional.embedding_bag(indices, values, self.starts, mode="sum", per_sample_weights=ordered)
@@ -128,7 +129,7 @@ def _counts(ends: Tensor) -> Tensor:
 
 def _sorted(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the sorted keys, their order, and where the elements of each key begin (bool); (N,) each."""
-    narrow = keys.to(torch.int32) if end < _INT32_END else keys  # sorting 32-bit keys takes less time
+    narrow = keys.to(torch.int32) if end < _INT32_END else keys  # sorting 32-bit keys is faster
     ordered, order = torch.sort(narrow, stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=begins[1:])
@@ -189,8 +190,9 @@ RowGradient = SummedRowGradient | LookupGradient
 # Table rows in two memories: the frequent rows on the device, the others in host memory.
 #
 # The rows in host memory are never copied to the device as a whole. If Triton's kernels are used, they read
-# and write single rows through the address of the host memory, which is pinned. Otherwise the CPU does this,
-# and a GPU waits for it. If the device is the CPU, both memories are tensors on the CPU.
+# and write single rows through the address of the host memory, which is pinned. Otherwise the CPU reads and
+# writes these rows, and a GPU waits for the CPU. If the device is the CPU, both memories are tensors on the
+# CPU.
 #
 # Notation: N rows of a matrix, E numbers per row.
 
@@ -292,7 +294,7 @@ def rows_of_block(matrix: RowTensor, block: RowBlock) -> Tensor:
 
 # The compiled grouping of equal keys (group.cpp). training/embeddings/rows.py calls it.
 
-KEY_BITS = 31  # larger keys are not supported
+KEY_BITS = 31  # keys with more bits are not supported
 
 
 def compiled_groups(keys: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Embedding tables for scoring only: rows that stay in the model's files, and rows in int8.
 
-Rows that stay in files are for models that are larger than the memory of a worker. Ids are ordered by
-frequency, so most lookups need few rows that were not read before.
+Rows that stay in files are for models that are larger than the memory of a worker. Few ids make up most
+lookups, so most lookups need few rows that were not read before.
 
 Notation: U distinct rows of a lookup, E numbers per row.
 """
@@ -22,7 +22,7 @@ ReadRows = Callable[[Tensor], Tensor]
 
 
 class RowsOnDemand(StackedEmbedding):
-    """Looks up rows that are read when they are needed. This table cannot be trained.
+    """A table whose rows are read from files when a lookup needs them. This table cannot be trained.
 
     Lookups use torch's operators. Several threads may look up at the same time.
 
@@ -57,9 +57,9 @@ class RowsOnDemand(StackedEmbedding):
         """Sets the function that reads rows.
 
         Args:
-            read: returns rows (U, E) in the dtype of the table, on the CPU, from their indices (U,) int64 in
-                the unsharded table, which are distinct and in ascending order.
-            most_rows: number of rows to keep. A lookup that needs more keeps all its rows.
+            read: returns rows (U, E) in the dtype of the table, on the CPU. It gets their indices (U,) int64
+                in the unsharded table, which are distinct and in ascending order.
+            most_rows: number of rows to keep. If a lookup needs more rows, all rows of this lookup are kept.
         """
         self._kept = KeptRows(read, most_rows, self.weight.detach())
 
@@ -96,10 +96,10 @@ class KeptRows:
         device = self._like.device
         self._values = self._like
         self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # ascending
-        self._places = torch.zeros(0, dtype=torch.int64, device=device)  # of each row in `_values`
+        self._places = torch.zeros(0, dtype=torch.int64, device=device)  # the place of each row in `_values`
 
     @torch.no_grad()
-    @torch.inference_mode(False)  # tensors that are kept may be changed later
+    @torch.inference_mode(False)  # later calls may change the tensors that are kept
     def find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a matrix (K, E), and the position (U,) int64 of each of `rows` in this matrix.
 
@@ -129,7 +129,7 @@ class KeptRows:
         self._places = torch.cat([self._places, places])[order]
 
     def _with_room(self, count: int) -> Tensor:
-        """Returns the matrix, with room for `count` rows."""
+        """Returns the matrix, with space for `count` rows."""
         if count > len(self._values):
             room = max(count, min(2 * count, self._most_rows))
             larger = self._like.new_empty(room, self._like.shape[1])
@@ -142,9 +142,9 @@ class KeptRows:
 #
 #     scale = max |row| / 127,    code = round(number / scale),    number ≈ code * scale
 #
-# Quantisation changes a number by at most half the scale of the number's row. This is row-wise post-training
-# quantisation as in Guan et al. 2019, arXiv:1911.02079, section 3. The range of codes, -127 to 127, is
-# symmetric around zero, so a zero stays zero.
+# Quantisation changes a number by at most half the scale of the number's row. The method is the row-wise
+# post-training quantisation of Guan et al. 2019, arXiv:1911.02079, section 3. The range of codes, -127 to
+# 127, is symmetric around zero, so a zero stays zero.
 
 HIGHEST_CODE = 127
 _SCALE_BYTES = 4
@@ -160,7 +160,7 @@ class Int8Embedding(StackedEmbedding):
 
     def __init__(self, table: StackedEmbedding) -> None:
         rows, dim = table.weight.shape
-        with torch.random.fork_rng(devices=[]):  # the base class draws a random seed
+        with torch.random.fork_rng(devices=[]):  # keeps torch's random state: the base class draws a seed
             super().__init__(
                 table.cardinalities, dim, table.list_lengths, table.pooling, torch.int8, table.placement
             )

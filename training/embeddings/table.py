@@ -1,4 +1,4 @@
-"""The embedding table: it maps ids to vectors and sums gradients by row.
+"""The embedding table, which maps ids to vectors and sums gradients by row.
 
 One matrix holds the rows of all features that are ids, one feature after the other. So one gather looks up a
 batch, whatever the number of features. If some features are lists of ids, there is a second gather. If rows
@@ -54,7 +54,7 @@ class StackedEmbedding(HeldRows):
     """Embedding rows of C features in one table. All rows are zero at first.
 
     Args:
-        cardinalities: number of rows of each feature, in order.
+        cardinalities: number of rows of each feature, in the order of the features.
         dim: E, numbers per row.
         list_lengths: number of id columns of each list feature. List features come last; each other feature
             has one column.
@@ -63,7 +63,7 @@ class StackedEmbedding(HeldRows):
         placement: which rank holds which rows; None means that this process holds all rows.
         collectives: the collectives of the ranks in the placement. `forward` uses them only if rows are
             exchanged. In this case, all ranks must call `forward` the same number of times.
-        pinned: whether host memory of rows is pinned, which kernels on a GPU need.
+        pinned: whether host memory of rows is pinned. Kernels on a GPU need pinned memory.
 
     Attributes:
         batch_rows: computes the rows that batches read; a training requests them early (train_step.py).
@@ -209,7 +209,7 @@ class StackedEmbedding(HeldRows):
         return table.index_select(0, positions).float()
 
     def send_early(self, name: str) -> None:
-        """Lets the table, whose name is `name` on all ranks, send gradients in the backward pass."""
+        """Lets the table send gradients in the backward pass. Its name on all ranks becomes `name`."""
         self.batch_rows.name = self._pending.name = name
 
     def has_only_looked_up(self, ids: Tensor) -> bool:
@@ -233,7 +233,7 @@ class StackedEmbedding(HeldRows):
 #
 # Notation: E numbers per row, N entries.
 
-# A gradient of replicated rows, and a function that waits for the gradients of this rank's other rows.
+# The gradient of replicated rows, and a function that waits for the gradients of this rank's other rows.
 Return = tuple[SummedRowGradient, Callable[[], Tensor]]
 
 
@@ -270,11 +270,11 @@ class PendingLookups:
         self._lookups.append(lookup)
 
     def any(self) -> bool:
-        """Returns whether there is a lookup."""
+        """Returns whether a lookup waits for its gradient to be read."""
         return bool(self._lookups)
 
     def only(self, ids: Tensor) -> bool:
-        """Returns whether these ids were looked up, and nothing else."""
+        """Returns whether exactly these ids were looked up, and no others."""
         return len(self._lookups) == 1 and self._lookups[0].ids is ids
 
     @torch.no_grad()
@@ -305,9 +305,9 @@ class PendingLookups:
     def take_lookup_gradient(self, collectives: Collectives) -> LookupGradient | None:
         """Returns and clears the gradient of the batch since the last call. A row may have several entries.
 
-        A single rank has an entry for each lookup. If there are several ranks, each of them sums the gradient
-        of a row over its own lookups, and there is an entry for each rank that looked up the row. The update
-        kernel sums them.
+        A single rank has an entry for each lookup. If there are several ranks, each rank sums the gradient of
+        a row over its own lookups. The row then has an entry for each rank that looked it up. The update
+        kernel sums the entries of a row.
 
         Returns:
             None if there was not exactly one batch. In this case nothing is cleared; use `take_gradient`
@@ -330,7 +330,7 @@ class PendingLookups:
 
     def _clear(self) -> None:
         for hook in self._hooks.values():
-            hook.remove()  # the hook and the lookup refer to each other
+            hook.remove()  # the hook and the lookup refer to each other, so both would stay in memory
         self._lookups, self._names, self._hooks, self._returns = [], {}, {}, {}
 
     def _gradient(self, lookup: BatchLookup) -> tuple[SummedRowGradient, tuple[Tensor, Tensor] | None]:
@@ -338,7 +338,7 @@ class PendingLookups:
 
         Returns:
             First, the gradient of replicated rows, from this rank. Second, for the rows that only this rank
-            holds, the row indices (A,), with repeats, and the gradients (A, E) from all ranks; None if no
+            holds, the row indices (A,), which may repeat, and the gradients (A, E) from all ranks; None if no
             rows are exchanged.
         """
         if lookup.exchanged is None:
@@ -486,7 +486,7 @@ def tables_of(model: nn.Module) -> dict[str, StackedEmbedding]:
 
 
 def set_kernels(model: nn.Module, use: bool) -> None:
-    """Sets whether a model's tables may use Triton kernels. Call it before you create the optimizers."""
+    """Sets whether a model's tables may use Triton kernels. Call this before you create the optimizers."""
     for table in tables_of(model).values():
         table.may_use_kernels = use
 
@@ -498,10 +498,10 @@ def weights_of(model: nn.Module) -> dict[str, RowTensor]:
 
 
 def take_hot_share(model: nn.Module, collectives: Collectives) -> float | None:
-    """Returns the share of lookups since the last call that read rows on a device, on all ranks.
+    """Returns the share of all ranks' lookups since the last call that read rows on a device.
 
-    It is None if all rows of the model are on devices, or if nothing was looked up in a training. All ranks
-    must call this function.
+    The result is None if all rows of the model are on devices, or if no training step has looked up rows. All
+    ranks must call this function.
     """
     counts = [
         table.hot_share.take(table.weight.device)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 Format = Literal["fp16", "int8"]
-# Limit of the mean difference from the model, which is in export.json. A program above it is not published.
-# The benchmark measures up to 7e-5 with fp16 and 3e-3 with int8 on a test day, so the limits find programs
-# that are broken.
+# Limit of the mean difference from the model, which is in export.json. A program with a larger difference is
+# not published. The benchmark measures up to 7e-5 with fp16 and 3e-3 with int8 on a test day, so the limits
+# find programs that are broken.
 LARGEST_MEAN_DIFFERENCE: dict[Format, float] = {"fp16": 0.005, "int8": 0.05}
 
 
@@ -28,10 +28,10 @@ def write_smaller(source: Path, target: Path, number_format: Format, *, separate
     """Writes a program in another number format.
 
     Args:
-        source: the ONNX program in float32; for `int8`, of a model whose tables are already int8.
+        source: the ONNX program in float32. For `int8`, the tables of its model are already int8.
         target: the file to write.
         number_format: `fp16` or `int8`.
-        separate_weights: whether the weights are in a separate file, because they are too large.
+        separate_weights: whether the weights are in a separate file, because they are too large for one file.
     """
     if number_format == "fp16":
         _write_fp16(source, target, separate_weights=separate_weights)
@@ -66,11 +66,11 @@ def _write_int8(source: Path, target: Path, *, separate_weights: bool) -> None:
         from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
     program = onnx.load(source)
-    add_pre_process_metadata(program)  # torch has already done the other work of that step
+    add_pre_process_metadata(program)  # torch has done the other steps of pre-processing
     quantize_dynamic(
         program,
         target,
-        op_types_to_quantize=["MatMul"],  # also nodes Gemm, which become MatMul
+        op_types_to_quantize=["MatMul"],  # this includes Gemm nodes, which the tool converts to MatMul
         per_channel=True,
         weight_type=QuantType.QInt8,
         use_external_data_format=separate_weights,

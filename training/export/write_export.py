@@ -28,7 +28,7 @@ from training.models.inputs import id_columns
 
 DESCRIPTION = "export.json"
 
-# Numbers of rows with which the programs are compared. A program is traced with _TRACED rows.
+# The numbers of rows with which programs and model are compared. A program is traced with _TRACED rows.
 _COMPARED, _TRACED = (1, 7, 300), 3
 
 # ONNX files cannot be larger than 2 GB. Weights of larger models are in a second file.
@@ -64,8 +64,8 @@ def write_export(
 
     The forms are `ranker` and, for models of user and item vectors, `user` and `item`. For each form, the
     folder has the files `<form>.onnx` and `<form>.pt2`, and for each of `formats` the file
-    `<form>.<format>.onnx`. If `compiled` is true, it also has `<form>.aotinductor.pt2`. Nothing is left in
-    the folder if a program differs too much from the model.
+    `<form>.<format>.onnx`. If `compiled` is true, it also has `<form>.aotinductor.pt2`. If a program differs
+    too much from the model, no file is left in the folder.
 
     Args:
         exported: the model. If `formats` contains `int8`, its tables are int8 afterwards.
@@ -124,7 +124,7 @@ def _write(
                 "output": sample.form.output,
                 "greatest_difference": sample.greatest_differences(folder / name),
             }
-        for number_format in sorted(set(formats)):  # fp16 first: int8 changes the tables
+        for number_format in sorted(set(formats)):  # fp16 comes first, because int8 changes the tables
             _write_smaller(exported, samples, folder, number_format)
         for name, sample in samples.items() if formats else ():
             programs[name]["mean_difference"] = {
@@ -199,7 +199,7 @@ def _example(exported: ExportedModel, rows: int, form: Ranker) -> tuple[Tensor, 
     for feature, span in id_columns(exported.spec, exported.multi_hot):
         width = span.stop - span.start
         cardinality, is_list = feature.cardinality or 1, feature.kind == "multi_hot"
-        lowest = min(int(is_list), cardinality - 1)  # within a list, no id is PAD_ID
+        lowest = min(int(is_list), cardinality - 1)  # ids within a list are never PAD_ID
         ids = torch.randint(lowest, cardinality, (rows, width), generator=generator)
         if is_list:
             lengths = torch.randint(0, width + 1, (rows, 1), generator=generator)
@@ -319,8 +319,8 @@ def forms_of(model: nn.Module, widths: Mapping[str, int]) -> dict[str, Ranker]:
 
 # Compares exported programs with the model that they were made from.
 
-# Largest difference between an exported program and the model: of probabilities, and of numbers of a vector
-# relative to its largest number.
+# Largest allowed difference between an exported program and the model. For probabilities, it is absolute. For
+# the numbers of a vector, it is relative to the vector's largest number.
 TOLERANCE = 1e-5
 _ERRORS_ONLY = 3
 
@@ -343,7 +343,7 @@ class Sample:
 
     @classmethod
     def of(cls, form: Ranker, version: str, inputs: Sequence[tuple[Tensor, ...]]) -> Sample:
-        """Runs a form. Later changes of its model do not change the sample."""
+        """Runs a form on its inputs. If the form's model changes later, the sample does not change."""
         with torch.inference_mode():
             return cls(form, version, inputs, [form(*of_call).numpy() for of_call in inputs])
 
@@ -376,7 +376,7 @@ class Sample:
         """Returns the mean difference of the program `path`, which has numbers with fewer bits.
 
         Raises:
-            InfrastructureError: it is larger than LARGEST_MEAN_DIFFERENCE.
+            InfrastructureError: the difference is larger than LARGEST_MEAN_DIFFERENCE.
         """
         differences = [of_call.ravel() for of_call in self._differences(self._run_onnx(path))]
         mean = float(np.concatenate(differences).mean())
@@ -387,7 +387,7 @@ class Sample:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY  # no warnings about constants computed at each call
+        options.log_severity_level = _ERRORS_ONLY  # hides warnings about constants
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return [
             session.run(
@@ -405,7 +405,7 @@ class Sample:
         ]
 
     def _require(self, difference: float, limit: float, program: str, how: str) -> None:
-        if not difference <= limit:  # true for NaN too
+        if not difference <= limit:  # this is true for NaN too
             raise InfrastructureError(
                 f"{program} differs from model {self.version} {how} {difference:.2g} (at most {limit} is "
                 "allowed)",
@@ -415,13 +415,13 @@ class Sample:
 
 # Compiles programs of torch.export for CPUs with AOTInductor (docs.pytorch.org, "AOTInductor").
 
-COMPILED = "aotinductor.pt2"  # the end of the names of compiled programs
+COMPILED = "aotinductor.pt2"  # the ending of the names of compiled programs
 _OPTIONS = {"freezing": True}  # weights are stored in the order in which products read them
-_LONGEST_OUTPUT = 1_000  # characters of the compiler's output in an error
+_LONGEST_OUTPUT = 1_000  # largest number of characters of the compiler's output in an error
 
 
 def write_compiled(source: Path, target: Path) -> None:
-    """Compiles a program with any number of rows, for the processor of this machine.
+    """Compiles a program for any number of rows, for the processor of this machine.
 
     Args:
         source: the program, a file of `torch.export.save`.

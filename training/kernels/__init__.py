@@ -22,7 +22,7 @@ from torch import Tensor
 
 from training.kernels.tail import Tail
 
-# Read once, because torch.compile traces `available` and needs constants.
+# These values are read once, because torch.compile traces `available`, which must return constants.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _HAS_TRITON = find_spec("triton") is not None
 

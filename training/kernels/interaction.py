@@ -14,8 +14,8 @@ The vectors V (B, F, E) and the matrices of dot products (B, F, F) are not writt
 kernel reads each vector once, and writes the top MLP's input once. B is the number of rows, C the number of
 embeddings per row, and E the width of a vector. F = C + 1, or C if there is no bottom MLP.
 
-Columns of zeros at the end of `out` make its rows a multiple of 16 bytes. For other widths, cuBLAS has only
-slower matrix products (docs/decisions/training-on-gpus.md#0074).
+Columns of zeros at the end of `out` make its rows a multiple of 16 bytes. For rows of other lengths, cuBLAS
+has only slower matrix products (docs/decisions/training-on-gpus.md#0074).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -33,8 +33,8 @@ from torch import Tensor
 from training.kernels.torch_operators import differentiable, operator
 
 _BLOCK_DIM = 128
-# Without tensor cores, a thread holds whole rows of both factors. If blocks were larger, or if more vectors
-# were given to only four warps, registers would spill to memory (tests/training/test_compiled_kernels.py).
+# Without tensor cores, a thread holds whole rows of both factors of a product. With larger blocks, or with
+# more vectors for only four warps, registers would spill to memory (tests/training/test_compiled_kernels.py).
 _EXACT_BLOCK_DIM, _EXACT_BLOCK = 16, 32
 _ROW_BYTES = 16
 

@@ -24,8 +24,9 @@ from torch import Tensor
 from storage.feature_spec import PAD_ID
 from training.kernels.tail import Tail
 
-# Count of numbers that one program (instance of the kernel) gathers. With 4,096, the kernel for lists would
-# need more than 255 registers per thread and store some in memory (tests/training/test_compiled_kernels.py).
+# Count of numbers that one program (instance of the kernel) gathers. With 4,096 numbers, the kernel for lists
+# would need more than 255 registers per thread, and would store some values in memory
+# (tests/training/test_compiled_kernels.py).
 _TILE = 1024
 
 
@@ -58,9 +59,12 @@ class FeaturePositions:
 
 
 @cache
-@torch.inference_mode(False)  # a later training could not use inference tensors
+@torch.inference_mode(False)  # a later training could not use tensors that were created in inference mode
 def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns `column` and `width` of `FeaturePositions`, cached: each copy would wait for the device."""
+    """Returns `column` and `width` of `FeaturePositions`.
+
+    They are cached: each copy would wait for the device.
+    """
     starts = [0, *accumulate(widths)][:-1]
     return (
         torch.tensor(starts, dtype=torch.int32, device=device),

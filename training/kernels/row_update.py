@@ -75,7 +75,7 @@ def update_rows(
     if not lookups:
         return
     all_rows = weight.shape[0] if tail is None else tail.first + len(tail.rows)
-    narrow = all_rows < 2**31  # sorting 32-bit numbers takes less time
+    narrow = all_rows < 2**31  # sorting numbers of 32 bits takes less time than of 64 bits
     sorted_by = rows if order_by is None else order_by
     ordered, order = torch.sort(sorted_by.to(torch.int32) if narrow else sorted_by, stable=True)
     ordered = ordered if order_by is None else rows[order]
@@ -109,7 +109,8 @@ def _pools(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Returns weight and accumulator on the device, the two in host memory, and the first row of the latter.
 
-    If one of them does not exist, the result has another tensor instead, which the kernel does not use.
+    If one of these tensors does not exist, the result contains another tensor in its place, which the kernel
+    does not use.
     """
     sums = weight if accumulator is None else accumulator
     if tail is None:
@@ -228,8 +229,8 @@ def _finish(
 ):
     """Adds the partial sums of a run that continues over several chunks, and updates the run's row.
 
-    A program (an instance of the kernel) does this for the run that begins in its chunk. The program adds the
-    partial sums of PARTS chunks at a time.
+    A program (an instance of the kernel) updates the row of the run that begins in its chunk. The program
+    adds the partial sums of PARTS chunks at a time.
     """
     chunk = tl.program_id(0).to(tl.int64)
     begin, end = chunk * CHUNK, (chunk + 1) * CHUNK

@@ -15,7 +15,7 @@ class Tail:
         rows: (T, E), in host memory that is pinned if the device is a GPU.
         first: the index of the first of these rows in the matrix. All earlier rows are on the
             device.
-        accumulator: (T,) float32, their state of row-wise Adagrad; None for lookups and for SGD.
+        accumulator: (T,) float32, the state of row-wise Adagrad of these rows; None for lookups and for SGD.
     """
 
     rows: Tensor

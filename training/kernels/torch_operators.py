@@ -1,7 +1,7 @@
 """Registers functions as torch operators, so that torch.compile does not trace into them.
 
-torch.library.custom_op does the same, but its operators import torch's compiler at the first call. This
-import takes seconds on every rank and every scoring worker.
+torch.library.custom_op has the same effect, but its operators import torch's compiler at their first call.
+This import takes seconds on every rank and every scoring worker.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def train_in_driver(plan: TrainPlan, threads: int, show: Report | None) -> dict[
         The model's description (model.json).
 
     Raises:
-        InfrastructureError: a signal ended the training, or the training failed for another reason than the
+        InfrastructureError: a signal ended the training, or the training failed for a reason other than the
             configuration or the data.
         ConfigError, DataError: see `run_plan`.
     """

@@ -32,10 +32,11 @@ log = logging.getLogger("nightrank.rank")
 
 
 def run_rank(plan: TrainPlan, threads: int, channel: Channel | None, *, quiet: bool) -> RankOutcome:
-    """Runs one rank of a training. Errors are returned, so that the driver can find the root cause.
+    """Runs one rank of a training.
 
-    In an elastic training, the ranks exchange their outcomes, so that all ranks return the same outcome. If a
-    rank cannot take part in this exchange, it ends with its error, and Spark starts another rank.
+    This function returns errors and does not raise them, so that the driver can find the root cause. In an
+    elastic training, the ranks exchange their outcomes, so that all ranks return the same outcome. If a rank
+    cannot take part in this exchange, it ends with its error, and Spark starts another rank.
 
     Args:
         plan: the plan of the training.
@@ -98,9 +99,9 @@ def _gpu_text() -> str:
 
 # Elastic training in one rank. When a rank is lost or joins, the ranks form a new ring and continue.
 #
-# A ring is a group of ranks that train together. Each ring builds the model anew and continues from the last
-# checkpoint (training/checkpoints/checkpoints.py), which may have been written by another number of ranks.
-# ranks.py starts the ranks; if a rank is lost, Horovod's driver starts a new rank.
+# A ring is a group of ranks that train together. Each ring builds a new model and continues from the last
+# checkpoint (training/checkpoints/checkpoints.py). This checkpoint may have been written by a different
+# number of ranks. ranks.py starts the ranks; if a rank is lost, Horovod's driver starts a new rank.
 
 # Trains one ring to the end. At each checkpoint, it calls its argument, which raises an error if ranks joined
 # or left.
@@ -124,8 +125,8 @@ class _Ring(State):
     """The state that an elastic rank keeps when ranks join or leave: the outcome of a rank that has failed.
 
     Horovod can save and restore such a state and broadcast it from rank 0. This class does not use these
-    functions: every rank loads its state from the last checkpoint instead, because no other rank has the
-    table rows of a lost rank.
+    functions. Instead, every rank loads its state from the last checkpoint, because the table rows of a lost
+    rank are on no other rank.
     """
 
     def __init__(self) -> None:
@@ -218,7 +219,7 @@ def _take_gpu() -> int | None:
 
 
 class HorovodCollectives:
-    """`Collectives` over Horovod. Names are reused, because Horovod negotiates a name only once."""
+    """`Collectives` over Horovod. Calls reuse their names, because Horovod negotiates each name only once."""
 
     def __init__(self) -> None:
         self.rank = hvd.rank()

@@ -36,8 +36,9 @@ log = logging.getLogger("nightrank.launch")
 # for the others.
 _ONE_AT_A_TIME = threading.Lock()
 
-# How long a rank waits in a collective for another rank. The other rank may have left because a third rank
-# was lost, or it may still be importing torch from a cold disk. Gloo's default of 30 s is too short for this.
+# How long a rank waits in a collective for another rank. The other rank may have left the ring because a
+# third rank was lost, or it may still be importing torch from a cold disk. Gloo's default of 30 s is too
+# short for such cases.
 _COLLECTIVE_TIMEOUT_S = 60
 _LOOPBACK = "127.0.0.1"
 
@@ -59,7 +60,7 @@ def train_plan(
 
 
 def _train_here(plan: TrainPlan, usable: int, show: Report | None) -> dict[str, Any]:
-    from training.launch.in_process import train_in_driver  # other drivers do not import torch
+    from training.launch.in_process import train_in_driver  # imports torch
 
     return train_in_driver(plan, usable, show)
 
@@ -105,7 +106,7 @@ def _run(
     train = plan.train
     threads = int(spark.conf.get("spark.task.cpus", "1") or 1)
     quiet = channel is not None and is_local(spark)
-    python = spark.sparkContext.pythonExec  # the interpreter of Spark's Python workers
+    python = spark.sparkContext.pythonExec  # ranks use the interpreter of Spark's Python workers
     common = {
         "args": (plan, threads, channel, quiet),
         "num_proc": ranks,
@@ -209,8 +210,8 @@ def no_fork() -> Iterator[None]:
     """Prevents Horovod from forking the driver.
 
     Horovod would fork to import torch and to check for Gloo in the child process. This takes seconds. The
-    child process would also share the driver's sockets to the JVM, and reset them when it ends. The check is
-    not needed: if Gloo is missing, the ranks end at once in hvd.init().
+    child process would also inherit the driver's sockets to the JVM, and would reset them when it ends. The
+    check is not needed: if Gloo is missing, the ranks end at once in hvd.init().
     """
     originals = [module.gloo_built for module in _CHECK_GLOO]
     for module in _CHECK_GLOO:
@@ -227,7 +228,7 @@ def elastic_interpreter(python: str) -> Iterator[None]:
     """Makes Horovod start elastic ranks with the interpreter `python`.
 
     Horovod accepts an interpreter only for ranks that are not elastic. For elastic ranks, Horovod uses the
-    driver's path of the interpreter. This path may not exist on executors, which may have unpacked the
+    path of the driver's interpreter. This path may not exist on executors, because they may have unpacked the
     environment to another folder.
     """
     original = horovod.spark.gloo_run.sys

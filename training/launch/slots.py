@@ -1,4 +1,4 @@
-"""The number of ranks of a training. Checks that Spark can run them.
+"""Chooses the number of ranks of a training, and checks that Spark can run them.
 
 Without these checks, Horovod would wait, or fail without giving the reason.
 """
@@ -53,7 +53,7 @@ def largest_number(spark: SparkSession, train: Train) -> int:
 
     With a local master, `auto` is one rank, or one for each GPU of this machine. With another master, or if
     the training is elastic, it is one rank for each task that Spark can run at the same time. If tasks need a
-    GPU, this is one rank for each GPU. The number is at most `num_shards`, and divides `num_shards`.
+    GPU, Spark runs one task for each GPU. The number is at most `num_shards`, and divides `num_shards`.
     """
     if train.num_ranks != "auto":
         return train.num_ranks
@@ -64,7 +64,7 @@ def largest_number(spark: SparkSession, train: Train) -> int:
 def cores_of_driver(train: Train) -> int | None:
     """Returns the number of cores for one rank in this process, if it is known without a session.
 
-    The result is None if only an open session shows this number, or if there is more than one rank.
+    The result is None if only an open session can show this number, or if there is more than one rank.
     """
     if train.elastic is not None or train.num_ranks not in ("auto", 1):
         return None
@@ -82,7 +82,7 @@ def cores(spark: SparkSession) -> int:
 def _local_gpus(train: Train) -> int:
     if train.device == "cpu":
         return 0
-    import torch  # the driver of a cluster does not need it
+    import torch  # so the driver of a cluster does not import it
 
     return torch.cuda.device_count()
 
@@ -92,7 +92,7 @@ def _wait_for_executors(spark: SparkSession, deadline: float) -> None:
     expected = int(spark.conf.get("spark.executor.instances", "1") or 1)
     scala = spark.sparkContext._jsc.sc()
     while time.monotonic() < deadline:
-        if scala.getExecutorMemoryStatus().size() - 1 >= expected and _slots(spark):  # one is the driver
+        if scala.getExecutorMemoryStatus().size() - 1 >= expected and _slots(spark):  # without the driver
             return
         time.sleep(_POLL_S)
 

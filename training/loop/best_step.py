@@ -2,9 +2,10 @@
 
 The best step is that with the best measure on the validation split.
 
-While a training runs, each new best evaluation is followed by a checkpoint. It is kept until the checkpoint
-of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this checkpoint is
-loaded. The best step depends only on the history, so all ranks and resumed trainings find the same step.
+During a training, each new best evaluation is followed by a checkpoint. This checkpoint is kept until the
+checkpoint of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this
+checkpoint is loaded. The best step depends only on the history, so all ranks and resumed trainings find the
+same step.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def best_evaluation(history: Iterable[Mapping[str, Any]], metric: Metric) -> Map
 
     Args:
         history: the entries. An entry with a validation has the metrics by name under the key `validation`.
-        metric: the metric. Evaluations in which it is undefined are ignored.
+        metric: the metric. Evaluations in which the metric is undefined are ignored.
     """
     measured = [entry for entry in history if entry.get("validation", {}).get(metric) is not None]
     sign = sign_of(metric)
@@ -58,9 +59,9 @@ def keep_best(
 ) -> dict[str, Any]:
     """Loads the state of the best evaluation after the last step. All ranks must call this function.
 
-    If the weights at the last step are better, or if nothing was measured during the training, the trainer
-    is unchanged. If there is no checkpoint of the best step, the trainer is unchanged too, and a warning is
-    logged.
+    The trainer is unchanged if the weights at the last step are better, or if no evaluation was made during
+    the training. If there is no checkpoint of the best step, the trainer is unchanged too, and this function
+    logs a warning.
 
     Args:
         trainer: the trainer after the last step.
@@ -144,7 +145,8 @@ class EarlyStopping(Callback):
 class Prune(Callback):
     """Ends a training that is a bad trial of a search. If the rule is None, the training is never pruned.
 
-    Use it after `EarlyStopping`: a training that `train.stop_at` has ended is complete.
+    Use this callback after `EarlyStopping`: a training that `train.stop_at` has ended is complete, so it is
+    not pruned.
     """
 
     def __init__(self, rule: PruningRule | None) -> None:
@@ -177,7 +179,7 @@ class StopAtStep(Callback):
         self._last_step = last_step
 
     def is_entry_due(self, state: TrainingState) -> bool:
-        """Returns True after the last step, so that its loss is in the history."""
+        """Returns True after the last step, so that the history contains the loss of this step."""
         return state.step == self._last_step
 
     def on_train_start(self, state: TrainingState) -> None:

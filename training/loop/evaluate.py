@@ -18,7 +18,7 @@ from training.data.prefetch import Prefetch
 from training.loop.training_loop import Callback, TrainingState, is_due, threads_of_model
 
 
-@torch.no_grad()  # not inference_mode: Horovod resizes its output tensors in another thread
+@torch.no_grad()  # inference_mode would fail: Horovod resizes its outputs in another thread
 def evaluate(
     model: nn.Module, loader: Loader, collectives: Collectives, device: torch.device
 ) -> dict[str, Any]:
@@ -46,13 +46,13 @@ def evaluate(
 #
 # Each rank counts its rows by distinct score, with one entry per score. The scores are divided into one range
 # per rank, so that all ranges have about the same number of entries. Every entry is sent to the rank of its
-# range, which merges the entries that it receives. After that, only sums are exchanged.
+# range, which merges the entries that it receives. After that, ranks exchange only sums.
 #
 # So each of R ranks holds only its own rows and about 1/R of the distinct scores. All scores with the same
 # upper 16 bits in float32 are in the same range, so a range may have up to 2¹⁶ more distinct scores. An entry
 # takes 24 bytes, and each rank may send one entry per distinct score.
 
-_CELLS = 2**16  # each cell has 2¹⁶ neighbouring float32 values
+_CELLS = 2**16  # each cell contains 2¹⁶ neighbouring float32 values
 
 
 def summarize_over_ranks(
@@ -100,7 +100,7 @@ def _exchange(counts: ScoreCounts, collectives: Collectives, device: torch.devic
     entries_per_cell = torch.from_numpy(np.bincount(cells, minlength=_CELLS)).to(device)
     owners = _owners(collectives.allreduce_sum(entries_per_cell).cpu().numpy(), collectives.size)
     send_counts = np.bincount(owners[cells], minlength=collectives.size)
-    entries = np.stack(counts, axis=1).astype(np.float64)  # (M, 3); counts are exact up to 2⁵³
+    entries = np.stack(counts, axis=1).astype(np.float64)  # (M, 3), exact up to 2⁵³
     received, lengths = collectives.all_to_all(torch.from_numpy(entries).to(device), send_counts.tolist())
     parts = received.cpu().split(lengths)
     return merge_counts([_as_counts(part.numpy()) for part in parts])
@@ -111,7 +111,7 @@ def _cells_of(scores: NDArray[np.float64]) -> NDArray[np.int64]:
 
     The scores must be at least 0. The cells sort in the same order as the scores.
     """
-    scores32 = scores.astype(np.float32) + np.float32(0)  # turns -0.0 into 0.0, whose bits are zero
+    scores32 = scores.astype(np.float32) + np.float32(0)  # this sum turns -0.0 into 0.0
     return (scores32.view(np.uint32) >> 16).astype(np.int64)
 
 
@@ -137,8 +137,8 @@ _METRICS = ("auc", "log_loss", "normalized_entropy")
 class Validation(Callback):
     """Adds the metrics of the validation split to history entries.
 
-    It adds them every `every_steps` steps, and at the end of each epoch if `at_epoch_ends`. No metrics are
-    added after the last step.
+    It adds metrics every `every_steps` steps and, if `at_epoch_ends` is true, at the end of each epoch. It
+    adds none after the last step.
 
     Args:
         evaluate: a function that returns the metrics of the model on the validation split. All ranks must
@@ -165,7 +165,7 @@ class Validation(Callback):
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Evaluates the model if a validation is due.
 
-        If no validation is due, another callback has requested the entry.
+        If no validation is due, this method does nothing, because another callback has requested the entry.
         """
         if self.is_entry_due(state):
             entry["validation"] = chosen_metrics(self._evaluate())

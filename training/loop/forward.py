@@ -38,7 +38,8 @@ from training.settings.check_settings import vectors_missing
 
 MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 
-# With at most this number of distinct items per item of a group, a product with all items takes less time.
+# If there are at most this number of distinct items per item of a group, a matrix product with all items is
+# faster.
 _ITEMS_PER_DRAW = 16
 # The number of threads is at most the number of multiplications divided by this number.
 _PRODUCTS_OF_A_THREAD = 500_000
@@ -178,12 +179,12 @@ class Forward:
             part.compile(dynamic=False)
             return part
         recorded = _Compiled(part) if self._train.compile else part
-        # The graph reads the memory of the samples. Tables write later vectors there (`reuses_memory`);
-        # other tensors are copied.
+        # The graph reads the memory of the samples. Tables write the vectors of later steps to the same
+        # memory (`reuses_memory`). Other tensors are copied there.
         samples = (dense.clone(), *(vector.detach().requires_grad_() for vector in vectors))
         # torch would warn that recording and steps use different streams.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces its method
+        torch.cuda.make_graphed_callables(recorded, samples, allow_unused_input=True)  # replaces `forward`
         return recorded
 
     @contextmanager
@@ -237,7 +238,7 @@ def _float32_products(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def _is_compiler_error(error: RuntimeError) -> bool:
-    from torch._dynamo.exc import TorchDynamoException  # importing the compiler takes seconds
+    from torch._dynamo.exc import TorchDynamoException  # this import takes seconds
 
     return isinstance(error, TorchDynamoException)
 
@@ -259,10 +260,10 @@ def sampled_products(users: Tensor, items: Tensor, index: Tensor) -> Tensor:
         products: Tensor = _SampledProducts.apply(users, items, index)
         return products
     if items.shape[0] <= _ITEMS_PER_DRAW * index.shape[1]:
-        # One matrix product computes more numbers than are needed. But it takes less time than a vector for
-        # each draw, if there are not many more items than draws.
+        # One matrix product computes more numbers than are needed. But unless there are many more items than
+        # draws, it is faster than looking up a vector for each draw.
         return (users @ items.t()).float().gather(1, index)
-    of_rows = functional.embedding(index, items)  # (P, G, E); this lookup has a fast gradient
+    of_rows = functional.embedding(index, items)  # (P, G, E); the gradient of this lookup is fast
     return torch.bmm(of_rows, users.unsqueeze(2)).squeeze(2).float()
 
 

@@ -1,7 +1,7 @@
 """Stops a training at the first step whose loss is not finite, and saves the rows of that step.
 
 Reading a loss waits until the device has computed the loss. On a GPU, a loss is therefore read a fixed number
-of steps later, when its computation has already finished. All pending losses are read before a checkpoint is
+of steps later, when the GPU has already computed it. All pending losses are read before a checkpoint is
 saved, so no checkpoint contains an unchecked step. Losses are equal on all ranks, so all ranks stop at the
 same step.
 """
@@ -38,7 +38,7 @@ _EXTREME_VALUE = 1e4
 
 @dataclass(frozen=True)
 class _Step:
-    """A step whose rows may have to be saved.
+    """A step whose rows are saved if its loss is not finite.
 
     `loss` is in host memory once the event `ready` has occurred.
     """
@@ -83,7 +83,7 @@ class LossCheck(Callback):
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
         """Checks all pending losses.
 
-        This takes no extra time, because the new history entry waits for the sum of these losses anyway.
+        This takes no extra time, because the new history entry must wait for the sum of these losses.
         """
         self.check_pending()
 
@@ -140,7 +140,10 @@ class LossCheck(Callback):
         )
 
     def _save(self, folder: str, step: _Step, steps: Mapping[str, _Step], extremes: Mapping[str, Any]) -> str:
-        """Saves the rows of some steps. Returns a text that says where they are, or why there are none."""
+        """Saves the rows of some steps.
+
+        Returns a text that says where the rows are, or why they were not saved.
+        """
         name = f"bad-batch-step-{step.number}.rank-{self._collectives.rank:05d}"
         try:
             tensors = {

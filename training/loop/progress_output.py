@@ -16,7 +16,7 @@ from training.loop.training_loop import Callback, StepResult, TrainingState, is_
 from training.progress import Report
 
 log = logging.getLogger("nightrank.training")
-steps_log = logging.getLogger("nightrank.training.steps")  # disabled if the driver shows the steps
+steps_log = logging.getLogger("nightrank.training.steps")  # disabled in ranks if the driver shows the steps
 
 
 class LogLines(Callback):
@@ -94,7 +94,7 @@ class Meter(Callback):
     def __init__(self, device: torch.device, every_steps: int) -> None:
         self._device = device
         self._every_steps = every_steps
-        self._loader_wait_s = 0.0  # waiting time up to the last entry
+        self._loader_wait_s = 0.0  # the loader's waiting time up to the last entry
         self._restart()
 
     def _restart(self) -> None:
@@ -108,7 +108,7 @@ class Meter(Callback):
 
     def on_step_end(self, state: TrainingState, result: StepResult) -> None:
         """Adds the loss and the number of rows of this step's global batch to the sums."""
-        rows = float(result.batch.global_weight)  # in the loader's batch, the number of rows
+        rows = float(result.batch.global_weight)  # the number of rows of the loader's batch
         self._loss_sum += result.loss * rows
         self._rows += rows
 
@@ -144,8 +144,8 @@ class Meter(Callback):
 class StepProfiler(Callback):
     """Records the steps that `train.profile` selects. The first step of a training is step 1.
 
-    If the training ends before the last selected step, the trace has the steps that were done. Without a
-    configuration, nothing is recorded. Ranks other than 0 record only if `every_rank` is set.
+    If the training ends before the last selected step, the trace has the steps that were done. If `config` is
+    None, nothing is recorded. Ranks other than 0 record only if `every_rank` is set.
 
     Args:
         config: the steps to record, and the ranks that record them; None: nothing is recorded.

@@ -237,8 +237,9 @@ class _Rank:
         shards = shards_of_rank(train.num_shards, self.collectives.rank, self.collectives.size)
         if train.negatives is None:
             return ItemComparison(catalogue, train, plan.spec, multi_hot, len(shards), unknown)
-        # Vectors are enough for a loss of groups, on which a constant of the logits has no influence. Random
-        # layers over items rule them out, because their masks would depend on the number of ranks.
+        # Vectors of users and items are enough for a loss of groups, because a constant in all logits does
+        # not change such a loss. If a model has random layers over items, vectors are not used, because the
+        # masks would depend on the number of ranks.
         random = [layer for layer in model.modules() if isinstance(layer, RandomLayer) and layer.of_items]
         of_vectors = (
             train.loss_settings.compares == "groups"
@@ -260,8 +261,8 @@ class _Rank:
     ) -> TrainingResult:
         """Trains the model of the plan.
 
-        If there are checkpoints, the training resumes from the latest checkpoint. Without a loader of the
-        validation split, the model is not measured during the training.
+        If there are checkpoints, the training resumes from the latest checkpoint. If there is no loader of
+        the validation split, the model is not measured during the training.
         """
         plan, train = self.plan, self.plan.train
         loader = self.loader(plan.train_files, shuffled=True)
@@ -385,7 +386,7 @@ def plan_tiers(
 ) -> Tiers | None:
     """Returns which rows of a model's tables are hot; None if all rows are on the devices.
 
-    All ranks must call this function, and get the same result. Rank 0 logs it.
+    All ranks must call this function, and get the same result. Rank 0 logs which rows are hot.
 
     Args:
         model: the configuration of the model.
@@ -442,7 +443,7 @@ def _rank_bytes(train: Train, device: torch.device) -> tuple[int, ConfigError | 
 # feature are the first rows of that feature. Each rank reads its rows directly from the parent's files.
 #
 # The state of the optimizers is copied too. So rows that were trained for long continue with small updates,
-# and new rows learn at the full rate.
+# and new rows learn with the full learning rate.
 
 # The loss scale is not copied: the precision may have changed, and the scale adapts quickly.
 _NOT_COPIED = ("scaler.",)

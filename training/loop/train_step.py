@@ -59,7 +59,7 @@ class Trainer:
 
     @property
     def looks_ahead(self) -> bool:
-        """Returns whether a step should get the next batch too, because ranks exchange table rows."""
+        """Returns whether a step should get the next batch too. It should if ranks exchange table rows."""
         return self._early.are_possible
 
     def step(
@@ -67,7 +67,7 @@ class Trainer:
     ) -> Tensor:
         """Updates the model with one global batch. Returns the batch's mean loss, a scalar.
 
-        Sums over ranks and exchanges of rows are done while the rank computes:
+        The rank computes while gradients are summed over ranks and rows are exchanged:
 
         * As soon as a gradient is computed, the backward pass starts its sum over ranks, or sends the
           gradient.
@@ -102,7 +102,7 @@ class Trainer:
         dense, summed_loss = wait_for_sum()
         if accepted:
             self._updates.apply_dense(clipped(scale.unscaled(dense), self._train.clip_norm), rate_factor)
-        return summed_loss.clone()  # the next step overwrites the buffer
+        return summed_loss.clone()  # the next step overwrites the buffer of the loss
 
     def discard_requests(self) -> None:
         """Discards the batch that a step got as `next_batch`. All ranks must call this method."""
@@ -133,7 +133,7 @@ class Trainer:
             key = f"{self._train.seed}/{int(self._updates.steps)}/{number}"
             equal = [len(batch.labels) // len(self._shards)] * len(self._shards)
             if layer.of_items and isinstance(batch.items, CatalogueItems):
-                # All ranks compute the vectors of all items, with the same masks.
+                # All ranks compute the vectors of all items, and use the same masks.
                 layer.draw_mask(key, range(1), [len(batch.items.dense)])
             else:
                 layer.draw_mask(key, self._shards, batch.shard_rows or equal)
@@ -150,8 +150,9 @@ class Trainer:
     def facts(self) -> dict[str, float]:
         """Returns values for a history entry. All ranks must call this method at the same steps.
 
-        With fp16, they are the loss scale and the number of skipped steps. If table rows are in two memories,
-        `hot_share` is the share of the lookups since the last call that read rows on a device, on all ranks.
+        With fp16, these values are the loss scale and the number of skipped steps. If table rows are in two
+        memories, `hot_share` is the share of all ranks' lookups since the last call that read rows on a
+        device.
         """
         share = take_hot_share(self.model, self._collectives)
         return self._loss_scale.facts() | ({} if share is None else {"hot_share": share})
@@ -185,21 +186,21 @@ class Trainer:
 
 # Requests the rows of the next batch of a training from other ranks, while a step computes.
 #
-# TorchRec's pipeline for sparse features does the same (Ivchenko et al. 2022, RecSys): the ids of a batch
-# reach the ranks that hold their rows before the step of the batch. The vectors are sent when the previous
-# step has updated its rows.
+# TorchRec's pipeline for sparse features uses the same method (Ivchenko et al. 2022, RecSys). The ids of a
+# batch are sent before the step of the batch to the ranks that hold their rows. The vectors are sent when the
+# previous step has updated its rows.
 
 
 class EarlyRequests:
     """The requests of all tables that exchange rows.
 
-    A table takes part if a step looks up all ids of the step's batch in this table once, and nothing else.
-    Whether this is true is known when the forward pass of a step has ended.
+    A table takes part if a step looks up all ids of the step's batch in this table once, and looks up no
+    other ids. This is known when the forward pass of a step has ended.
 
     Args:
         model: the model.
-        device: its device. On a GPU, requests are computed on another stream, so that the CPU waits for them
-            and not for the step.
+        device: its device. On a GPU, requests are computed on another stream, so that the CPU waits for the
+            requests and not for the step.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:

@@ -32,7 +32,8 @@ class TrainingResult:
         steps: number of steps done.
         seconds: time spent in these steps, in all attempts at this training.
         stopped: the reason why the training ended early; None if it did not.
-        pruned: whether it ended early because it is a bad trial of a search. Then there will be no model.
+        pruned: whether the training ended early because it is a bad trial of a search. A pruned training has
+            no model.
     """
 
     history: list[dict[str, Any]]
@@ -145,7 +146,7 @@ class TrainingState:
         step: number of steps done. In `on_step_start`, this number already includes the step that begins.
         history: all history entries so far (loss, speed and metrics at some steps), oldest first.
         stopped: the reason why the training ends before its last step; None while it continues.
-        pruned: whether it ends because it is a bad trial of a search.
+        pruned: whether the training ends because it is a bad trial of a search.
         earlier_s: seconds that earlier attempts at this training spent in their steps.
         started_at: value of `time.perf_counter()` when this attempt began its steps.
         loader_wait_s: seconds that this attempt has waited for batches.
@@ -186,8 +187,8 @@ class Callback:
 
     The hooks of this class do nothing. A subclass overrides the hooks that it needs.
 
-    If a callback calls collectives, all ranks must use this callback, and it must call the collectives at the
-    same steps on all ranks.
+    If a callback calls collectives, all ranks must use this callback, and the callback must call the
+    collectives at the same steps on all ranks.
     """
 
     def on_train_start(self, state: TrainingState) -> None:
@@ -200,7 +201,10 @@ class Callback:
         """Called after each step."""
 
     def is_entry_due(self, state: TrainingState) -> bool:
-        """Returns whether to add an entry to the history after this step. All ranks must return the same."""
+        """Returns whether to add an entry to the history after this step.
+
+        All ranks must return the same value.
+        """
         return False
 
     def fill_entry(self, state: TrainingState, entry: dict[str, Any]) -> None:
@@ -220,13 +224,14 @@ class Callback:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Returns whether an action with a period of `every` steps is due after this step; False if it is 0."""
+    """Returns whether an action that is due every `every` steps is due after this step; False for 0."""
     return every > 0 and step % every == 0
 
 
 # Chooses the number of threads with which a model is trained or measured on a CPU.
 
-# A model with fewer weights outside its tables, such as a logistic regression, has no matrix products.
+# A model with fewer weights than this outside its tables, such as a logistic regression, has no matrix
+# products.
 _FEW_WEIGHTS = 1024
 
 

@@ -55,7 +55,7 @@ class TrainPlan:
         checkpoint_path: folder of this training's checkpoints.
         parent_path: folder of the parent, the model from whose weights the training starts; None for new
             random weights.
-        last_step: the step after which the training ends; None if it does all steps of its epochs.
+        last_step: the step after which the training ends; None if the training does all steps of its epochs.
         id_counts: the locations of the counts of the features' ids. Empty if the training does not need them.
         saves_bad_rows: whether the rows of a step with a bad loss are saved in `checkpoint_path`.
         items: the features whose values are ids of the row's item, for baselines.
@@ -219,8 +219,8 @@ def _find_files(
 def make_experiment_plan(config: Config, lake: LakePaths, dataset: Dataset) -> TrainPlan:
     """Creates the plan of one training of a comparison.
 
-    The registry stores the model under the name for models of experiments, which have no champion. So the
-    training starts from random weights, and the gate never considers the model. If
+    The registry stores the model under a name for models of experiments. No model with this name is a
+    champion. So the training starts from random weights, and the gate never considers the model. If
     `train.evaluate_every_steps` is 0, the model is evaluated at the end of each epoch. Evaluations do not
     change the weights.
 
@@ -246,7 +246,7 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
     used once per epoch. Days on which the parent was trained are left out, as in every warm start. The
     champion may have the weights of a step before its last planned step, because its training ended early or
     because an earlier step was better (`train.keep`). The refit then ends after the same share of its own
-    steps, rounded up. The refit is not measured, because no row is left for that.
+    steps, rounded up. The refit is not measured, because no rows are left to measure it with.
 
     Args:
         config: the configuration.
@@ -256,8 +256,8 @@ def make_refit_plan(config: Config, lake: LakePaths, dataset: Dataset, champion:
 
     Raises:
         ConfigError: see `make_plan`.
-        DataError: see `make_plan`. Or the result of a training with this configuration, dataset and release
-            is another model than the champion.
+        DataError: see `make_plan`. Also raised if a training with this configuration, dataset and release
+            would not give the champion.
     """
     plan = make_plan(config, lake, dataset)
     if plan.description["version"] != champion:
@@ -328,7 +328,7 @@ def make_table_plan(
 
     Args:
         model: the section `model`.
-        train: the section `train`. Its settings for ranks, checkpoints and a lake are not used.
+        train: the section `train`. The settings for ranks, checkpoints and a lake are ignored.
         spec: the features of the model.
         tables: the rows of the split `train`, and of `validation` if there are any. They have the columns
             `spec.label` and the features, with the dtypes of the spec. Only lists may be null.

@@ -1,4 +1,4 @@
-"""The losses of a step. Each file is one loss, and the name of the file is its name in `train.loss`.
+"""The losses of a step. Each file is one loss. The file's name is the loss's name in `train.loss`.
 
 A package adds a loss by an entry point of the group `nightrank.losses`. The module of a loss contains
 
@@ -8,11 +8,11 @@ A package adds a loss by an entry point of the group `nightrank.losses`. The mod
 
 `compared` are the logits (L,) float32 of the rows of `batch` (conf/loss_types.py has the values of
 `Settings.compares`), or the vectors of users and items for a loss that compares them
-(training/data/batch.py). Every job reads the settings, so a module imports torch inside of its
-functions.
+(training/data/batch.py). Every job imports these modules to read the settings, so a module imports torch only
+inside its functions.
 
 Notation: L rows of this rank in groups of G rows, a positive row first and then its negatives; w are the
 weights of rows; N is the expected number of groups in the global batch, or the expected sum of the weights of
-their positive rows (`Batch.global_weight`). A batch without groups has N rows, or rows whose weights have the
-sum N. With vectors there are P positive rows, I items, and E numbers per vector.
+their positive rows (`Batch.global_weight`). A global batch without groups has N rows, or rows whose weights
+have the sum N. Losses over vectors have P positive rows, I items, and E numbers per vector.
 """

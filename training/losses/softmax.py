@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Settings(LossSettings):
-    """Cross-entropy of the positive row among itself and its negatives.
+    """Cross-entropy of the positive row in a group of this row and its negatives.
 
     Logits are corrected for the probability with which an item is drawn.
     """
@@ -22,11 +22,11 @@ class Settings(LossSettings):
 
 
 def mean_loss(settings: Settings, logits: Tensor, batch: Batch) -> Tensor:
-    """Returns Σ w · cross-entropy of the positive row in its group, without negatives of weight zero, over N.
+    """Returns Σ w · cross-entropy of the positive row in its group, divided by N.
 
-    The logarithm of the probability with which an item is drawn is subtracted from the item's logit. Then the
-    sampled softmax approaches the softmax over all items (Bengio and Senécal 2008, IEEE Trans. Neural
-    Networks 19).
+    Negatives of weight zero are left out. The logarithm of the probability with which an item is drawn is
+    subtracted from the item's logit. Then the sampled softmax approaches the softmax over all items (Bengio
+    and Senécal 2008, IEEE Trans. Neural Networks 19).
     """
     import torch
 

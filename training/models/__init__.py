@@ -54,7 +54,7 @@ def build_model(
 def planned_tables(
     config: ModelConfig, spec: FeatureSpec, embeddings: Embeddings, collectives: Collectives = ALONE
 ) -> list[PlannedTable]:
-    """Returns the tables that `build_model` would create, in order, without creating their rows.
+    """Returns the tables that `build_model` would create, in its order, without creating their rows.
 
     Raises:
         ConfigError: see `build_model`.

@@ -30,8 +30,8 @@ from training.native.pair_logits import DenseLayer, LayersAfterFirst
 
 Part = tuple[Tensor, ...]
 
-# On a CPU, a batched product of such narrow matrices is slow if lists are long. Lists of at least this length
-# are multiplied one by one.
+# On a CPU, a batched product of such narrow matrices is slow for long lists. So lists of at least this length
+# are multiplied one after the other.
 _LOOPED_ITEMS = 16
 
 
@@ -113,7 +113,7 @@ class ItemScores(Protocol):
 
 @runtime_checkable
 class SharesItems(Protocol):
-    """A factorization that scores many shared items with less work than one pair at a time."""
+    """A factorization that scores many shared items with less work than it needs for single pairs."""
 
     def share_items(self, items: Part, most_bytes: int) -> ItemScores | None:
         """Returns the prepared items; None if they would need more than `most_bytes` of memory.

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 
 class FieldWeights(nn.Module):
-    """The weights r_ij of all pairs i < j of V vectors, ordered by i, then by j. All are 1 at first.
+    """The weights r_ij of all pairs i < j of V vectors, ordered by i, then by j. All weights are 1 at first.
 
     Args:
         num_vectors: V.

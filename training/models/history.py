@@ -1,6 +1,7 @@
 """The user's history as an input: its columns, and the vectors of its items.
 
-Except in Mult-VAE, an item has the same vector, a row of the table, in a history and as the item of a row.
+An item's vector is a row of the table. Except in Mult-VAE, an item has the same vector in a history and as
+the item of a row.
 
 Notation: B rows, S histories, W columns of ids, C features that are ids, L places of a history, E numbers per
 vector.
@@ -149,7 +150,7 @@ class HistoryModel(nn.Module):
             (S, P, E) float32, zeros at padding, and (S, P) bool, whether a place has an item.
         """
         is_item = histories != PAD_ID
-        if torch.compiler.is_exporting():  # no shape may depend on ids
+        if torch.compiler.is_exporting():  # the shapes of tensors must not depend on ids
             vectors = self.embedding.feature_vectors(histories.flatten(), self.layout.item)
             return vectors.view(*histories.shape, -1) * is_item.unsqueeze(2), is_item
         places = is_item.flatten().nonzero().squeeze(1)

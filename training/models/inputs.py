@@ -6,7 +6,8 @@
 
 Because lists are padded, the ids of a batch are one matrix. The loader permutes and slices the rows of this
 matrix. Scoring adds a user's row to an item's row. The user's row has zeros in the item's columns, and the
-item's row has zeros in the user's columns. The loader and scoring treat columns of lists like other columns.
+item's row has zeros in the user's columns. The loader and scoring treat the columns of lists like other
+columns.
 """
 
 from __future__ import annotations

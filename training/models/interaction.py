@@ -104,7 +104,7 @@ def _plain_interaction(bottom: Tensor | None, embedded: Tensor) -> Tensor:
     vectors = embedded if bottom is None else torch.cat([bottom.unsqueeze(1), embedded], dim=1)
     dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)  # (B, F * F)
     count = vectors.shape[1]
-    # `_pairs` would keep a tensor of the exporter, which later calls cannot use.
+    # `_pairs` would cache a tensor that the exporter created, and later calls could not use this tensor.
     row, column = torch.tril_indices(count, count, offset=-1, device=embedded.device)
     pairs = dots.index_select(1, row * count + column)
     return pairs if bottom is None else torch.cat([bottom, pairs], dim=1)

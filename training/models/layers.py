@@ -57,9 +57,9 @@ def mlp(
 class RandomLayer(nn.Module, ABC):
     """A layer whose random numbers are independent of the number of ranks.
 
-    They depend on seed, step and logical shard. So training with N ranks uses the same numbers as training
-    with one rank, and a resumed training uses the same numbers as an uninterrupted one. `Trainer` calls
-    `draw_mask` before every step.
+    The random numbers depend on seed, step and logical shard. So training with N ranks uses the same numbers
+    as training with one rank, and a resumed training uses the same numbers as an uninterrupted one. `Trainer`
+    calls `draw_mask` before every step.
     """
 
     of_items = False
@@ -151,7 +151,7 @@ class LinearPart(ClickModel):
 
     def forward_dense(self, dense: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """Returns the logits, shape (B,), from `dense` (B, D) float32 and the weights of ids in `vectors`."""
-        # A matrix product would be rounded in mixed precision.
+        # In mixed precision, a matrix product would be rounded to 16 bits.
         dense_sum = (dense * self.weights).sum(dim=1)
         return self.bias + vectors[0].sum(dim=(1, 2)) + dense_sum
 

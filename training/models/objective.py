@@ -1,4 +1,4 @@
-"""Additions of a model to the loss of a step: penalties, and further items that rows reconstruct."""
+"""What a model can add to the loss of a step: penalties, and further items that rows reconstruct."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 from storage.feature_spec import PAD_ID
 from training.models.layers import RandomLayer, linear
 
-# A draw of 64 random bits is used for this number of values, with 16 bits each.
+# Each draw has 64 random bits. It gives this number of values of 16 bits.
 _NUMBERS_PER_DRAW = 4
 
 
@@ -36,7 +36,7 @@ def distinct_sequences(sequences: Tensor, starts: Sequence[int] = ()) -> tuple[T
     Returns:
         (S,) int64, the first row of each group, and (B,) int64, the group of each row.
     """
-    if torch.compiler.is_exporting():  # no shape may depend on ids, so each row is a separate group
+    if torch.compiler.is_exporting():  # shapes must not depend on ids, so each row is a group
         rows = torch.arange(sequences.shape[0], device=sequences.device)
         return rows, rows
     begins = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
@@ -59,7 +59,7 @@ class LengthGroups:
         order: (S,) int64, the sequences, group after group; None if all are in one group.
         groups: number of places and number of sequences of each group that is not empty. Longer groups come
             later.
-        longest: number of places of the last group; 1 without sequences.
+        longest: number of places of the last group; 1 if there are no sequences.
     """
 
     order: Tensor | None
@@ -121,10 +121,10 @@ TILE_ROWS = 32
 
 @dataclass(frozen=True)
 class Timelines:
-    """Sequences as parts of timelines, so that items that successive sequences share are computed once.
+    """Sequences as parts of timelines, so that items that successive sequences share are encoded once.
 
     If a user chooses an item, the next history has this item and the items before it. If these are more than
-    L, the oldest is dropped. So the histories of successive choices are parts of one list of items, a
+    L items, the oldest is dropped. So the histories of successive choices are parts of one list of items, a
     timeline. A tile has up to `TILE_ROWS` successive sequences of one logical shard. Which sequences share a
     timeline depends only on the shard, so it does not depend on the number of ranks.
 
@@ -136,8 +136,8 @@ class Timelines:
             first.
         first_rows: (T,) int64, the first row of the sequence that adds the item to its timeline.
         places: (T,) int64, the place of each item among the K * M places of items.
-        newest: (S,) int64, the place of the most recent item of each sequence among these places; of an empty
-            sequence, any place.
+        newest: (S,) int64, among these K * M places, the place of the most recent item of each sequence. For
+            an empty sequence, it is any place.
         rows: (S,) int64, the place of each sequence among the K * Q places of sequences.
         distances: (K, Q, M) int64, how many items of the tile a sequence has after an item; negative for
             later items.
@@ -297,9 +297,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, heads: in
     """Returns attention of several heads, (S, Q, E): for each head, softmax(query keyᵀ / √(E / heads)) value.
 
     Args:
-        query: (S, Q, E), of the places whose outputs are needed.
+        query: (S, Q, E), the queries of the places whose outputs are needed.
         key, value: (S, L, E), of all places.
-        visible: (S, 1|Q, L) bool, the places to which a place attends; at least one.
+        visible: (S, 1|Q, L) bool, the places to which a place attends, which must be at least one.
         heads: number of heads. Each has E / heads successive numbers of a vector.
     """
     count, places, dim = query.shape
@@ -418,8 +418,9 @@ class PointwiseBlock(nn.Module):
     for each pair of ages of two items, if the model reads ages. L is the largest length of a history, so a
     weight does not depend on the other items of a history.
 
-    The paper's t is learned for the time between two items, in ranges of its logarithm. Ages are times before
-    the most recent item, in ranges too. For this item, whose output is the encoded history, both are equal.
+    The paper's t is learned for the time between two items, in ranges of its logarithm. Here an age is the
+    time between an item and the most recent item, in ranges too. The encoded history is the output of the
+    most recent item, and for this item, both definitions are equal.
 
     Args:
         dim: E.
@@ -432,8 +433,8 @@ class PointwiseBlock(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float, length: int, num_ages: int = 0) -> None:
         super().__init__()
         self._heads, self._length = heads, length
-        # A weight may be about 0. With a much smaller constant than 1 / L², the output would then change its
-        # sign abruptly, above all if the history has one item.
+        # A weight may be about 0. If this constant were much smaller than 1 / L², small changes of such a
+        # weight could then flip the sign of the output, above all for a history of one item.
         self.norm, self.attention_norm = nn.LayerNorm(dim), nn.LayerNorm(dim, eps=length**-2)
         self.gate, self.value, self.query, self.key = (linear(dim, dim, bias=False) for _ in range(4))
         self.distance_bias = nn.Parameter(torch.empty(length).normal_(std=0.02))
@@ -516,7 +517,10 @@ class PointwiseBlock(nn.Module):
         return self._after_attention(newest, needed, attended, first_rows)
 
     def _of_ages(self, newer: Tensor, older: Tensor) -> Tensor:
-        """Returns t for the ids of the ages of two items each. Both shapes are broadcast."""
+        """Returns t for pairs of items, from the ids of their ages.
+
+        The shapes of both arguments are broadcast.
+        """
         return self.age_bias.flatten()[newer.long() * self.age_bias.shape[1] + older]
 
     def _silu(self, layer: nn.Module, values: Tensor) -> Tensor:
@@ -530,7 +534,8 @@ class PointwiseBlock(nn.Module):
             query: (S, Q, E).
             key, value: (S, P, E).
             bias: (Q, P) or (S, Q, P), added to the products of queries and keys.
-            visible: (S, Q, P) bool, the places to which a place attends. The weights of others are 0.
+            visible: (S, Q, P) bool, the places to which a place attends. The weights of all other places are
+                0.
         """
         count, places, dim = query.shape
 

@@ -4,7 +4,7 @@
     v = M[item] + Σ vectors of other features of the item and the context
     logit = ⟨u, v⟩ + bias
 
-M is the table that also has the vectors of the history's items, except in Mult-VAE. A dense feature's vector
+Except in Mult-VAE, M is the table that also has the vectors of the history's items. A dense feature's vector
 is the value times a learned vector. Each row of the log is one example with its own history, so the loader
 may shuffle rows. The history is encoded once for a row and its drawn negatives.
 
@@ -34,7 +34,7 @@ class SequenceModel(HistoryModel, ABC):
     A subclass calls `_add_features` and sets `dropout` when it creates its layers.
 
     Attributes:
-        shares_histories: whether rows of a user follow each other in batches. Then a training may encode
+        shares_histories: whether rows of a user follow each other in batches. If so, a training may encode
             shared items of successive histories only once.
     """
 
@@ -130,7 +130,7 @@ class SequenceModel(HistoryModel, ABC):
     def _side(self, dense: Tensor, categorical: Tensor, side: int) -> Tensor:
         """Returns the sum of the vectors of the features of one side, (B, E), without the history.
 
-        If one id per row is the only feature of the side, no other vectors are looked up.
+        If the side's only feature has one id per row, vectors of other features are not looked up.
         """
         features = self._ids_of_sides[side]
         if not dense.shape[1] and len(features) == 1 and features[0] < self._num_single:

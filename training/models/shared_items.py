@@ -1,16 +1,16 @@
 """Scores many items that all users of a block share, for models with dot products of vectors.
 
 For one user, the first layer of the top MLP is linear in each vector of an item, because the user's vectors
-are constants. So the dot products of pairs are not computed. Instead, the user's vectors and the weights are
-multiplied once to a matrix of the user, and each item's vector is multiplied by this matrix. Two kinds of
-vectors need even less work:
+are constants. So the dot products of pairs are not computed. Instead, the product of the user's vectors and
+the weights is computed once. It is a matrix of the user, and each item's vector is multiplied by this matrix.
+Two kinds of vectors need even less work:
 
 * A vector that is equal in all items, such as the vector of a context feature, is multiplied once per user.
 * If a feature of the items has few distinct values, only the vectors of these values are multiplied by the
   matrix of the user. Each item then looks up the products of its values and adds them.
 
-From these products to the logits, a compiled function computes all layers (training/native/pair_logits.cpp).
-Without the library, torch computes them more slowly.
+A compiled function (training/native/pair_logits.cpp) computes all layers from these products to the logits.
+If the library is missing, torch computes these layers, which takes longer.
 
 Notation: U users, I items, E elements of a vector, P vectors of a user, Q vectors of an item, H outputs of
 the first layer of the top MLP.
@@ -26,11 +26,11 @@ from training.models.factorization import FactorizedMLP, Part
 from training.native.library import library
 from training.native.pair_logits import ItemInputs, PairLogits, UserBlock
 
-# A feature has few values if at most this share of the items have distinct values.
+# A feature has few values if the number of its distinct values is at most this share of the items.
 _FEW_VALUES_SHARE = 0.25
 # Number of items whose first layers are in memory at the same time.
 _TILE_ITEMS = 1024
-# Number of users of a block: their matrices, and the first layers of a tile, fit into the cache of a core.
+# Number of users of a block. Their matrices, and the first layers of a tile, fit into a core's cache.
 _BLOCK_USERS = 24
 
 
@@ -65,7 +65,10 @@ class SharedItems:
 
     @staticmethod
     def bytes_of(items: Part, hidden: int, *, mixed: bool) -> int:
-        """Returns the bytes that items need besides their parts; the first layer has `hidden` outputs."""
+        """Returns the bytes that items need in addition to their parts.
+
+        The first layer has `hidden` outputs.
+        """
         vectors = items[1]
         return vectors.nelement() * 4 + (len(vectors) * vectors.shape[2] * hidden * 4 if mixed else 0)
 
@@ -174,8 +177,8 @@ class SharedItems:
 def _distinct(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the distinct rows of vectors (I, E), and for each row the number of its value, (I,).
 
-    Rows are compared by a sum with random weights first. If two different rows have the same sum, which is
-    unlikely, all rows count as distinct.
+    First, the function compares sums of the rows with random weights. If two different rows have the same
+    sum, which is unlikely, all rows count as distinct.
     """
     draw = torch.Generator().manual_seed(0)
     weights = torch.rand(vectors.shape[1], generator=draw, dtype=torch.float64)

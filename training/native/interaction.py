@@ -33,7 +33,7 @@ class _Batch(ctypes.Structure):
 
 
 def compiled_interaction(bottom: Tensor, embedded: Tensor, instructions: int = BEST) -> Tensor:
-    """Returns `bottom` and the dot products of all pairs of vectors, (B, E + P), or (B, P) without a bottom.
+    """Returns `bottom` and the dot products of all pairs of vectors, (B, E + P); (B, P) without a bottom MLP.
 
     Args:
         bottom: (B, E), or (B, 0) if there is no bottom MLP.

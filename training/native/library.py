@@ -1,7 +1,7 @@
 """Loads the library that is compiled from the C++ files of this folder, and declares its functions to ctypes.
 
-`make setup` builds the library into the Python environment. If it is missing, a warning is logged, and NumPy
-and torch do the same work more slowly.
+`make setup` builds the library into the Python environment. If the library is missing, a warning is logged,
+and NumPy and torch compute the same results more slowly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conf.compiled import open_library
 
 log = logging.getLogger("nightrank.training")
 
-# Below sys.prefix; setup/build_native.py puts it there.
+# The path of the library below sys.prefix. setup/build_native.py writes the library.
 LIBRARY = Path("lib/nightrank/libnightrank_training.so")
 VERSION = 7  # version of the interface; must equal the number in native/transpose.cpp
 

@@ -23,9 +23,9 @@ class DenseLayer:
 
     Attributes:
         weight: (inputs, outputs).
-        bias: (outputs,); None is zeros.
-        slopes: (outputs,) of the PReLU after the layer; None is ReLU. The layer of the logit has no
-            activation.
+        bias: (outputs,); None means zeros.
+        slopes: (outputs,), the slopes of the PReLU after the layer; None means ReLU. The layer of the logit
+            has no activation.
     """
 
     weight: Tensor
@@ -38,8 +38,8 @@ class LayersAfterFirst:
     """The layers of an MLP after its first layer.
 
     Attributes:
-        slopes: (outputs,) of the PReLU after the first layer; None is ReLU.
-        layers: the other layers, in order.
+        slopes: (outputs,), the slopes of the PReLU after the first layer; None means ReLU.
+        layers: the other layers, in the order in which they are computed.
     """
 
     slopes: Tensor | None
@@ -52,9 +52,11 @@ class ItemInputs:
 
     Attributes:
         share: (I, H) the items' share of the top MLP's first layer.
-        numbers: (I, F) int64, for each vector with few values, the row of the value in `UserBlock.table`.
+        numbers: (I, F) int64, for each item and each vector with few values, the row of the vector's value in
+            `UserBlock.table`.
         vectors: (I, K) the elements of all other vectors.
-        bottom_share: (I, H') the items' share of the bottom MLP's first layer; None without a bottom MLP.
+        bottom_share: (I, H') the items' share of the bottom MLP's first layer; None if there is no bottom
+            MLP.
         bottom: (I, E, H) the items' factors of the outputs of the bottom MLP.
     """
 
@@ -71,7 +73,8 @@ class UserBlock:
 
     Attributes:
         share: (U, H) the users' share of the top MLP's first layer.
-        table: (values, U * H) the term that each value of an item's vector with few values adds.
+        table: (values, U * H), for the item vectors with few values, the term that each value adds to the
+            first layer.
         matrix: (K, U * H) the factors of the elements of `ItemInputs.vectors`.
         bottom_share: (U, H') the users' share of the bottom MLP's first layer.
         bottom: (U, E, H) the users' factors of the outputs of the bottom MLP.
@@ -130,7 +133,7 @@ class PairLogits:
 
     Args:
         items: the inputs of all items.
-        top, bottom: the layers of the MLPs. `bottom` is None without a bottom MLP.
+        top, bottom: the layers of the MLPs. `bottom` is None if there is no bottom MLP.
         instructions: BEST, or the instructions to use.
     """
 
@@ -205,7 +208,7 @@ def _contiguous(mlp: LayersAfterFirst) -> LayersAfterFirst:
 
 
 def _layers(mlp: LayersAfterFirst) -> ctypes.Array[_Layer]:
-    """Returns layers for the library. They are valid as long as `mlp` exists."""
+    """Returns layers for the library, which are valid as long as `mlp` exists."""
     return (_Layer * len(mlp.layers))(
         *(
             _Layer(*layer.weight.shape, address(layer.weight), address(layer.bias), address(layer.slopes))

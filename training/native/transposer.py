@@ -123,8 +123,8 @@ def write_pool(
     required_library().nightrank_write_pool(pool.ctypes.data, threads)
 
 
-# Structures for the compiled loops. They describe the rows of one buffer pool, which come from a rank's
-# shards, and the pool's memory.
+# Structures for the compiled loops. They describe the memory of one buffer pool, and its rows, which come
+# from a rank's shards.
 #
 # Notation: S batches of a pool, L rows of this rank in a batch, D dense features, W columns of ids.
 

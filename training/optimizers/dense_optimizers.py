@@ -34,7 +34,7 @@ class Adam:
         self.mean = torch.zeros(sum(self._sizes), device=device)
         self.square = torch.zeros(sum(self._sizes), device=device)
         self.steps = torch.zeros((), dtype=torch.int64)
-        self._kernel_steps = torch.zeros((), device=device)  # the fused kernel needs float32
+        self._kernel_steps = torch.zeros((), device=device)  # the fused kernel reads float32
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
@@ -65,8 +65,8 @@ class Adam:
 
 # FTRL-Proximal (McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches", KDD, algorithm 1).
 #
-# Each coordinate w of the weights is updated as follows. g is the gradient of a batch's mean loss, while the
-# paper uses the gradient of a single example.
+# Each coordinate w of the weights is updated as follows. g is the gradient of a batch's mean loss. In the
+# paper, g is the gradient of a single example.
 #
 #     σ = (√(n + g²) − √n) / α;   z += g − σ w;   n += g²
 #     w = 0 where |z| ≤ λ₁, elsewhere −(z − sgn(z) λ₁) / ((β + √n) / α + λ₂)
@@ -78,7 +78,7 @@ class Adam:
 
 
 class FtrlRows:
-    """FTRL for the looked-up rows of a table. The table must start at zero, as z does.
+    """FTRL for the looked-up rows of a table. The table's weights must be zero at first, like z.
 
     Attributes:
         z, n: the state, two tensors of shape (rows, E).
@@ -103,8 +103,8 @@ class FtrlRows:
 class FtrlDense:
     """FTRL for dense parameters that start at zero.
 
-    The state consists of two tensors, z and n, of shape (size,). Each tensor contains the state of one
-    parameter after the other.
+    The state consists of two tensors, z and n, of shape (size,). In each tensor, the parameters' values
+    follow one another.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], settings: FtrlSettings) -> None:

@@ -21,7 +21,7 @@ class LossScale:
     underflow in fp16. This power of two is the scale. Afterwards the gradients are divided by the scale. If
     the gradients of a step overflow, the step is skipped and the scale is halved. After `growth_steps` steps
     without overflow the scale doubles. At a scale of 1, no step is skipped, because a smaller scale would not
-    help. The training then ends when its loss becomes infinite.
+    help. If gradients overflow at this scale, the loss becomes infinite, and the training ends.
 
     Args:
         device: the device of the gradients.
@@ -110,7 +110,7 @@ def clipped(gradient: Tensor, norm: float | None) -> Tensor:
 # 2020, Proc. VLDB Endow. 13, section 3.2). The backward pass computes the gradients of the last layers first.
 # When all gradients of a bucket are computed, the ranks start to sum them, while the backward pass continues.
 
-# A smaller message would take as long, because the ranks negotiate each message first.
+# The sum of a smaller bucket would take as long, because the ranks first negotiate each message.
 _BUCKET_BYTES = 2**20
 
 # The first number of the buffer is the loss. The gradients start at an aligned address.
@@ -135,14 +135,14 @@ class _Bucket:
 
 
 class DenseGradient:
-    """Collects the gradients of dense parameters, and sums them over ranks. There are P numbers.
+    """Collects the gradients of dense parameters, P numbers, and sums them over ranks.
 
     Args:
         parameters: the parameters. Their gradients are in the buffer in this order.
         device: the device of the model.
         collectives: the ranks' collectives.
-        bucket_bytes: the minimum size of a bucket. Later buckets may be smaller: half of the remaining bytes,
-            but at least a quarter of this number. The last bucket may have any size.
+        bucket_bytes: the minimum size of a bucket. Later buckets may be smaller: they have half of the
+            remaining bytes, but at least a quarter of this number. The last bucket may have any size.
     """
 
     def __init__(

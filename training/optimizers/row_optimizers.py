@@ -50,10 +50,10 @@ class RowWiseAdagrad:
 
 # Adam (Kingma & Ba 2015, algorithm 1) on the rows of a table that a batch looked up.
 #
-# The moments of other rows do not change, as in torch's SparseAdam and TensorFlow Addons' LazyAdam. Both of
-# these correct the bias of the moments by the number of steps of the training. With that correction, a row
-# that is first looked up at a late step would move by (1 - decay) / √(1 - square_decay) = 3.2 times the
-# learning rate in one step. Here, t counts the updates of the row instead:
+# The moments of other rows do not change, as in torch's SparseAdam and TensorFlow Addons' LazyAdam. These two
+# optimizers correct the bias of the moments by the number of steps of the training. With that correction, a
+# row that is first looked up at a late step would move by (1 - decay) / √(1 - square_decay) = 3.2 times the
+# learning rate in one step. In our optimizer, t counts the updates of the row instead:
 #
 #     m[r] = decay * m[r] + (1 - decay) * g[r]
 #     v[r] = square_decay * v[r] + (1 - square_decay) * g[r]²
@@ -208,7 +208,7 @@ class RowOptimizer(Protocol):
 
 @runtime_checkable
 class LookupOptimizer(RowOptimizer, Protocol):
-    """A row optimizer that can use the update kernel, which also sums the gradients of the same row."""
+    """A row optimizer that can use the update kernel. The kernel also sums the gradients of a row."""
 
     def step_lookups(self, gradient: LookupGradient, rate: float, step: int) -> None:
         """Does one step, as `step` does, for a table that uses Triton kernels."""

@@ -1,9 +1,9 @@
-"""The blends that learn_blend learned: how to combine scores of a champion and of the candidate sources.
+"""The blends that learn_blend learned. A blend combines scores of a champion and of candidate sources.
 
     models/<name>/blends/dt=<run date>.json
 
-A blend weighs the scores of one champion, one configuration of `candidates` and one retriever, so it belongs
-to these three. The blend of a date does not depend on files of later dates.
+A blend weighs the scores of one champion, one configuration of `candidates` and one retriever, so it can be
+used only with these three. The blend of a date does not depend on files of later dates.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BlendKey:
     Attributes:
         champion: version of the model whose logits the blend weighs.
         candidates: digest of the section `candidates` of the configuration.
-        retriever: version of the model of the source `retrieval`; None without this source.
+        retriever: version of the model of the source `retrieval`; None if there is no such source.
     """
 
     champion: str

@@ -4,7 +4,7 @@
     models/<name>/interventions/dt=….json    the overrides of a run date: rollbacks, pins, releases
 
 The champion is the model in production. The gate decides whether a newly trained model replaces it. The
-champion of a date does not depend on files of later dates, so a rerun or a backfill gets the same champion as
+champion of a date does not depend on files of later dates. So a rerun or a backfill gets the same champion as
 the first run. An override takes effect when the run of its date begins, before training. A promotion takes
 effect when the run of its date ends.
 """
@@ -33,7 +33,7 @@ class Override:
 
     Attributes:
         run_date: the date on which it takes effect.
-        action: `rollback` withdraws the versions in `withdrawn`, so that `champion` serves again. `pin` makes
+        action: `rollback` withdraws the versions in `withdrawn`, so `champion` serves again. `pin` makes
             `champion` serve until the pin is released, even if the gate promotes another model. `release`
             ends a pin.
         champion: the version that is champion after the override.
@@ -60,7 +60,7 @@ class ChampionState:
     """The champion of a run date and the decisions behind it.
 
     Attributes:
-        champions: the run date and the version of each promotion, pin and release, in order. Withdrawn
+        champions: the run date and the version of each promotion, pin and release, oldest first. Withdrawn
             versions are left out.
         pinned: the pin in force; None if no version is pinned.
         withdrawn: maps each withdrawn version to the rollback that withdrew this version.
@@ -98,7 +98,7 @@ def champion_state_as_of(lake: LakePaths, name: str, run_date: str, *, before: b
             pinned = None
         else:
             assert_never(override.action)
-        if override.action != "rollback":  # after a rollback the champion follows from the remaining versions
+        if override.action != "rollback":  # a rollback restores an earlier champion
             champions.append((override.run_date, 0, override.champion))
     for date, decision in read_decisions(lake, name, run_date):
         if decision["promoted"] and not (before and date == run_date):
@@ -127,7 +127,7 @@ def parse_decision(values: dict[str, Any]) -> dict[str, Any]:
 def decided_weights(lake: LakePaths, name: str, until: str, version: str) -> tuple[str, str] | None:
     """Returns the run date and the digest of a model's weights, from the newest decision that has a digest.
 
-    Returns None if there is none: earlier releases recorded no digests.
+    Returns None if no decision has a digest, because earlier releases recorded none.
 
     Args:
         lake: the lake.
@@ -163,7 +163,7 @@ def parse_overrides(stored: Mapping[str, Any]) -> list[Override]:
 
 
 def write_overrides(lake: LakePaths, name: str, run_date: str, overrides: Sequence[Override]) -> None:
-    """Atomically replaces the manual champion decisions (overrides) of one run date."""
+    """Atomically replaces the overrides (manual decisions about the champion) of one run date."""
     values = {"run_date": run_date, "interventions": [asdict(override) for override in overrides]}
     file_io.replace_json(
         dated_path(lake, name, OVERRIDES, run_date), format_versions.INTERVENTION.stamp(values)

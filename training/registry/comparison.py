@@ -45,15 +45,16 @@ class TrainingOutcome:
     Attributes:
         seed: the seed of the training.
         version: the model's version.
-        failure: the reason why the training has no model; None if it has one. All attributes below are empty
-            if the training failed.
+        failure: the reason why the training has no model; None if it has a model. If the training failed, all
+            attributes below are empty.
         validation, test: the measures of the final model on the two splits.
         curve: the evaluations on the validation split, ascending by epoch; the last evaluation is that of the
             last step.
         seconds: seconds of the training's steps.
         stopped: the reason why the training ended early; None if it did not.
-        pruned: number of epochs after which a search ended the training, because others were better; None if
-            the training is complete. A pruned training has a curve, but no model and no final measures.
+        pruned: number of epochs after which a search ended the training, because other trainings were better;
+            None if the training is complete. A pruned training has a curve, but no model and no final
+            measures.
     """
 
     seed: int
@@ -108,7 +109,7 @@ class TrainingOutcome:
         )
 
     def best_epoch(self, measure: str) -> float | None:
-        """Returns the epoch of the best evaluation, the earliest among equals; None if there is none."""
+        """Returns the epoch of the earliest evaluation with the best value; None if there are no values."""
         known = [
             (value, evaluation.epoch)
             for evaluation in self.curve
@@ -228,7 +229,7 @@ class Comparison:
     def ranked(self) -> list[ExperimentOutcome]:
         """The experiments that have a mean of `choose_by` on the validation split, the best first.
 
-        Among equals, the order is that of the experiments file. The test split is not used.
+        Experiments with equal means have the order of the experiments file. The test split is not used.
         """
         known = [
             (cost(self.choose_by, mean), place)
@@ -283,7 +284,7 @@ class Comparison:
                     experiment["name"], experiment["changes"], trainings, experiment.get("trial")
                 )
             )
-        search = facts.get("search")  # earlier releases had none
+        search = facts.get("search")  # earlier releases had no searches
         return cls(facts["name"], facts["choose_by"], experiments, SearchResult(**search) if search else None)
 
 
@@ -304,8 +305,8 @@ def cost(measure: str, value: float) -> float:
 # gate and overrides read only the folder `models/<name>`.
 #
 # A model of an experiment is kept as long as the published result of a comparison names its version. Other
-# models are deleted when they are older than `output.grace_hours`. This time must be longer than a comparison
-# takes.
+# models of experiments are deleted when they are older than `output.grace_hours`. This time must be longer
+# than a comparison takes.
 
 log = logging.getLogger("nightrank.training")
 
@@ -361,7 +362,7 @@ def _delete_folder(path: str) -> None:
     """Deletes the files of a folder, model.json first, so that readers never load an incomplete model."""
     files = [info.base_name for info in file_io.list_files(path) if info.is_file]
     for name in sorted(files, key=lambda name: (name != MODEL_JSON, name)):
-        with suppress(FileNotFoundError):  # another run has deleted it
+        with suppress(FileNotFoundError):  # another run has deleted the file
             file_io.delete_file(f"{path}/{name}")
     if file_io.is_local(path):
         with suppress(OSError):  # the folder does not exist, or another run has written to it

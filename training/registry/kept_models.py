@@ -35,7 +35,7 @@ class ModelVersions:
 
     Attributes:
         kept: pairs (name, version) of the versions that runs may need. Not all of them have a folder.
-        unused: pairs (name, version) of the other versions that have a folder, also an incomplete one.
+        unused: pairs (name, version) of the other versions that have a folder. The folder may be incomplete.
     """
 
     kept: frozenset[tuple[str, str]]
@@ -52,14 +52,14 @@ def model_versions(
 ) -> ModelVersions:
     """Divides the versions of the models, refits and retrievers of a configuration.
 
-    The models of other configurations, and the models of comparisons (`<name>-experiments`), are in none of
-    the two parts.
+    The models of other configurations, and the models of comparisons (`<name>-experiments`), are in neither
+    of the two parts.
 
     Args:
         config: the configuration.
         lake: the lake.
         first_date: the first date that is kept.
-        run_date: a run date. Runs of this date and of later dates need no other versions.
+        run_date: a run date. Runs of this date and of later dates need only the versions that are kept.
         dates: earlier dates whose lists are kept.
         workflows: the workflow versions of the datasets that are kept.
 
@@ -121,9 +121,9 @@ def _is_of(description: dict[str, Any], first_date: str) -> bool:
 
 
 def _served(lake: LakePaths, name: str, first_date: str, dates: Iterable[str]) -> set[str]:
-    """Returns the champions of kept dates, at the beginning and at the end of a run.
+    """Returns the champions of kept dates, at the beginning and at the end of each run.
 
-    The result also has the champion before each of them, which a rollback would restore.
+    For each of these champions, the result also has the champion before it, which a rollback would restore.
     """
     decided = {day for kind in (PROMOTIONS, OVERRIDES) for day in dates_of(lake, name, kind)}
     later = {day for day in decided if day >= first_date}
@@ -154,7 +154,7 @@ def _trained(lake: LakePaths, name: str, first_date: str) -> set[str]:
 
 
 def _treatment(config: Config, lake: LakePaths) -> set[str]:
-    """Returns the version of the treatment of the configured experiment; empty if there is none."""
+    """Returns the version of the treatment of the configured experiment; empty if there is no experiment."""
     if config.serving.experiment is None:
         return set()
     try:
@@ -177,9 +177,9 @@ def _with_ancestors(versions: set[str], described: dict[str, dict[str, Any]]) ->
 def _retrievers(
     lake: LakePaths, name: str, described: dict[str, dict[str, Any]], first_date: str, workflows: set[str]
 ) -> set[str]:
-    """Returns the retrievers of kept dates, and the newest earlier one of each workflow that is in use."""
+    """Returns the retrievers of kept dates, and the newest earlier retriever of each workflow in use."""
     kept = {version for version, values in described.items() if _is_of(values, first_date)}
-    newest: dict[str, str] = {}  # by workflow version
+    newest: dict[str, str] = {}  # maps each workflow version to a retriever
     for run_date in dates_of(lake, name, RUNS):
         version = challenger_of(lake, name, run_date)
         if run_date >= first_date:

@@ -4,7 +4,7 @@
 
 Calls are read from standard input as pickles: (name of the function, path of the lake, other arguments by
 name, MLFLOW_TRACKING_URI or None). After each call, a line is written to standard output. The program ends
-when standard input ends, which also happens if the job is killed. Warnings go to the job's standard error.
+when its standard input ends. This also happens if the job is killed. Warnings go to the job's standard error.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def main() -> int:
     """Runs the calls, and returns the exit code."""
     collect_rarely()
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of MLflow goes to the log
+    os.dup2(2, 1)  # MLflow's own output goes to the log
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT, "%H:%M:%S"))
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    refuse_pandas()  # MLflow would import pandas only for functions that we do not call
+    refuse_pandas()  # MLflow needs pandas only for functions that we do not call
     mlflow_mirror.import_mlflow()
     while True:
         try:

@@ -4,14 +4,15 @@ The local store is a SQLite file in the lake, if the lake is on a local disk. If
 store and no MLflow server is configured, nothing is copied to MLflow.
 
 The JSON files in the lake are the source of truth. An error in this module is logged and does not end a
-training. Importing MLflow and opening its store takes seconds, so jobs call `prepare`, which does both in a
-thread. The application of a run does both in a separate process (mlflow_process.py).
+training. Importing MLflow and opening its store takes seconds. So jobs call `prepare`, which does both in a
+thread. If the jobs of a run share an application, it does both in a separate process (mlflow_process.py).
 
-A training becomes one MLflow run and one version of the registered model, even if the training is copied
-several times. Run and version have the tag `nightrank.version`. The tag `nightrank.source` is the URI of the
-model's folder. The source of the MLflow version is the same URI if MLflow accepts this URI. An MLflow server
-refuses local paths, because it would read them on its own disk. The folder has a file `MLmodel`, so MLflow
-can load the version (mlflow_model.py). If the server refuses the URI, the run gets this file as an artifact.
+A training becomes one MLflow run and one version of the registered model, even if this module copies the
+training several times. Run and version have the tag `nightrank.version`. The tag `nightrank.source` is the
+URI of the model's folder. The source of the MLflow version is the same URI if MLflow accepts this URI. An
+MLflow server refuses local paths, because it would read them on its own disk. The folder has a file
+`MLmodel`, so MLflow can load the version (mlflow_model.py). If the server refuses the URI, the run gets this
+file as an artifact.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def never_fails(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def prepare(lake: LakePaths) -> None:
-    """Imports MLflow and creates the store's tables in a thread, for which later calls wait."""
+    """Imports MLflow and creates the store's tables in a thread. Later calls wait for this thread."""
     if _uri(lake) is not None:
         threading.Thread(target=open_store, args=(lake,), name="mlflow", daemon=True).start()
 
@@ -93,7 +94,7 @@ def track_training(
             return
         write_training(lake, **arguments)
     else:
-        open_client(lake)  # logs why there is none
+        open_client(lake)  # logs why there is no client
 
 
 @never_fails
@@ -269,7 +270,7 @@ def find_or_create_run(
     if experiment is None:
         try:
             experiment = client.get_experiment(client.create_experiment(name))
-        except MlflowException:  # another job has just created it
+        except MlflowException:  # another job has just created the experiment
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 raise
@@ -290,7 +291,7 @@ def find_or_create_run(
 
 
 def _metrics(description: Mapping[str, Any]) -> list[Any]:
-    """Returns MLflow metrics: the history by step, and the final metrics of the model and its baselines.
+    """Returns metrics for MLflow: the history by step, and the final metrics of the model and its baselines.
 
     The name of a final metric is a path, such as `test.auc`.
     """

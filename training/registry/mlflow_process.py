@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def start() -> None:
-    """Starts the process if it is not running. It imports MLflow at once, and ends when this process ends."""
+    """Starts the process if it is not running. The process imports MLflow at once, and ends with this one."""
     global _process
     with _lock:
         if _process is None or _process.poll() is not None:
@@ -32,8 +32,8 @@ def start() -> None:
 def call(function: str, lake: str, arguments: Mapping[str, Any] | None = None) -> bool:
     """Calls a function of mlflow_mirror in the process, and waits until it returns.
 
-    Returns whether the function was called. It was not called if the process was not running, or ended during
-    the call.
+    Returns whether the function was called. The function was not called if the process was not running, or if
+    it ended during the call.
 
     Args:
         function: name of the function.

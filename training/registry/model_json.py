@@ -34,8 +34,8 @@ def is_described(path: str) -> bool:
 def is_complete(path: str, *, checksums: bool = False) -> bool:
     """Returns whether a folder has a complete model: model.json and all listed files with the listed lengths.
 
-    If there is a model.json, but a listed file is missing or does not have the listed length, the model is
-    damaged, and a warning gives the reason.
+    If a file that model.json lists is missing or does not have the listed length, the model is damaged. Then
+    a warning gives the reason.
 
     Args:
         path: the model's folder.
@@ -181,8 +181,8 @@ _compared: dict[str, tuple[ModelFile, int, int]] = {}
 def damage_once(folder: str, entry: ModelFile) -> str | None:
     """Returns the same as `damage`, but reads a file only if this process has not compared it before.
 
-    A process compares a file once. Of all Python workers of a Spark application on one machine, one reads the
-    file, and the others wait for the result.
+    A process compares a file once. If a Spark application has several Python workers on a machine, only one
+    of them reads the file, and the others wait for the result.
     """
     path = f"{folder}/{entry.name}"
     state = _state_of(path)
@@ -206,7 +206,7 @@ def damage_once(folder: str, entry: ModelFile) -> str | None:
 def _marker(identity: list[Any]) -> Path | None:
     """Returns the path of an empty file that marks a file as compared; None outside Spark's workers.
 
-    It is in Spark's local directory of this machine, which is deleted when the application ends.
+    The file is in Spark's local directory of this machine, which Spark deletes when the application ends.
     """
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     if not folder or not os.access(folder, os.W_OK):

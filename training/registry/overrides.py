@@ -24,7 +24,7 @@ from training.registry.champion_history import (
 from training.registry.model_json import is_complete, is_described, read_description
 
 _MIN_PREFIX_LENGTH = 4
-_WAIT_S = 60.0  # limit of the wait for other changes of the same date
+_WAIT_S = 60.0  # longest wait for other changes of the same date
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def _roll_back(lake: LakePaths, name: str, request: OverrideRequest) -> Override
 
 
 def pin(lake: LakePaths, name: str, request: OverrideRequest) -> Override | None:
-    """Makes a version champion until the pin is released, whatever the gate decides.
+    """Makes a version champion until the pin is released, even if the gate promotes another model.
 
-    If a rollback had withdrawn the version, the pin ends the withdrawal.
+    If a rollback has withdrawn the version, the pin ends the withdrawal.
 
     Returns:
         The recorded override; None if the version is already pinned.
@@ -128,7 +128,7 @@ def _alone(
     name: str,
     request: OverrideRequest,
 ) -> Override | None:
-    """Makes a change while no other process changes the overrides of the date, which are one file.
+    """Makes a change while no other process changes the file with the overrides of the date.
 
     Then updates the aliases of the tracking server.
 
@@ -203,7 +203,7 @@ def reason_against_promotion(lake: LakePaths, name: str, version: str, state: Ch
 
 
 def withdrawal_of(lake: LakePaths, name: str, version: str, state: ChampionState) -> str | None:
-    """Returns which rollback withdrew a version or one of its ancestors; None if none did."""
+    """Returns the rollback that withdrew a version or one of its ancestors; None if there is none."""
     for ancestor in _lineage(lake, name, version):
         if ancestor in state.withdrawn:
             subject = version if ancestor == version else f"{version} was trained from {ancestor}, which"

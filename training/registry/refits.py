@@ -4,8 +4,9 @@
     models/<name>/refits/dt=<run date>.json     the refit of the model that was promoted on the run date
 
 The gate, warm starts and overrides use only the models in `models/<name>`, which were trained on the train
-split. No decisions are made about refits: a refit serves whenever the model that it refits is champion. The
-record is written after the refit is complete, so a killed job leaves the earlier state.
+split. The gate and overrides make no decisions about refits: a refit serves whenever the model that it refits
+is champion. The record is written after the refit is complete. So if the job is killed before, the earlier
+model serves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The retriever: a model that selects candidates. It is trained like the ranker, the model that scores them.
+"""The retriever: a model that selects candidates. It is trained like the ranker, which scores them.
 
     models/<name>-retriever/<version>/            its files, as for every model
     models/<name>-retriever/runs/dt=<date>.json   the version trained for a run date

@@ -1,4 +1,4 @@
-"""A search of settings with Optuna: proposals, the rule by which trials are pruned, and pruned trainings.
+"""A search of settings with Optuna: its proposals, its rule for pruning trials, and pruned trainings.
 
 A search stores no state. A rerun computes the same proposals in the same order. It reads the results of
 finished trials from the lake instead of training them again: from `model.json`, or from `pruned.json`.
@@ -30,16 +30,16 @@ PRUNED_JSON = "pruned.json"
 _RANDOM_TRIALS = 10
 _COMPLETE_TRIALS = 5
 _PARTS_OF_EPOCH = 1000
-_SEEDS = 2**32  # number of seeds of Optuna's random numbers
+_SEEDS = 2**32  # seeds of Optuna's random numbers are below this number
 
 
 @dataclass(frozen=True)
 class PruningRule:
     """The rule for pruning: it ends a training early if other trainings have better evaluations.
 
-    A training is pruned after an evaluation if its best value so far is worse than the limit of this
-    position. The rule depends only on the history of a training. So all ranks and resumed trainings decide
-    the same.
+    A training is pruned after an evaluation if its best value so far is worse than the limit of the
+    evaluation's position. The rule depends only on the history of a training. So all ranks and resumed
+    trainings decide the same.
 
     Attributes:
         measure: the measure on the validation split.
@@ -86,7 +86,7 @@ class Proposals:
     """
 
     def __init__(self, search: Search, choose_by: Measure, seed: int) -> None:
-        import optuna  # takes half a second, so only a search imports it
+        import optuna  # this import takes half a second, so only a search does it
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(
@@ -118,7 +118,7 @@ class Proposals:
             trial.report(value, position)
         final = outcome.validation.get(self._measure)
         if outcome.pruned is not None:
-            self._study.tell(trial, state=TrialState.PRUNED)  # its value is that of its last evaluation
+            self._study.tell(trial, state=TrialState.PRUNED)  # its value is that of the last evaluation
         elif final is None:
             self._study.tell(trial, state=TrialState.FAIL)
         else:
@@ -127,8 +127,8 @@ class Proposals:
     def pruning_rule(self) -> PruningRule | None:
         """Returns the rule for the next training; None while fewer than five trials are complete.
 
-        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class needs all
-        trials to decide, but ranks have only these limits.
+        The limits are medians of the complete trials, as in Optuna's MedianPruner. Optuna's class can decide
+        only if it has all trials, but ranks have only these limits.
         """
         from optuna.trial import TrialState
 
@@ -203,10 +203,10 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
 def finished_training(
     path: str, seed: int, steps_per_epoch: int, rule: PruningRule | None
 ) -> TrainingOutcome | None:
-    """Returns the outcome of a training that need not be repeated; None if there is none.
+    """Returns the outcome of a training that need not be repeated; None if it must be run.
 
     A search with another rule may have pruned the same training earlier than `rule` does. Then the record
-    does not contain the rest of the training, and the result is None.
+    lacks evaluations that `rule` needs, and the result is None.
 
     Args:
         path: the folder of the model.

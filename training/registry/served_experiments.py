@@ -37,7 +37,7 @@ class ExperimentStop:
         run_date: the first run date on which the control serves all users.
         experiment: the name of the experiment.
         reason: the reason for the stop, as one sentence.
-        figures: the figures that decided, as JSON values.
+        figures: the figures that were the reason, as JSON values.
         at: time of the decision in UTC.
     """
 

@@ -1,8 +1,8 @@
 """Deletes old files that attempts at a training left behind.
 
-A file that no model.json lists was written by an attempt at a training. This attempt was killed, or it ended
-after another attempt had published the same model, or it is still running. The files on disk do not show
-which of these is the case, so only old files are deleted.
+A file that no model.json lists was written by an attempt at a training. Either this attempt was killed, or it
+ended after another attempt had published the same model, or it is still running. The files on disk do not
+show which of these cases is true, so this module deletes only old files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) ->
     deleted = 0
     try:
         for path in (*_unlisted_files(lake, name, limit), *_old_checkpoint_files(lake, name, limit)):
-            with suppress(FileNotFoundError):  # another run has deleted it
+            with suppress(FileNotFoundError):  # another run has deleted the file
                 file_io.delete_file(path)
                 deleted += 1
     except OSError as error:
@@ -69,7 +69,7 @@ def _unlisted_files(lake: LakePaths, name: str, limit: float) -> Iterator[str]:
         folder = f"{lake.models(name)}/{version}"
         try:
             named = names_of(read_description(folder))
-        except DataError:  # no model yet, or a damaged one that train_model replaces
+        except DataError:  # model.json is missing or damaged
             continue
         yield from (
             f"{folder}/{info.base_name}"
@@ -96,5 +96,5 @@ def _checkpoint_folders(lake: LakePaths, name: str) -> list[str]:
 
 def _remove_empty_folders(lake: LakePaths, name: str) -> None:
     for folder in _checkpoint_folders(lake, name) if file_io.is_local(lake.root) else ():
-        with suppress(OSError):  # the folder still has files
+        with suppress(OSError):  # the folder still contains files
             Path(file_io.filesystem(folder)[1]).rmdir()

@@ -36,8 +36,8 @@ from training.registry.champion_history import (
 from training.registry.model_json import is_described, read_description, weights_digest
 from training.registry.refits import read_refits, refit_name
 
-# Settings of `train` that do not change the trained model. `retrain` determines the parent, which is already
-# part of the version.
+# Settings of `train` that do not change the trained model. `retrain` only determines the parent, and the
+# version is computed from the parent too.
 _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "num_ranks": True,
     "elastic": True,
@@ -47,11 +47,11 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "device": True,
     "compile": True,
     "cuda_graphs": True,
-    "kernels": True,  # like `device`: another implementation of the same sums; `auto` depends on the node
+    "kernels": True,  # the same sums by other code; `auto` depends on the node
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,
-    "refit": True,  # a refit is another version; see training/loop/training_plan.py
+    "refit": True,  # a refit gets its own version; see training/loop/training_plan.py
     "reading": {"device_mib", "pools", "read_ahead_mib", "staging_folder", "staging_mib", "threads"},
     "embedding_memory": True,
     "embedding_memory_mib": True,
@@ -124,7 +124,7 @@ def version_of(
 def code_version() -> str:
     """Returns a digest of the source files of all packages that influence a trained model.
 
-    The files are read once, because this process continues with the code that it has imported.
+    A process reads the files only once, because it keeps the code that it has imported.
     """
     package = __name__.rsplit(".", 2)[0]  # `training`, which has another name in the wheel of nightrank
     root: Any = files(package)  # a Path, or a zipfile.Path if the packages were shipped as a zip
@@ -165,7 +165,7 @@ def _parsed_version(values: Mapping[str, Any]) -> str:
 
 
 def champion_as_of(lake: LakePaths, name: str, run_date: str, *, before: bool = False) -> str | None:
-    """Returns the champion at the end of a run, or at its start if `before`; None if there is none."""
+    """Returns the champion at the end of a run, or at its start if `before`; None if no model is champion."""
     return champion_state_as_of(lake, name, run_date, before=before).champion
 
 

@@ -78,7 +78,7 @@ def fresh_start(config: Config, lake: LakePaths, run_date: str) -> str | None:
     """Returns why `train.retrain` requires a fresh training with newly fitted vocabularies, or None.
 
     A fresh training starts from random weights. The result depends only on the configuration and on runs
-    before the run date, so build_features and train_model get the same result, also in a rerun.
+    before the run date. So build_features and train_model get the same result, even in a rerun.
 
     The period `train.retrain.fresh_every_days` starts at the last fresh training, even if the model of that
     training was not promoted. In this case, the runs until the next fresh training start from the champion.
@@ -124,7 +124,7 @@ def _misfit(config: Config, dataset: Dataset, description: Mapping[str, Any], pa
 def skipped_days(config: Config, parent: Parent, days: list[str]) -> list[str]:
     """Returns the days between the parent's last train day and the first new train day, `days[0]`.
 
-    There are such days if more days lie between two trainings than the train split has.
+    There are such days if the time between two trainings is longer than the train split.
     """
     if config.split.by != "day" or not parent.trained_days or not days:
         return []

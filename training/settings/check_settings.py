@@ -58,8 +58,8 @@ def read_settings(config: ModelConfig) -> Strict:
 def with_item(config: ModelConfig, items: Sequence[str]) -> ModelConfig:
     """Returns the configuration with the name of the item's feature as `item`, if its model needs this name.
 
-    The configuration is unchanged if it already has the name, if its architecture has no histories, or if
-    `items` is empty.
+    The configuration is unchanged if it already names this feature, if its architecture has no histories, or
+    if `items` is empty.
 
     Args:
         config: the architecture and its settings.

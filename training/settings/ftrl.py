@@ -16,8 +16,8 @@ class FtrlSettings(Strict):
     """FTRL-Proximal (McMahan et al. 2013, algorithm 1).
 
     The paper recommends `beta` 1 for gradients of single examples. Here the gradient is computed from a
-    batch's mean loss, in which each example's gradient is divided by the batch size. `beta` should be smaller
-    by the same factor.
+    batch's mean loss, in which each example's gradient is divided by the batch size. So divide the paper's
+    `beta` by the batch size too.
     """
 
     learning_rate: _Positive = Field(default=0.1, description="Learning rate, α in the paper.")

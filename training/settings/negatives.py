@@ -11,7 +11,7 @@ def require_no_pair_features(names: Sequence[str]) -> None:
     """Raises ConfigError if a feature may depend on user and item.
 
     A drawn pair of user and item has the user's features from the row, and the drawn item's features. A
-    feature that depends on both would have to be computed for the pair.
+    feature that depends on both user and item would have to be computed for each drawn pair.
     """
     if names:
         raise ConfigError(
