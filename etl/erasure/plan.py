@@ -452,7 +452,7 @@ def _with_new_inputs(manifest: Manifest, changes: DigestChanges) -> Manifest:
 
 
 def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) -> Manifest:
-    """Returns a data manifest whose members have the new digests, and fewer clicks."""
+    """Returns a dataset's manifest whose members have the new digests and the remaining numbers of clicks."""
     facts = dict(manifest.facts)
     version = facts["workflow_version"]
     splits = {split: [Member(**member) for member in members] for split, members in facts["splits"].items()}

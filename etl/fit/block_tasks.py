@@ -395,7 +395,7 @@ def _squares_task(
 
 @dataclass(frozen=True)
 class BlockStep:
-    """A step that needs statistics of the training rows. Objects are pickled.
+    """A step that needs statistics of the training rows. Objects of this class are pickled.
 
     Attributes:
         key: the name of the step in error messages. Each measured step has a different key.
