@@ -118,7 +118,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """Returns the next steps of each unfinished chain that do not read outputs of each other."""
+    """Returns, for each unfinished chain, its next steps that belong to the same operator."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):
@@ -174,7 +174,7 @@ def is_countable(chain: Chain, position: int) -> bool:
 
 
 def _needs_rows(step: Step) -> bool:
-    """Returns whether the outputs of a step depend on rows or tables, besides its input values."""
+    """Returns whether a step needs a table, or the row itself, in addition to its input values."""
     _, fitted_type = column_operator(step.operator.name)
     return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold
 

@@ -40,7 +40,7 @@ class RowStatistics:
     ) -> None:
         """Creates a source of statistics that reads the rows of `training`.
 
-        The tables that steps need are published in `tables`.
+        It publishes the tables of the steps in `tables`.
         """
         self._workers, self._plan, self._tables, self._training = workers, plan, tables, training
 

@@ -379,7 +379,7 @@ class StockGuess:
     Attributes:
         column: the column.
         sold_out: the texts that mean out of stock; empty for numbers and flags.
-        is_certain: whether values of the column and its name leave no doubt.
+        is_certain: whether the name and the values of the column leave no doubt.
     """
 
     column: SampledColumn
@@ -388,9 +388,10 @@ class StockGuess:
 
 
 def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
-    """Returns which column of a table of items has the stock, by its name; None if there is none.
+    """Returns the column of a table of items whose name says that it has the stock; None if there is none.
 
-    It is certain for numbers from 0 and flags of both values, and for texts that are known.
+    The result is certain if the values are numbers from 0 on, flags of both values, or texts known to mean a
+    state of the stock.
     """
     for column in columns:
         name = plain_name(column.source)
@@ -426,12 +427,12 @@ def _stock_in(column: SampledColumn) -> StockGuess | None:
 
 
 def plain_name(source: str) -> str:
-    """Returns the name of a column in small letters, without accents, with one underscore between words."""
+    """Returns the name of a column in lower case, without accents, and with one underscore between words."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", source)
     letters = "".join(
         char
         for char in unicodedata.normalize("NFKD", spaced.lower())
-        if not "\u0300" <= char <= "\u036f"  # marks of accents
+        if not "\u0300" <= char <= "\u036f"  # accents as separate characters
     )
     return re.sub(r"[\W_]+", "_", unicodedata.normalize("NFC", letters)).strip("_")
 
@@ -442,9 +443,9 @@ def image_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 
 
 def _text_named(names: Sequence[str], columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns the column of texts whose name is earliest in `names`; None without such a column.
+    """Returns the column of texts whose name comes first in `names`; None without such a column.
 
-    Titles may be divided by blanks or commas, so a column of titles may have the type list<string>.
+    The words of titles are separated by blanks or commas, so the type of a title column may be list<string>.
     """
     by_name = {
         plain_name(column.source): column
@@ -476,7 +477,7 @@ def shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 
 
 def share_of_most_frequent(column: SampledColumn) -> float:
-    """Returns the share of the rows with a value that have the most frequent value of a column."""
+    """Returns the share of the most frequent value among the values of a column that are not null."""
     texts = column.values.drop_null()
     if not len(texts):
         return 0.0
@@ -506,6 +507,9 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
 def _keys_by_order(
     ids: Sequence[SampledColumn], rows: int
 ) -> tuple[list[SampledColumn], list[SampledColumn]]:
-    """Returns the columns of users and items in a log without names. The first key is the user."""
+    """Returns the columns of users and items in a log without column names.
+
+    The first key column has the users.
+    """
     keys = [column for column in ids if 20 <= column.distinct <= 0.9 * max(rows, 1)]
     return keys[:1], keys[1:]
