@@ -465,7 +465,7 @@ def _keys_by_name(
 
 
 def shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns a column whose fields have several shown items with 0 or 1 for a click, such as `N1-0 N2-1`."""
+    """Returns a column whose values list shown items, with 1 after a clicked item: `N1-0 N2-1`."""
     for column in columns:
         texts = column.values.drop_null()
         if not pa.types.is_string(texts.type) or not len(texts):

@@ -353,7 +353,7 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
 
 
 def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
-    """Returns the separator that divides lines into equally many fields, and whether fields are quoted."""
+    """Returns the character that divides each line into as many fields, and whether fields are quoted."""
     best: tuple[tuple[float, int], str, bool] | None = None
     # If another separator also divides the lines, a comma between two digits may be a decimal comma.
     without_commas = [_COMMA_OF_NUMBER.sub("", line) for line in lines]
@@ -373,7 +373,7 @@ def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
 
 
 def _has_quoted_fields(lines: Sequence[str], separator: str) -> bool:
-    """Returns whether a field between two separators begins and ends with a double quote."""
+    """Returns whether a field, with a separator on both sides, begins and ends with a double quote."""
     bound = re.escape(separator)
     field = re.compile(f'(^|{bound})"([^"]|"")*"({bound}|$)')
     return any('"' in line and field.search(line) for line in lines)

@@ -244,8 +244,7 @@ def encode_rows(workflow: FittedWorkflow, rows: Rows, features: Sequence[str], k
 
     Args:
         workflow: the workflow that computes the features.
-        rows: a table or a frame with `key` and the raw
-            columns that the features depend on.
+        rows: a table or a frame with `key` and the raw columns that the features depend on.
         features: the names of the features; may be empty.
         key: user_key or item_key.
     """

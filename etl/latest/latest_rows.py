@@ -35,8 +35,7 @@ class PublishedRows:
     Attributes:
         partition: the feature partition.
         manifest: the manifest of the partition, which lists its files.
-        label: the split whose rows are used;
-            None for all rows.
+        label: the split whose rows are used; None for all rows.
     """
 
     partition: Partition

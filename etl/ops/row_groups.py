@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from etl.ops.doubles import as_doubles
 
-# Limit of the product of the columns' numbers of distinct values. Below it, codes fit into 64 bits.
+# Limit of the product of the columns' numbers of distinct values. Below this limit, a combination of codes
+# fits into 64 bits.
 _LARGEST = 2**62
 
 
@@ -53,7 +54,7 @@ def groups_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, int]:
     groups, size = np.zeros(len(rows), np.int64), 1
     for name in names:
         codes, distinct = codes_of(rows.column(name))
-        values = len(distinct) + 1  # null counts as a value
+        values = len(distinct) + 1  # Null counts as a value of its own
         if size > _LARGEST // values:
             kept, groups = np.unique(groups, return_inverse=True)
             size = len(kept)
@@ -66,7 +67,7 @@ def dense_codes(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
 
     Args:
         codes: (n,) int64, each below `size`.
-        size: upper bound of the codes.
+        size: all codes are below this number.
 
     Returns:
         dense: (n,) int64

@@ -1,9 +1,9 @@
 """The passes over the days of a log whose rows need a preparation, such as histories, negatives or joins.
 
 The scan pass publishes the quarantine of each day, and stores its good rows. These rows are prepared, and
-published in the table `prepared`. Then values are counted and features are computed from prepared files, as
-from a log that needs no preparation. Two subclasses prepare the rows: with tasks of this machine
-(etl.prepare.task_passes), or with Spark frames (etl.spark.frame_passes).
+published in the table `prepared`. The second pass reads the prepared files as it would read a log that needs
+no preparation. It counts values and computes features. Two subclasses prepare the rows: with tasks of this
+machine (etl.prepare.task_passes), or with Spark frames (etl.spark.frame_passes).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from storage.paths import LakePaths, Partition
 from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of
 from storage.remove import is_younger, remove, written_dates
 
-if TYPE_CHECKING:  # Python workers do not import pyspark
+if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
     from pyspark.sql import DataFrame
 
     from etl.workflow.fitted_workflow import FittedWorkflow
@@ -94,11 +94,11 @@ class PreparedPasses(ABC):
         """Creates the passes.
 
         Args:
-            workers: run the tasks.
+            workers: the processes that run the tasks.
             plan: the plan of the run.
             lake: data lake that the run reads and writes.
-            digest_before: takes a day, and returns a digest of the earlier clicks that its histories use.
-                None if there are no histories, or if the log is one table.
+            digest_before: function that takes a day, and returns a digest of the earlier clicks from which
+                its histories are computed. None if there are no histories, or if the log is one table.
         """
         self._workers, self._plan, self._lake = workers, plan, lake
         self._digest_before = digest_before
@@ -106,11 +106,11 @@ class PreparedPasses(ABC):
         self._kept: set[str] = set()  # the days of `keep_tables`
 
     def keep_tables(self, days: Collection[str]) -> None:
-        """Keeps the counted rows of some days valid after the tables of users and items are replaced.
+        """Keeps the counted rows of some days valid even if a table of users or items is replaced.
 
         A run that applies a workflow calls this method first, with the days whose features are published. The
-        rows of these days keep the attributes with which they were joined. The same holds if a job after
-        build_features encodes the days with another workflow. A fit uses the current tables for all days.
+        rows of these days keep the attributes with which they were joined. A later job that encodes the days
+        with another workflow also keeps them. A fit uses the current tables for all days.
         """
         self._kept = set(days)
 
@@ -161,7 +161,7 @@ class PreparedPasses(ABC):
         day: SplitOfDay,
         columns: Sequence[CountedColumn],
     ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
-        """Returns summaries of `days`, and the comparison of `day` with the training days.
+        """Returns summaries of all `days`, and the comparison of `day` with the training days.
 
         See etl.value_counts.report_statistics.summarise_and_compare.
         """
@@ -245,7 +245,7 @@ class PreparedPasses(ABC):
         return {"raw": raw.digest, "layout": self._plan.layout}
 
     def _prepared_inputs(self, raw: RawFiles) -> dict[str, str]:
-        """Returns the inputs of the prepared rows of a day, as in its manifest."""
+        """Returns the inputs of the prepared rows of a day, as recorded in their manifest."""
         known = self._inputs_of.get((raw.dt, raw.digest))
         if known is None:
             inputs = self._find_inputs(raw)
@@ -318,21 +318,23 @@ class PreparedPasses(ABC):
         """Scans the raw logs of some days, and publishes their quarantine and their prepared rows."""
         if not days:
             return
-        for raw in days:  # rows that are prepared again get the current attributes
+        for raw in days:  # Rows that are prepared again are joined with the current tables of attributes.
             self._kept.discard(raw.dt)
             self._inputs_of.pop((raw.dt, raw.digest), None)
         self._prepare_days(days)
 
     @abstractmethod
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
-        """Does the work of `_prepare` for at least one day. Stored rows are deleted, even after an error.
+        """Does the work of `_prepare` for at least one day.
+
+        Deletes the stored good rows at the end, even after an error.
 
         Raises:
             DataError: see `_scan`.
         """
 
     def _splits_of(self, days: Sequence[RawFiles], layout: FileLayout) -> list[list[FileSplit]]:
-        """Returns the file splits of each day, in the order of its lines."""
+        """Returns the file splits of each day, in the order of the day's lines."""
         splits: dict[str, list[FileSplit]] = {}
         for part in layout.reader.splits():
             splits.setdefault(part.path, []).append(part)
@@ -350,7 +352,8 @@ class PreparedPasses(ABC):
         Args:
             days, layout: the days, and the layout of their files.
             splits: the file splits of each day.
-            store: takes the index of a day and the index of a task; returns the settings to store good rows.
+            store: function that takes the index of a day and the index of a task, and returns how this task
+                stores good rows.
 
         Raises:
             DataError: a day exceeds a limit (etl.quality.day_counts.check_day), or a log that is divided into
@@ -436,7 +439,7 @@ class PreparedPasses(ABC):
 class _CountTask:
     """A prepared file whose values a task counts, and the file of counts to write.
 
-    `None` stands for a day without rows.
+    The prepared file is None for a day without rows.
     """
 
     path: str | None
