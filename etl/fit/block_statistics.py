@@ -241,7 +241,7 @@ class CountStatistics:
         """Creates a source of statistics that publishes vocabularies in `tables`.
 
         Args:
-            workers: run the tasks.
+            workers: the processes that run the tasks.
             tables: publishes the vocabularies.
             counts: the value counts of the training days.
             column_of: returns the column of value counts for the first input of a requested step.

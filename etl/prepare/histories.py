@@ -361,7 +361,7 @@ def _earlier_than_rows(
         length: the largest length of a history; `known` is less.
 
     Returns:
-        (places, lengths): the places of the clicks in `timelines`, one history after the other, and the
+        (places, lengths): the positions of the clicks in `timelines`, one history after the other, and the
         lengths of the histories (n,).
     """
     times_of_clicks = np.full(len(timelines.items.codes), _LAST)

@@ -223,7 +223,7 @@ def feature_columns(plan: FeaturePlan) -> list[CountedColumn]:
     for group in plan.config.features:
         for name in group.columns:
             kind = types[name]
-            if kind in ("int", "float", "string"):  # operators of `prepare` may add columns of lists, which have no profile
+            if kind in ("int", "float", "string"):  # columns of lists have no profile
                 columns.setdefault(name, CountedColumn(name, kind if group.kind == "dense" else "string"))
     return list(columns.values())
 

@@ -80,7 +80,7 @@ def gpu_tasks(workers: Workers, layout: FileLayout, tasks: int) -> GpuTasks | No
     """Divides tasks among the GPUs. Returns None if the compiled scanner runs all of them on CPUs.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         layout: the layout of the log. Only text without nested fields (`tsv`, `csv`) is scanned on GPUs.
         tasks: number of tasks.
     """

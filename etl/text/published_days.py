@@ -313,10 +313,10 @@ def encode_days(
     """Writes the feature partitions of days in one pass, and publishes them.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         plan: the plan of the run.
         table: the table of features of the workflow.
-        workflow: computes the features.
+        workflow: the workflow that computes the features.
         source: reads the file splits of the parts.
         days: the days, by date.
         rules: checks for the columns of the table.

@@ -133,7 +133,7 @@ def scan_splits(
     then release the frame.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         tasks: the file splits to scan.
         layout: the layout of the log.
         counted: raw columns whose values are counted. Labels are counted too, under the name LABEL_CELLS.

@@ -42,7 +42,7 @@ def summarise_and_compare(
     All tasks run at once. The driver collects a few rows per column.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         days: the value counts of the days to summarise; may be empty.
         train: the value counts of the training days.
         day: the value counts of the day that is compared with the training days.
