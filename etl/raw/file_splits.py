@@ -283,7 +283,8 @@ class _Gzip:
         from isal import igzip, isal_zlib  # only processes that read such files import it
 
         self._file = igzip.IGzipFile(fileobj=raw, mode="rb")
-        self._damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # declared as an instance
+        # Type: ignore[assignment]  # declared as an instance.
+        self._damaged: type[Exception] = isal_zlib.error
 
     def read(self, size: int, /) -> bytes:
         """Returns at most `size` bytes; empty bytes at the end.

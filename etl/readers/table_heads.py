@@ -1,4 +1,4 @@
-"""Checks the first rows of tables before a run reads its log, so that a run with a bad table ends early."""
+"""Checks the first rows of tables before a run reads its log, so that an invalid table stops it early."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
     """Checks the header or schema, and the values of the first rows, of every file of a table.
 
     Reads at most the first block of a text file, and the first row group or stripe of other files. If Spark
-    will read the table, a later check may still refuse it, because Spark can read fewer types of columns.
+    reads the table later, it may still refuse the table, because it can read fewer types of columns.
 
     Args:
         table: a table other than the log. All rows of the table must be valid.
@@ -50,7 +50,7 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
             positions, width = positions_in(common_header(paths, table), table, paths)
         rejected = (_first_bad_line(path, table, positions, width, id_column) for path in paths)
     else:
-        reader = open_table(table, tuple(paths))  # checks the columns of every file
+        reader = open_table(table, tuple(paths))  # `open` checks the columns of every file
         text_id = id_column if id_column is not None and table.type_of(id_column) == "string" else None
         firsts: dict[str, FileSplit] = {}
         for file_split in reader.splits(_BYTES):
@@ -89,7 +89,7 @@ def _first_bad_line(
         pc.if_else(pa.array(is_utf8, pa.bool_()), pa.scalar(None, pa.string()), "not_utf8"), unsplit
     )
     for column, position in zip(table.columns, positions, strict=True):
-        if position is None:  # an optional column that the file does not have
+        if position is None:  # the column is optional, and the file does not have it
             continue
         values, malformed = typed_column(
             fields[position], column, table.null_values, table.time_zone, table.decimal_separator
