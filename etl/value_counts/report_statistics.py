@@ -1,7 +1,7 @@
-"""Computes column summaries and comparisons of days for the data report from value counts, not from rows.
+"""Computes the column summaries and the comparisons of days in the data report from value counts.
 
-Usually one task processes a whole column. A column with very many values is divided into hash buckets. Then
-one task processes each bucket, and the results of the buckets are added.
+Usually one task processes a whole column. A column with very many values is divided into hash buckets. In
+this case, one task processes each bucket, and the results of the buckets are added.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def _figures(
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    # Counts of the same files are equal: if the log is not divided by days, all splits have the same day.
+    # Read each file only once. If the log is not divided by days, all splits have the files of the same day.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
     # One sum for each summarised day, one for the other training days, and one for the compared day.
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}
-    # the sums have no unneeded columns, because each column needs memory and time
+    # The sums have only the columns that are needed, because each column takes memory and time.
     sides = max(side_of.values()) + 1
     sums, nulls = Sums(sides), dict.fromkeys(summarised, 0)
     for counts in {counts.files: counts for counts in (*days, *others)}.values():

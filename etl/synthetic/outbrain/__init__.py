@@ -1,8 +1,8 @@
 """A log like Kaggle's Outbrain Click Prediction: displays of several ads, of which one is clicked.
 
-A row is one ad of one display. It already contains the columns of the competition's other tables (events,
-promoted_content, documents_*), which NVIDIA's Wide & Deep example joins first. Read `displays` first
-(documents, ads, users, and which user sees and clicks which ads), then `rows` (columns, conversion of
+A row is one ad of one display. A row already contains the columns of the competition's other tables (events,
+promoted_content, documents_*). NVIDIA's Wide & Deep example must join these tables first. Read `displays`
+first (documents, ads, users, and which user sees and clicks which ads), then `rows` (columns, conversion of
 displays to lines, and counts).
 
 A display is shown on a document (a web page), and each ad promotes another document. A display has 2 to 12
