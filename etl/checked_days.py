@@ -34,8 +34,8 @@ def raw_days(
     """Returns, for each split, the raw files of its days.
 
     If `split.by` is not `day`, all splits have the same single day. Train days whose files are empty are left
-    out. `recorder` records the raw files as inputs of the run. It also records other data that the run reads
-    together with these files later.
+    out. `recorder` records the raw files as inputs of the run. It also records other data that the run later
+    reads together with these files.
 
     Raises:
         DataError: a required day has no raw log.

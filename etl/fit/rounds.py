@@ -132,8 +132,8 @@ def _choose(
 ) -> tuple[Sequence[ChainSteps], SourceName]:
     """Chooses the steps that the round measures, and the source of their statistics.
 
-    The steps are chosen from `waiting`, the next steps of the unfinished chains. One round counts the values
-    of all vocabularies, because they are published together. It comes last.
+    The steps are chosen from `waiting`, the next steps of the unfinished chains. All vocabularies are
+    published together. So their values are counted in a single round, which comes last.
     """
     countable = [
         group for group in waiting if has_value_counts and is_countable(chains[group.chain], group.first)

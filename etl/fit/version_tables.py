@@ -118,7 +118,9 @@ class VersionTables:
     def open(self, spark: SparkSession, broadcast_max_rows: int, latest: int) -> Tables:
         """Opens the tables that are already published, for Spark.
 
-        Rare values are left out. Args:
+        Rare values are left out.
+
+        Args:
             broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
             latest: the last day that the workflow version includes, in days since 1970-01-01.
         """

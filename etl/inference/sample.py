@@ -353,7 +353,7 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
 
 
 def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
-    """Returns the character that divides each line into as many fields, and whether fields are quoted."""
+    """Returns the separator that gives each line the same number of fields, and whether fields are quoted."""
     best: tuple[tuple[float, int], str, bool] | None = None
     # If another separator also divides the lines, a comma between two digits may be a decimal comma.
     without_commas = [_COMMA_OF_NUMBER.sub("", line) for line in lines]
@@ -362,7 +362,7 @@ def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
         if separator == "," and others and not any("," in line for line in without_commas[:_FEW_LINES]):
             continue
         if separator == ":" and not any("::" in line for line in lines[:5]):
-            continue  # A line with one colon more likely contains a time such as 12:30 than two fields.
+            continue  # The colon of a line with one colon more likely belongs to a time, such as 12:30.
         quoted = _has_quoted_fields(lines, separator)
         widths = Counter(len(fields) for fields in _fields(lines, separator, quoted))
         width, count = widths.most_common(1)[0]

@@ -40,7 +40,7 @@ class LatestHistories:
 
     Attributes:
         rows: user_key and the columns of `history`, one row per user. Users without a click have no row.
-            They are a table with lists of dictionary codes if processes of this machine computed them,
+            The rows are a table with lists of dictionary codes if processes of this machine computed them,
             otherwise a frame. None if no user has a click.
         digest: a digest of everything on which `rows` depends, except the days of the run.
     """

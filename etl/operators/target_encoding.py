@@ -136,8 +136,8 @@ class TargetEncoding(Operator):
 
     The fold of a row is floorMod(XXH64(row_id as 8 bytes, little endian, seed 42), `folds`). row_id is the
     position of the row in the log of its day. So rows of different days with the same row_id are in the same
-    fold. If the section `negatives` is set, a drawn negative has its own row_id. It may therefore be in
-    another fold than the positive row for which it was drawn.
+    fold. If the section `negatives` is set, a drawn negative has its own row_id. It may therefore be in a
+    different fold from the positive row for which it was drawn.
 
     Each column of the group is a separate key. With `joint: true`, all columns together form one key. Outputs
     are named `<key>_te`.

@@ -22,8 +22,8 @@ _LARGEST = 10**38  # a Spark decimal has 38 digits
 _EXACT = 2.0**53
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS - 1
-# An exact sum is stored in several integers (limbs). Their number if all numbers are below 2**53 units, and
-# if some numbers have up to 38 digits.
+# An exact sum is stored in several integers, called limbs. A sum has _FEW_LIMBS limbs if all numbers are
+# below 2**53 units. If some numbers have up to 38 digits, it has _ALL_LIMBS limbs.
 _FEW_LIMBS, _ALL_LIMBS = 2, 5
 # A sum of integers of 31 bits is exact as a double for at most this number of rows.
 _ROWS_ADDED_AS_DOUBLES = 2**22

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["number", "text", "truth"]
 
-# Maximum number of characters of a formula, and maximum depth of its operations. Computing one level of
-# operations takes a few nested calls.
+# Maximum number of characters of a formula, and maximum depth of its operations. The depth is limited because
+# each level of operations takes a few nested calls.
 _MOST_TEXT = 20_000
 _MOST_DEPTH = 150
 _MOST_SHOWN = 500  # maximum number of characters of a formula in a message

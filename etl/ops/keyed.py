@@ -82,7 +82,7 @@ class KeyedFitted(Fitted):
 
 @dataclass(frozen=True)
 class LookedUp:
-    """The keys of n rows, and the row of a table that was found for each key.
+    """The keys of n rows, and for each key the row of a table that has this key.
 
     Attributes:
         table: the table. If it has no rows, it has no columns either.

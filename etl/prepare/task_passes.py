@@ -518,7 +518,8 @@ def require_table_forms(changers: Sequence[RowChanger]) -> None:
 def keep_users_together(changers: Sequence[RowChanger], user_column: str | None) -> bool:
     """Returns whether each operator gives the right result if a task has all rows of some users.
 
-    Tasks can then divide the users among themselves. If not, one task must have all rows of the day.
+    Tasks can then divide the users among themselves. If the result is false, one task must have all rows of
+    the day.
 
     Args:
         changers: the operators of the configuration that change rows.

@@ -143,8 +143,11 @@ def summarise_values(values: pa.Array, counts: NDArray[np.int64], kind: Kind) ->
 def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the positions of the TOP values with the largest counts, in descending order of the counts.
 
-    Values with equal counts are sorted, texts by their UTF-8 bytes. x that are frequent enough are copied.
-        counts: (n,)
+    Values with equal counts are sorted, texts by their UTF-8 bytes. Values with the count 0 are left out.
+
+    Args:
+        values: (n,) distinct values, without null. Only values that are frequent enough are copied.
+        counts: (n,) the count of each value.
     """
     least = 1
     if len(counts) > TOP:

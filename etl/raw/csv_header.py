@@ -57,8 +57,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     """Returns the column names in the header, which must be the same in all csv files.
 
     Raises:
-        DataError: a file is empty or damaged. A header also raises the error if it differs from the first
-            file's header, is too long, is not UTF-8, or has an unmatched quote.
+        DataError: a file is empty or damaged. Or a header is too long, is not UTF-8, has an unmatched quote,
+            or differs from the header of the first file.
     """
     headers = {path: _first_line(path) for path in paths}
     first = next(iter(headers.values()))

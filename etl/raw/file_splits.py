@@ -283,8 +283,7 @@ class _Gzip:
         from isal import igzip, isal_zlib  # only processes that read such files import it
 
         self._file = igzip.IGzipFile(fileobj=raw, mode="rb")
-        # Type: ignore[assignment]  # declared as an instance.
-        self._damaged: type[Exception] = isal_zlib.error
+        self._damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # declared as an instance
 
     def read(self, size: int, /) -> bytes:
         """Returns at most `size` bytes; empty bytes at the end.

@@ -1,6 +1,6 @@
 """Applies the rules of a log to the typed blocks that a reader returns.
 
-Rejected lines get a reason. Both engines read a log in this way.
+Rejected lines get a reason. A log is parsed in this way with both engines, `sql` and `arrow`.
 """
 
 from __future__ import annotations

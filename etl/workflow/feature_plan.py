@@ -122,7 +122,7 @@ class FeaturePlan:
 
     @cached_property
     def external_tables(self) -> dict[str, JoinedTable]:
-        """Maps a text that identifies a table to the table, for all tables that `join_external` reads."""
+        """Returns the tables that `join_external` reads, as a mapping from a text that identifies a table."""
         operators = [(step, step.operator) for chain in self.chains for step in chain.steps]
         return {
             f"join_external.path={operator.path}": operator.source(step)[0]
@@ -131,7 +131,7 @@ class FeaturePlan:
         }
 
     def raw_columns(self, wanted: Collection[str], *, everything: bool = False) -> tuple[str, ...]:
-        """Returns the fixed columns, then the log's columns in `wanted`, or all if `everything` is true."""
+        """Returns the fixed columns, then the log's columns: those in `wanted`, or all (`everything`)."""
         fixed = self.fixed_columns
         names = [name for name in self.config.log.names if everything or name in wanted]
         return (*fixed, *(name for name in names if name not in fixed))
