@@ -154,8 +154,8 @@ def applied_features(
 ) -> Callable[[RawFiles], bool] | None:
     """Returns a function that tells whether all features that the run needs from a day are published.
 
-    Returns None if the run fits or extends a workflow, because its features are new. The arguments are those
-    of `build`.
+    Returns None if the run fits or extends a workflow, because its features are new. The arguments have the
+    same meaning as in `build`.
     """
     if parent_version is None or plan.config.workflow.mode not in ("auto", "apply"):
         return None

@@ -291,8 +291,8 @@ def _has_part(users: UsersToErase, positions: frozenset[int], rows: pa.Table) ->
 #
 # A vocabulary keeps the row of an erased value, so no id of the vocabulary changes. Only the value in this
 # row is replaced, by a text with a control character. etl/raw/row_rules.py rejects rows with such a text as
-# an id, so no user of a log can have this text as an id. A user who returns with the same id is unknown until
-# the next extension of the workflow, and then gets a new id.
+# an id, so no user of a log can have this text as an id. If an erased user returns with the same id, this id
+# is unknown until the next extension of the workflow gives it a new vocabulary id.
 
 
 @dataclass(frozen=True)

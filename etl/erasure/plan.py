@@ -57,7 +57,8 @@ class UserRows:
     Attributes:
         published: the published partition that contains the rows.
         rule: the rule that finds the rows.
-        files: maps the path of each file with such rows, as in the manifest, to the number of these rows.
+        files: maps the path of each file with such rows to their number. Paths have the form that the
+            manifest uses.
         rows: the users' rows, with the columns that the rule reads.
     """
 

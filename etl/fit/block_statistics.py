@@ -221,7 +221,7 @@ def _delete(paths: Sequence[str]) -> None:
 
 
 def derived_from_raw(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the first input of a step, which is computed from the value counts of one raw column."""
+    """Returns the first input of a step. This input is computed from the value counts of one raw column."""
     return DerivedColumn(request.before.inputs[0], request.before, step.inputs[0])
 
 

@@ -63,7 +63,7 @@ def fit_frame(
     """Returns a workflow that is fitted on all rows of a table. Its tables are in memory.
 
     The fitted values equal those of build_features for one training day with these rows, if `row_id` is the
-    position of a row. The version is a digest of the features and of all fitted values.
+    position of a row. The version of the workflow is a digest of the features and of all fitted values.
 
     Args:
         rows: a table with the columns of `columns_of`. The label may be missing.

@@ -81,8 +81,8 @@ def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: boo
 
     Args:
         chains: the chains to fit.
-        extends: whether an existing workflow is extended. Then only values are added to its vocabularies, and
-            all other steps stay as they are.
+        extends: whether an existing workflow is extended. An extension only adds values to the vocabularies.
+            All other steps stay unchanged.
         has_value_counts: whether there are value counts of the training days.
     """
     fitted = [0] * len(chains)  # (number of chains,): the number of fitted steps of each chain.
@@ -336,7 +336,7 @@ class StatisticsSource(Protocol):
 
 @dataclass
 class ChainProgress:
-    """A chain, and its steps that have been fitted so far, in order.
+    """A chain, and the steps of the chain that have been fitted so far.
 
     A chain is a sequence of steps (operators) that computes features.
     """

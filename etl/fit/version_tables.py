@@ -152,7 +152,8 @@ def _copy(source: str, target: str) -> str:
     return file.digest
 
 
-# Files with statistics by key: tasks write parts of them, which are merged in ranges of keys.
+# Writes files with statistics by key. Tasks write parts of the statistics, and merge these parts in ranges of
+# keys.
 #
 # Each task sorts the keys of its rows. Ranges of keys are chosen from a sample of the keys of all tasks. So
 # the files of the merged ranges form one sorted table, and no task needs all keys.

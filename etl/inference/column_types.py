@@ -239,7 +239,7 @@ def _text_column(
 
 
 def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> SampledColumn | None:
-    """Returns the column with the type int, float, bool, date or timestamp; None if its texts do not fit."""
+    """Returns the column with the type int, float, bool, date or timestamp; None if no type fits."""
     if column.distinct <= 2 and set(pc.utf8_lower(probe).to_pylist()) <= set(_BOOLS):
         return replace(column, type="bool")
     if pc.any(pc.match_substring_regex(probe, _LEADING_ZERO)).as_py():

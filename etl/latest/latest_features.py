@@ -353,7 +353,7 @@ def attributes_of(
     """Returns the rows of the table of attributes (section `users` or `items`) with their keys.
 
     The rows are Arrow tables if `workers` are processes of this machine and `of_log` is not a frame.
-    Otherwise they are frames. The other arguments are those of `keyed_attributes`.
+    Otherwise they are frames. The other arguments have the same meaning as in `keyed_attributes`.
     """
     if isinstance(workers, LocalWorkers) and (of_log is None or isinstance(of_log, pa.Table)):
         return keyed_table(plan, run_date, section, of_log)
@@ -435,7 +435,8 @@ def keyed_attributes(
             `keys`.
         run_date: the date that replaces `{date}` in the table's path.
         section: the section of the table to read.
-        of_log: rows with the distinct user_key or item_key of the log. None: only rows of the table are used.
+        of_log: rows with the distinct user_key or item_key of the log. If it is None, only rows of the table
+            are used.
     """
     key, name, table = _keyed_by(plan, section)
     raw_rows = read_attributes(spark, plan.config, table, name, section, run_date, name)

@@ -19,7 +19,7 @@ class DamagedPageError(Exception):
 
 
 class PagedColumn:
-    """A column of some column chunks. Chunks are added one after the other, and pages to the last chunk."""
+    """Decodes the column chunks of a column. Each page is added to the chunk that was begun last."""
 
     def __init__(self, kind: pa.DataType, values: int, size: int, rows: int) -> None:
         """Prepares a column without rows.

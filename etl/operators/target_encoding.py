@@ -91,8 +91,8 @@ class FittedTargetEncoding(KeyedFitted):
         of = self.look_up(values, tables)
         total = pc.add(of("sum"), self.prior * self.smoothing)
         weight = pc.add(of("count").cast(pa.float64()), self.smoothing)
-        # Without smoothing, a key whose targets are all null has a count of 0. Its result is the prior, as in
-        # the engine sql.
+        # Without smoothing, a key whose targets are all null has a count of 0. Its result is the prior, and
+        # the engine `sql` returns the same.
         means = pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
         return [pc.fill_null(means, self.prior)]
 

@@ -136,7 +136,7 @@ class GroupedNumbers:
 
 
 def _limbs_of_large(units: np.ndarray) -> list[np.ndarray]:
-    """Returns the 5 limbs of (k,) doubles below 1e38, which are whole numbers.
+    """Returns the 5 limbs of (k,) doubles. The doubles are whole numbers below 1e38.
 
     Spark converts a double to a decimal by its shortest notation. Arrow writes the same notation.
     """

@@ -120,7 +120,7 @@ class Fitted(ABC):
 
 @dataclass(frozen=True)
 class RowWise(Fitted):
-    """A fitted step with one output, which is computed by one column expression."""
+    """A fitted step whose only output is computed by one column expression."""
 
     @abstractmethod
     def expression(self, *values: Column) -> Column:
@@ -212,7 +212,7 @@ class Operator(Parameters, ABC):
         A subclass that overrides this method needs no array of all rows.
 
         Args:
-            values: (n,) distinct values. Null may be one of them. They are not lists.
+            values: (n,) distinct values. Null may be one of the values. No value is a list.
             counts: (n,) int64, the number of rows with each value.
             kind: the type of the values.
         """

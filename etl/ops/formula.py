@@ -2,8 +2,8 @@
 
 A formula has Python's syntax, but Python does not run it. A value is a number (a double), a text, or true or
 false. If an operand is null, the result is null, except for `and` and `or` (three-valued logic), `coalesce`
-and `is_null`. The result is also null if there is no finite result, as in a division by zero, in log(0) or
-after an overflow.
+and `is_null`. The result is also null if there is no finite result, for example after a division by zero, for
+log(0), or after an overflow.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Statistics:
         merged: the result of the operator's MergeableStatistic.
         table: name of the published table with the step's vocabulary or statistics by key.
         cardinality: number of embedding rows for the ids of the step, including reserved ids.
-        facts: further JSON values, such as those that `Operator.facts` computes.
+        facts: additional JSON values, such as the values that `Operator.facts` computes.
     """
 
     moments: Moments | None = None

@@ -1,4 +1,4 @@
-"""Draws negatives without Spark, with the same results as etl/split/negatives.py, which describes the rules.
+"""Draws negatives without Spark. The rules and the results are the same as in etl/split/negatives.py.
 
 The rows of a day are prepared in tasks. First, each task returns the items of its rows (`items_of`), and the
 driver merges them (`merge_items`). Then each task draws negatives for its rows (`add_negatives`).

@@ -68,8 +68,9 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
 
     Args:
         rows: all rows of some users of a day, with user_key, item_key and, if `has_time`, event_time.
-        impressions: all impressions of these users, and perhaps of others: user_key, item_key, position and,
-            if `has_time`, event_time, without nulls. None if the day has no log of impressions.
+        impressions: all impressions of these users, and possibly impressions of other users: user_key,
+            item_key, position and, if `has_time`, event_time, without nulls. None if the day has no log of
+            impressions.
         column: the name of the new column.
         has_time: whether the click log has event times (µs). If not, a row gets the smallest position.
 

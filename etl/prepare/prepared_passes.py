@@ -114,7 +114,7 @@ class PreparedPasses(ABC):
         """
         self._kept = set(days)
 
-    # The following methods have the same interface as those of TextPasses (etl/text/two_passes.py).
+    # The following methods have the same interface as the methods of TextPasses (etl/text/two_passes.py).
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Prepares and counts the days that are not counted yet, and returns the row counts of each day.
@@ -255,7 +255,7 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Replaces digests of tables by those of the value counts, if all other inputs are equal."""
+        """Replaces the digests of joined tables by those in the value counts, if all other inputs match."""
         partition = self._lake.value_counts.partition(raw.dt)
         if not is_published(partition):
             return inputs
@@ -287,7 +287,7 @@ class PreparedPasses(ABC):
         return self._with_counted(self._prepared_inputs(raw))
 
     def _with_counted(self, prepared: dict[str, str]) -> dict[str, str]:
-        """Returns the inputs of the value counts of a day from those of its prepared rows."""
+        """Derives the inputs of a day's value counts from the inputs of the day's prepared rows."""
         return {**prepared, "counted": digest_of([_COUNTS_FORMAT, *self._plan.counted_columns])}
 
     def _has_quarantine(self, raw: RawFiles) -> bool:
@@ -536,7 +536,7 @@ def _block(rows: pa.Table) -> ParsedBlock:
 
 
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
-    """Deletes the days of the table `prepared`, and of `typed` of older lakes, that no run needs any more.
+    """Deletes days that no run needs any more from the table `prepared`, and from `typed` in older lakes.
 
     A day is deleted if it is before `first_day` and was published more than `output.grace_hours` ago.
     `first_day` is the first day of the run or, with the section `history`, the first day whose clicks the run

@@ -147,7 +147,7 @@ def unchecked(
 ) -> list[str]:
     """Returns texts that name the figures without a limit for this log, each with the reason.
 
-    The arguments are those of `check_limits`.
+    The arguments have the same meaning as in `check_limits`.
     """
     texts = []
     if split.by != "day":

@@ -1,7 +1,7 @@
-"""The row counts of a day's raw log, and their limits.
+"""Counts the rows of a day's raw log, and compares the counts with limits.
 
-If the share of quarantined rows of a day is above the limit `quality.max_bad_share`, the job stops. The same
-holds for the share of rows whose time is on another day (`quality.max_misdated_share`).
+If the share of quarantined rows of a day is above the limit `quality.max_bad_share`, the job stops. It also
+stops if the share of rows whose time is on another day exceeds its limit (`quality.max_misdated_share`).
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ def most_frequent_of_days(
 
 
 def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:
-    """Returns the pieces of the train days, and the piece of the last test day, which is compared."""
+    """Returns the pieces of the train days, and the last test day's piece to compare with them."""
     train = [piece for piece in pieces if piece.split == "train"]
     return train, [piece for piece in pieces if piece.split == "test"][-1]
 

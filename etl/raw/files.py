@@ -222,8 +222,9 @@ def _absolute(path: str) -> str:
 
 # Finds the log of the items that were shown to users on one day (`serving.impressions`).
 #
-# build_features adds positions of this log to the rows of the click log if `row_column` is set. Then the log
-# is an input of everything that is computed from these rows. etl/readers/impressions.py reads the log.
+# build_features adds positions of this log to the rows of the click log if `row_column` is set. In this case,
+# the log of impressions is an input of everything that is computed from these rows.
+# etl/readers/impressions.py reads the log.
 
 
 def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:

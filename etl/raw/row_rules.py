@@ -168,7 +168,7 @@ def _label_of_event(label: Label, column: str, is_text: bool) -> RowRule:
 
 
 def _weight_of_event(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of the weight of a row, which is the weight of its event. It rejects no row."""
+    """Returns the rule of a row's weight: the weight of the row's event. The rule rejects no row."""
     named = _events(label.event_weights, is_text)
     weights = [*label.event_weights.values()]
 
@@ -228,7 +228,7 @@ def _key(output: str, column: str, is_text: bool) -> RowRule:
 
 
 def time_rule(event_time: EventTime, kind: ColumnType = "int", time_zone: str = UTC) -> RowRule:
-    """Returns the rule of the event time, which is converted to µs since 1970-01-01 UTC in 64 bits.
+    """Returns the rule of the event time. It converts times to µs since 1970-01-01 UTC in 64 bits.
 
     Args:
         event_time: column of the time, and unit of integers. Nanoseconds are rounded down.

@@ -201,8 +201,8 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
         table: the table, with its texts for null and its time zone.
 
     Returns:
-        n values, and n reasons. A value that does not fit is null and has a reason. All other reasons are
-        null.
+        n values, and n reasons. A value that does not fit the type of the column is null and has a reason.
+        All other reasons are null.
     """
     first = _first_bytes(tokens)
     is_list = (first == _ARRAY) if column.type in LIST_TYPES else np.zeros(len(tokens), bool)

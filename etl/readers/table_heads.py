@@ -108,7 +108,7 @@ def _first_bad_line(
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    """Yields the lines of a text file, which is read block by block."""
+    """Yields the lines of a text file. Reads the file block by block."""
     end = None if compression(path) else _BYTES
     for block in read_blocks(FileSplit(path, 0, end), _BYTES):
         yield from bytes(block).removesuffix(b"\n").split(b"\n")

@@ -32,7 +32,8 @@ class TextReader(TableReader):
         positions: for each column of the table, the index of its field in a line; None for an optional column
             that the files do not have.
         width: number of fields in a line.
-        of_files: positions and width in csv files whose header differs from that of the first file, by path.
+        of_files: maps the path of each csv file whose header differs from the first file's header to its
+            positions and width.
         scanner: finds the fields of a block.
     """
 

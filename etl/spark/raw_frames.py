@@ -101,10 +101,10 @@ def read_attributes(
     id_column: str | None = None,
     recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
-    """Reads a table as a frame, with one row per key. Tasks read the blocks of its reader.
+    """Reads a table as a frame, with one row per key.
 
-    The arguments are those of etl.prepare.attributes.read_attribute_table, which returns the same rows as a
-    table of this process, and raises the same errors.
+    Tasks read the blocks of the table's reader. etl.prepare.attributes.read_attribute_table has the same
+    arguments, and raises the same errors. It returns the same rows as an Arrow table.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     reader = open_table(table, raw.paths)

@@ -22,7 +22,7 @@ import numpy as np
 from conf.errors import ConfigError
 
 FIRST_DAY = date(2026, 1, 1)
-# Part of each random seed; increase this number if a change of the code draws other values from the same seed.
+# Part of each random seed; increase this number if a change of the code draws other values from the same seed
 _FORMAT = 1
 _BRANDS = ("Nordvik", "Brückner", "Olmeca", "Atelier Noé", "Hartwell & Sons", "Kumo", "Faro", "Łódź Works")
 _COLOURS = ("black", "white", "navy", "olive", "red", "sand")

@@ -244,7 +244,7 @@ def _rows_of_group(schema: pa.Schema, columns: Mapping[str, pa.Array]) -> int:
 
     Args:
         schema: the columns of the feature table.
-        columns: the values of those columns that are lists, and others.
+        columns: the values of all list columns. Other columns are allowed too.
     """
     numbers = 0
     for field in schema:

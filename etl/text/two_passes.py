@@ -92,7 +92,8 @@ class TextPasses:
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Scans the days that are not scanned yet, and returns the row counts of each day.
 
-        The days are scanned together. Then their quarantine and their value counts are published.
+        The days are scanned together. After that, the quarantine and the value counts of each day are
+        published.
         """
         missing = [raw for raw in days if not self.is_scanned(raw)]
         if missing:

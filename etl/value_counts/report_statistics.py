@@ -92,7 +92,8 @@ def _figures(
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    # Read each file only once. If the log is not divided by days, all splits have the files of the same day.
+    # Days with the same files share one sum. If the log is not divided by days, all splits have the same
+    # files.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
     # One sum for each summarised day, one for the other training days, and one for the compared day.

@@ -288,9 +288,9 @@ def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) ->
     """Raises ConfigError if a scope (a list of features) contains a feature that is not allowed in it.
 
     If the section `users` is set, features in the scope `user` must be computed from columns of this table.
-    The same holds for the section `items` and the scope `item`. If the section `negatives` is set, features
-    in the scope `item` must not read columns of the log. Features of users and items must not read the
-    position of an impression, because a position belongs to a row.
+    In the same way, the section `items` restricts the features in the scope `item`. If the section
+    `negatives` is set, features in the scope `item` must not read columns of the log. Features of users and
+    items must not read the position of an impression, because a position belongs to a row.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]

@@ -135,7 +135,7 @@ class FittedChain:
     ) -> dict[str, RowValues]:
         """Returns the inputs of the chain, and the outputs of all its steps, by name.
 
-        The arguments are those of `compute`.
+        The arguments have the same meaning as in `compute`.
         """
         encode = len(arrays) == 1
         values = {name: row_values(array, encode) for name, array in zip(self.inputs, arrays, strict=True)}

@@ -37,8 +37,8 @@ class BoundGroup:
     """A feature group of the configuration, whose operators are bound to columns.
 
     Attributes:
-        steps: the steps, in order.
-        outputs: maps each feature to its type, in order.
+        steps: the steps, in the order in which they run.
+        outputs: maps each feature to its type, in the order of the features.
         ids: maps each feature to true if its values are ids of an embedding table, otherwise to false.
     """
 

@@ -37,7 +37,9 @@ _MISSING_TASTE = 0.3  # strength of the effect of an empty field, as a multiple 
 
 @dataclass(frozen=True)
 class Interaction:
-    """The definition of a taste, which is a table with one logit for each pair of categories of two columns.
+    """The definition of a taste.
+
+    A taste is a table with one logit for each pair of categories of two columns.
 
     Attributes:
         left, right: the names of the two columns.
