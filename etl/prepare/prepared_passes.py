@@ -464,7 +464,7 @@ def _count_file(tasks: tuple[_CountTask, ...], counted: tuple[str, ...], index: 
 # Writes and reads the files of the table `prepared`: rows of a day with all columns that features read.
 #
 # A file has rows of one split, with row_id, keys, label, event_time and the raw columns that features read.
-# Texts and lists of texts have dictionaries in the files. They are read as dictionary arrays.
+# The files store texts and lists of texts with dictionaries. Tasks read such columns as dictionary arrays.
 
 # Number of rows of a row group. A task reads one row group at a time, and a history may have 50 values in
 # each row.
@@ -487,7 +487,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            store_schema=False,  # without the Arrow schema, other readers read the columns as texts
+            store_schema=False,  # other readers can read the columns as texts only without the Arrow schema
         )
     return file.name
 
@@ -550,7 +550,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
     if not plan.is_divided and plan.config.history:
         first = date.fromisoformat(first_day) - timedelta(days=plan.config.history.days or 0)
         first_day = first.isoformat()
-    unrecorded = LakePaths(lake.root)  # the manifests that are read here are not inputs of the run
+    unrecorded = LakePaths(lake.root)  # manifests that this function reads are no inputs of the run
     for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):
         for dt in written_dates(table):
             partition = table.partition(dt)
@@ -561,7 +561,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
                 elif dt < first_day and not is_younger(partition, grace_hours):
                     log.info("%s rows of %s are deleted: the first day of a run is %s", kind, dt, first_day)
                     remove(partition, grace_hours)
-            except (OSError, DataError) as error:  # for example, another job deletes the same day
+            except (OSError, DataError) as error:  # for example, because another job deletes the same day
                 log.warning("%s rows of %s cannot be deleted, the next run tries again: %s", kind, dt, error)
     _delete_copies(plan, unrecorded, first_day)
 
