@@ -96,8 +96,8 @@ def scan_text(
     words, size = _upload(block, device)
     text = words.view(torch.uint8)[:size]
     is_end = text == _LF
-    positions = (is_end | (text == ord(separator))).nonzero().squeeze(1)  # of delimiters
-    ends = is_end[positions].nonzero().squeeze(1)  # indices in `positions` of the delimiters that end lines
+    positions = (is_end | (text == ord(separator))).nonzero().squeeze(1)  # Positions of all delimiters.
+    ends = is_end[positions].nonzero().squeeze(1)  # Indices in `positions` of the delimiters that end lines.
     has_quote, has_high = (text == _QUOTE).any(), (text >= 0x80).any()
     flags = to_host(torch.stack([has_quote, has_high])).tolist()
     if quoted and flags[0]:

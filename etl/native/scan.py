@@ -15,8 +15,8 @@ from etl.native.library import Handle, library, string_addresses
 
 # The scanner stores positions in a block as 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
-_OTHERS_AT_ONCE = 1 << 17  # maximum number of JSON lines that are copied at once for another reader
-_REASONS = ("", "field_count", "not_utf8")  # by the number of the reason in the compiled library
+_OTHERS_AT_ONCE = 1 << 17  # Maximum number of JSON lines that are copied at once for another reader.
+_REASONS = ("", "field_count", "not_utf8")  # In the order of the library's numbers of reasons.
 
 # Takes the texts of n lines. Returns one array of n values per field, and n reasons why a line cannot be
 # split (or null).

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from etl.ops.doubles import from_doubles
 
-_UNITS = 2.0**24  # as in etl/ops/keyed.py: sums of multiples of 6e-8 do not depend on the order of rows
-_LARGEST = 10**38  # a Spark decimal has 38 digits
+_UNITS = 2.0**24  # As in etl/ops/keyed.py: sums of multiples of 6e-8 do not depend on the order of rows.
+_LARGEST = 10**38  # A Spark decimal has 38 digits.
 _EXACT = 2.0**53
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS - 1

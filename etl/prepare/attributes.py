@@ -196,8 +196,8 @@ def _ranks(column: pa.Array) -> np.ndarray:
         column = column.dictionary_encode()
     values = column.dictionary
     if pa.types.is_floating(values.type):
-        values = pc.add(values, 0.0)  # -0.0 is the same key as 0.0
-    distinct = values.dictionary_encode()  # a dictionary of parsed numbers may have a value twice
+        values = pc.add(values, 0.0)  # -0.0 is the same key as 0.0.
+    distinct = values.dictionary_encode()  # A dictionary of parsed numbers may have a value twice.
     order = pc.sort_indices(distinct.dictionary).to_numpy()
     rank_of = np.zeros(len(order) + 1, np.int64)
     rank_of[order] = np.arange(1, len(order) + 1)

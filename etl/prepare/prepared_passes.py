@@ -102,8 +102,8 @@ class PreparedPasses(ABC):
         """
         self._workers, self._plan, self._lake = workers, plan, lake
         self._digest_before = digest_before
-        self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # keys: date, digest of the raw log
-        self._kept: set[str] = set()  # the days of `keep_tables`
+        self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # Keys: (date, digest of raw log).
+        self._kept: set[str] = set()  # The days that were passed to `keep_tables`.
 
     def keep_tables(self, days: Collection[str]) -> None:
         """Keeps the counted rows of some days valid even if a table of users or items is replaced.

@@ -23,8 +23,8 @@ Level = Literal["warn", "stop"]
 # Maps fields of a finding to their keys in the published JSON, where the two differ.
 _KEYS = {"message": "said"}
 _LEVELS: tuple[Level, ...] = ("stop", "warn")
-_MAX_STOPS = 5  # maximum number of findings in the error message
-_MAX_CHARACTERS = 60  # maximum length of a raw value in a message
+_MAX_STOPS = 5  # Maximum number of findings in the error message.
+_MAX_CHARACTERS = 60  # Maximum length of a raw value in a message.
 
 
 @dataclass(frozen=True)

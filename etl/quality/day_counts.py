@@ -26,8 +26,8 @@ from storage.paths import Partition
 
 log = logging.getLogger("nightrank.etl")
 
-NOT_KEPT = "not_kept"  # fact of the quarantine: lines that are counted but not stored there, by reason
-_SHOWN_ROWS = 200  # number of quarantined rows that are read to show their values in an error message
+NOT_KEPT = "not_kept"  # Fact of the quarantine: lines that are counted but not stored there, by reason.
+_SHOWN_ROWS = 200  # Number of quarantined rows that are read to show their values in an error message.
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ _MOST_LINES = 1 << 21
 # A compressed file may always become this large, because a small file of equal lines can be compressed very
 # strongly.
 _ALWAYS_ALLOWED_BYTES = 256 * 2**20
-_PIECE_BYTES = 1 << 19  # bytes that are decompressed at a time; so few that they fit into the cache
-_READ_AHEAD_BYTES = 1 << 14  # read after a split, because its last line may end there
+_PIECE_BYTES = 1 << 19  # Number of bytes that are decompressed at once. They fit into the cache.
+_READ_AHEAD_BYTES = 1 << 14  # Number of bytes to read after a split, because its last line may end there.
 _LF, _CR = ord("\n"), ord("\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_COMPRESSED = (
@@ -254,7 +254,7 @@ def _last_lines(
     If the last of these lines ends after `data`, its end is read from `source`.
     """
     stop = line_start(data, remaining, len(data)) if remaining > 0 else 0
-    line = _complete(data)  # if `stop` is the end of the bytes, the last line begins here
+    line = _complete(data)  # If `stop` is the end of the bytes, the last line begins here.
     # Without LF at the end of the bytes, the line may continue, or a CR may be the first half of CR LF.
     while stop == len(data) and stop > 0 and data[-1:] != b"\n":
         # Reading as many bytes as the line already has makes the time proportional to its length.

@@ -21,9 +21,9 @@ from etl.raw.text_values import WHOLE_RULE
 from storage import file_io
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
-_SMALLEST_BYTES = 12  # magic, length of the footer, magic
-_UNREADABLE_CODECS = ("LZO",)  # Arrow has no decoder for them
-_MOST_DIGITS = 38  # largest number of digits of a decimal
+_SMALLEST_BYTES = 12  # A file has at least the magic bytes, the length of the footer, and the magic bytes.
+_UNREADABLE_CODECS = ("LZO",)  # Compressions for which Arrow has no decoder.
+_MOST_DIGITS = 38  # Maximum number of digits of a decimal.
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
 # Names, for messages, of types without a logical type and of integers.
@@ -288,8 +288,8 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
 # Parquet types suffice to read such a file.
 
 _FOOTER_MAGIC = b"PAR1"
-_END_BYTES = 8  # length of the footer, magic
-_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # both have the same length
+_END_BYTES = 8  # Size of the end of a file: the length of the footer, and the magic bytes.
+_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # Both keys have the same length.
 
 
 def parquet_metadata(source: pa.NativeFile) -> pq.FileMetaData:

@@ -29,8 +29,8 @@ from conf.time_notation import ISO, only_date
 from etl.raw import row_rules, text_values
 from etl.raw.csv_header import common_header
 
-_SHOWN = 100  # maximum number of characters of a value or line in a message
-_MOST_VALUES = 5  # maximum number of values of one reason in a message
+_SHOWN = 100  # Maximum number of characters of a value or line in a message.
+_MOST_VALUES = 5  # Maximum number of values of one reason in a message.
 _IS_NOT = {
     "integer": "is not an integer of 64 bits",
     "number": "is not a number within the range of float32",

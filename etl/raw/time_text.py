@@ -26,21 +26,21 @@ US_OF_SECOND, US_OF_DAY = 1_000_000, 86_400_000_000
 FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, in days since 1970-01-01
 _EPOCH = datetime(1970, 1, 1)
 _FIRST_US = FIRST_DAY * US_OF_DAY
-_DATE_BYTES = 10  # length of YYYY-MM-DD
-_MINUTE_BYTES = 16  # length of YYYY-MM-DDTHH:MM
-_ROWS = 1 << 16  # number of texts that are converted at once; it limits the memory of their characters
+_DATE_BYTES = 10  # Length of YYYY-MM-DD.
+_MINUTE_BYTES = 16  # Length of YYYY-MM-DDTHH:MM.
+_ROWS = 1 << 16  # Number of texts that are converted at once; it limits the memory of their characters.
 # largest number of bytes of a text. Longer texts are not times, except for times with many blanks
 _LONGEST = 64
-_PADDING = 16  # number of zeros after the characters of a text, so that a cursor may look ahead
-_MOST_DAYS = 1 << 17  # number of days of time zones whose offsets are kept
+_PADDING = 16  # Number of zeros after the characters of a text, so that a cursor may look ahead.
+_MOST_DAYS = 1 << 17  # Number of days of time zones whose offsets are kept.
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july"),
     *("august", "september", "october", "november", "december"),
 )
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_SHORT = 3  # number of letters of an abbreviated name
-_FIRST_YEAR_OF_1900 = 69  # years of two digits: 69 to 99 are 1969 to 1999, 00 to 68 are 2000 to 2068 (POSIX)
+_SHORT = 3  # Number of letters of an abbreviated name.
+_FIRST_YEAR_OF_1900 = 69  # Years of two digits: 69 to 99 are 1969 to 1999, 00 to 68 are 2000 to 2068 (POSIX).
 _NOON = 12
 
 Ints = NDArray[np.int64]

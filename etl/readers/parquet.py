@@ -422,8 +422,8 @@ _COUNT, _ENCODING = (
 )
 _LEVEL_ENCODING, _LEVEL_BYTES, _IS_COMPRESSED = (5, 3), (8, 5), (8, 7)
 _PLAIN, _OLD_DICTIONARY, _RUNS, _DICTIONARY = 0, 2, 3, 8
-_LENGTH_BYTES = 4  # size of the length before the levels
-_LEAST_BYTES = 4  # smallest size of a number, and size of the length of a text
+_LENGTH_BYTES = 4  # Size of the length that precedes the levels.
+_LEAST_BYTES = 4  # Smallest size of a number, and size of the length of a text.
 
 
 @dataclass(frozen=True)

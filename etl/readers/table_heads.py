@@ -20,9 +20,9 @@ from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader
 from etl.readers.discovery import open_table
 
-_ROWS = 100  # number of rows of each file that are checked
-_BYTES = 1 << 16  # number of bytes of text that are read at once
-_GROUP_BYTES = 64 << 20  # larger row groups and stripes are not read
+_ROWS = 100  # Number of rows that are checked in each file.
+_BYTES = 1 << 16  # Number of bytes of text that are read at once.
+_GROUP_BYTES = 64 << 20  # Row groups and stripes that are larger than this are not read.
 
 
 def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: str | None) -> None:

@@ -59,10 +59,10 @@ from storage.publish import (
 
 log = logging.getLogger("nightrank.etl")
 
-_STATE = "state"  # the fact with the result of `state_of`
-_TABLE = "table"  # the input: the digest of the table's rows when they were copied
-# Otherwise Spark would write timestamps of 96 bits, which do not record whether they have a time zone. Spark
-# would also refuse dates before 1900.
+_STATE = "state"  # Name of the fact with the result of `state_of`.
+_TABLE = "table"  # Name of the input: the digest of the rows that were copied.
+# Without these settings, Spark would write timestamps of 96 bits, which do not record whether they have a
+# time zone. It would also refuse dates before 1900.
 _EXACT = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -188,8 +188,8 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_MOST_FIELDS = 2**31 - 1  # no limit, so that the text of a plan contains the names of all fields
-# part of the text of a plan with user code; this code may change while the text stays the same
+_MOST_FIELDS = 2**31 - 1  # No limit: the text of a plan must contain the names of all fields.
+# A plan with user code has this word in its text. The code may change while the text stays the same.
 _FUNCTION_OF_USER = "UDF"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 # Parts of Spark's messages if the class path lacks the jar of a format or of a catalogue.
@@ -297,9 +297,9 @@ def content_of(rows: DataFrame) -> str:
 def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
     """Returns a digest of the sources of the rows, without reading the rows.
 
-    The digest is computed from Spark's plan and, depending on the table, from the names, sizes and times of
-    files, the snapshot of an Iceberg table, or the version of a Delta table with deletion vectors. If the
-    digest has not changed, the rows have not changed.
+    The digest is computed from Spark's plan and from a state of the table. Depending on the table, this state
+    is the names, sizes and times of files, an Iceberg snapshot, or the version of a Delta table with deletion
+    vectors. If the digest has not changed, the rows have not changed.
 
     Returns:
         The digest. None if a change can be found only by reading the rows, as for JDBC, random values and

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _UNITS = 2**24
-_LIMIT = 2.0**69  # the upper part of smaller numbers, including all 64-bit integers, has at most 31 bits
-_UPPER = 2.0**38  # unit of the upper part: 2**62 units of 2**-24
+_LIMIT = 2.0**69  # Numbers below this, such as all 64-bit integers, have an upper part of at most 31 bits.
+_UPPER = 2.0**38  # Unit of the upper part: 2**62 units of 2**-24.
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
 _PRODUCTS = ("upper_upper", "upper_high", "upper_low", "high_high", "high_low", "low_low")

@@ -41,10 +41,10 @@ _LEVELS = 3  # of prices
 _ITEMS_PER_CATEGORY = 15
 # factor of the popularity of an item whose price is one level above or below the user's level
 _LEVEL_FACTOR = 0.25
-_TOGETHER = 0.35  # probability that the next viewed item is the companion of the item before
-_ACTIVE_A_DAY = 0.55  # mean share of the users who visit the shop on a day
-_MORE_VIEWS = 3.0  # mean number of further views in a visit, after the first view
-_CART, _PURCHASE = 0.2, 0.4  # probabilities of a cart after a view, and of a purchase after a cart
+_TOGETHER = 0.35  # Probability that the next viewed item is the companion of the item before.
+_ACTIVE_A_DAY = 0.55  # Mean share of the users who visit the shop on a day.
+_MORE_VIEWS = 3.0  # Mean number of further views in a visit, after the first view.
+_CART, _PURCHASE = 0.2, 0.4  # Probabilities of a cart after a view, and of a purchase after a cart.
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,9 @@ def summarise_and_compare(
         columns: the columns to summarise. Columns that are not numeric are also compared.
 
     Returns:
-        For each of `days`, a dictionary that maps each column and the label to its summary; and a mapping
-        from the name of each categorical column to its comparison. A column without a value on all compared
-        days has no comparison.
+        Two values. The first has a dictionary for each of `days`, which maps each column and the label to its
+        summary. The second maps the name of each categorical column to its comparison. A column without a
+        value on all compared days has no comparison.
     """
     by_name = {column.name: column for column in [CountedColumn(LABEL_CELLS, "float"), *columns]}
     compared = {name: not column.numeric for name, column in by_name.items() if name != LABEL_CELLS}

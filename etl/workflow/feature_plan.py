@@ -114,8 +114,9 @@ class FeaturePlan:
     def reasons_left_out(self) -> tuple[str, ...]:
         """Returns the reasons of rows that are neither used nor quarantined.
 
-        These are rows of events that `log.label` does not list, rows without a user if the configuration
-        leaves them out, rows that operators of `prepare` drop, and rows of erased users.
+        There are four kinds of such rows: rows of events that `log.label` does not list, rows without a user
+        (if the configuration leaves them out), rows that operators of `prepare` drop, and rows of erased
+        users.
         """
         others = reasons_left_out(self.config.log.label, self.config.keys)
         return (*others, *(operator.reason for operator in self.filters), ERASED)

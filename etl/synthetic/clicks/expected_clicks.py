@@ -134,7 +134,7 @@ class ExpectedClicks:
                     computed[depth:] = [code, *[None] * (len(self._outer) - depth - 1)]
             left = self._left.of_level[columns[self._left.column][users[row]]]
             right = self._right.of_level[columns[self._right.column][users[row]]] * own[row]
-            pairs = left[:, None, :] * right  # (levels of left, levels of right, F)
+            pairs = left[:, None, :] * right  # (levels of left, levels of right, F).
             # Im(a·b) = Re(a)·Im(b) + Im(a)·Re(b) is the scalar product of the parts of a and of i·conj(b).
             _gather(1j * pairs.conj(), self._pairs_of_items, factor)
             clicked[row] = np.einsum("if,if->i", _parts(products[-1]), _parts(factor))

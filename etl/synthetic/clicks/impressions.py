@@ -19,11 +19,11 @@ _HOUR_SHARES = np.array(
     [2, 1, 1, 1, 1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 5, 5, 5, 6, 7, 8, 8, 7, 5, 3], dtype=np.float64
 )
 _HOUR_EDGES = np.concatenate([[0.0], np.cumsum(_HOUR_SHARES) / _HOUR_SHARES.sum()])
-CHOICES = 8  # items that are drawn for an impression; one of them is shown
-CHOICE_FOCUS = 1.2  # weight of the user's other tastes in the choice of the shown item
+CHOICES = 8  # Items that are drawn for an impression; one of them is shown.
+CHOICE_FOCUS = 1.2  # Weight of the user's other tastes in the choice of the shown item.
 _BUCKET_HOURS = 3
-_MAX_POSITION, _POSITION_SKEW = 20, 2  # lower positions are more frequent
-_CONTEXT_SKEW = 1.5  # lower codes of a category of the context are more frequent
+_MAX_POSITION, _POSITION_SKEW = 20, 2  # Lower positions are more frequent.
+_CONTEXT_SKEW = 1.5  # Lower codes of a category of the context are more frequent.
 _CONTEXT_CATEGORIES = ("device", "referrer", "placement", "connection", "browser")
 
 

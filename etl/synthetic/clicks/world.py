@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 _BUZZ_PERIOD_DAYS = 30
 _ACTIVITY_SPREAD = 0.6
 _QUALITY_SPREAD, _BUZZ_SPREAD = 0.8, 0.5
-_BROWSING_FOCUS = 1.0  # a segment's users see a category with a probability factor exp(weight * taste)
-_SKEW = 1.2  # lower codes of a category are more frequent
+_BROWSING_FOCUS = 1.0  # A segment's users see a category with a probability factor exp(weight * taste).
+_SKEW = 1.2  # Lower codes of a category are more frequent.
 
 
 @dataclass(frozen=True)

@@ -171,8 +171,8 @@ def _lose(rng: np.random.Generator, texts: list[pa.StringArray], share: float) -
 # The worker that draws a block also counts the displays of this block. Then the counts of all blocks of a day
 # are added.
 
-K = 12  # number of positions that MAP@12 measures, as in the competition
-STEPS = 4096  # number of bins of the click probability, for the AUC
+K = 12  # Number of positions that MAP@12 measures, as in the competition.
+STEPS = 4096  # Number of bins of the click probability, for the AUC.
 
 # The reciprocal of each position up to 12 is a multiple of 1 / _UNITS, so that integer sums are exact.
 _UNITS = 27_720
