@@ -204,7 +204,7 @@ class Categorify(Operator):
     def rule(self) -> Categorify:
         """Returns the operator with counts=true.
 
-        Operators that share a vocabulary must have equal parameters.
+        Operators that share a vocabulary must have equal parameters, except `counts`.
         """
         return self.model_copy(update={"counts": True})
 
