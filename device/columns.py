@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # a process without a device does not import torch
+if TYPE_CHECKING:  # a process that uses no device does not import torch
     import torch
     from torch import Tensor
 
@@ -77,10 +77,10 @@ Values: TypeAlias = pa.Array | DeviceColumn
 
 
 class DeviceColumns(Mapping[str, pa.Array]):
-    """Columns of n rows by name. Some of them are on a device.
+    """Maps names to columns of n rows, some of which are on a device.
 
-    As a mapping, it returns Arrow arrays. It copies a column from the device when the column is first used.
-    So code that runs on the host works without changes.
+    The mapping returns Arrow arrays. It copies a column from the device when the column is first used. So
+    code that runs on the host can use it like any mapping of arrays.
 
     Args:
         parts: the columns by name.
@@ -152,14 +152,15 @@ def look_up(
     blocks: Sequence[Sequence[tuple[DeviceColumn, NDArray[Any]]]],
     groups: int,
 ) -> NDArray[np.int32]:
-    """Looks up C values for each row of some blocks, and divides the n rows among groups. Returns (C, n).
+    """Looks up the values of C columns for each row of some blocks, and divides the n rows among groups.
 
-    The first group has the rows 0, groups, 2 * groups, … The next group has the rows 1, 1 + groups, …
+    Returns (C, n). The first group has the rows 0, groups, 2 * groups, … The next group has the rows 1, 1 +
+    groups, …
 
     Args:
         blocks: for each block, its C columns with their look-up tables. A table of a column with k distinct
-            values has k + 1 elements of 4 bytes; the last element is for null. The result has the bits of the
-            elements.
+            values has k + 1 elements of 4 bytes; the last element is for null. The result contains the
+            elements with unchanged bits.
         groups: number of groups.
     """
     torch = _torch()

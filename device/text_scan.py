@@ -1,19 +1,19 @@
-"""Converts lines of separated text to dictionary-encoded columns, in torch operators on any device.
+"""Converts lines of separated text to dictionary-encoded columns with torch operators, on any device.
 
-The result equals the result of the compiled scanner (etl/native/scan.cpp): rows, reasons, codes, and the
-order of dictionaries. Each operation processes all lines or all values at once:
+The result equals the result of the compiled scanner (etl/native/scan.cpp) in its rows, reasons, codes, and in
+the order of its dictionaries. Each operation processes all lines or all values at once:
 
 1. The positions of all delimiters determine the lines, the rows and the fields.
 2. A field is a sequence of words of 8 bytes. A hash of its words is its key. Sorting the keys of many columns
    at once brings equal values together. The sort is stable, so the first field of a group of equal keys is
    the first in the log.
 3. Each word is compared with the word at the same position of the first field of its group. If a word
-   differs, two values have the same key (a collision). Then the caller scans the block on the host.
+   differs, two values have the same key (a collision). In this case, the caller scans the block on the host.
 
 Only distinct values, their counts, and the numbers of lines are copied to the host. Codes stay on the device.
 
-Notation: a block has B bytes and n rows. A round of step 2 encodes G columns. The columns have c values that
-are not empty. These values have w words in total.
+Notation: a block has B bytes and n rows. Step 2 encodes the columns in rounds. A round encodes G columns,
+which have c values that are not empty. These values have w words in total.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def scan_text(
 ) -> ScannedText | None:
     """Scans a block of complete lines. Every line ends with LF, except that the last line may have no LF.
 
-    Returns None if the caller must scan the block on the host: because the block contains double quotes, or
-    because two different values have the same key.
+    Returns None if the caller must scan the block on the host. This is so if the block contains double
+    quotes, or if two different values have the same key.
 
     Args:
         block: bytes of the lines, less than 2 GiB.
@@ -96,8 +96,8 @@ def scan_text(
     words, size = _upload(block, device)
     text = words.view(torch.uint8)[:size]
     is_end = text == _LF
-    positions = (is_end | (text == ord(separator))).nonzero().squeeze(1)  # of delimiters
-    ends = is_end[positions].nonzero().squeeze(1)  # indices in `positions` of the delimiters that end lines
+    positions = (is_end | (text == ord(separator))).nonzero().squeeze(1)  # Positions of all delimiters.
+    ends = is_end[positions].nonzero().squeeze(1)  # Indices in `positions` of the delimiters that end lines.
     has_quote, has_high = (text == _QUOTE).any(), (text >= 0x80).any()
     flags = to_host(torch.stack([has_quote, has_high])).tolist()
     if quoted and flags[0]:
@@ -168,7 +168,8 @@ def _utf8_errors(text: Tensor) -> Tensor:
     If a sequence is too short, the error is at the byte after the sequence.
     """
     before = torch.cat([text.new_zeros(3), text])
-    third, second, first = before[:-3], before[1:-2], before[2:-1]  # the byte 3, 2 and 1 before each byte
+    # For each byte, the bytes 3, 2 and 1 places before it.
+    third, second, first = before[:-3], before[1:-2], before[2:-1]
     follows = _is_continuation(first)
     is_expected = first >= 0xC0
     is_expected |= follows & (second >= 0xE0)
@@ -187,7 +188,9 @@ def _is_continuation(text: Tensor) -> Tensor:
 
 
 class _Values(NamedTuple):
-    """The c values of some columns, ordered by column, and their w words. Empty values are left out.
+    """The c values of some columns, ordered by column, and the w words of these values.
+
+    Empty values are left out.
 
     Attributes:
         fields: (c,) index of each value among the G * n fields.
@@ -281,7 +284,7 @@ def _words_at(words: Tensor, places: Tensor, left: Tensor) -> Tensor:
         left: (w,) number of bytes from the place to the end of the value, at least 1.
     """
     index, shift = places >> 3, (places & 7) << 3
-    # A shift by 64 bits is undefined, so it is divided into two shifts.
+    # The result of a shift by 64 bits is undefined, so one shift is divided into two.
     low = (words[index] >> shift) & ~((-1 << (56 - shift)) << 8)
     high = (words[index + 1] << (56 - shift)) << 8
     return (low | high) & ~((-1 << ((left.clamp(max=8) << 3) - 8)) << 8)

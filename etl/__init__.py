@@ -1,1 +1,1 @@
-"""Builds feature tables from raw click logs: reads, quarantines, splits, fits, applies, publishes."""
+"""Builds feature tables from raw click logs, from reading the files to publishing the features."""

@@ -46,7 +46,7 @@ from storage.publish import FINITE, Rules
 
 log = logging.getLogger("nightrank.etl")
 
-# inputs of a feature partition have the digest of the configuration section `negatives` under this name
+# Name of an input of a feature partition: the digest of the configuration section `negatives`.
 _DRAWN = "drawn"
 
 
@@ -62,7 +62,7 @@ class BuildResult:
         quality: the data report.
         missing: the number of users and the number of items in the log that have no row in their table of
             attributes. It has an entry `users` or `items` only if the configuration has this table.
-        warnings: one message for each figure above its limit `quality.…_warn`.
+        warnings: one message for each figure that exceeds its limit (a setting `quality.…_warn`).
         empty_days: train days that were left out because their raw log has no row.
     """
 
@@ -88,7 +88,7 @@ def build(
     """Performs all work of build_features for a run date. The dataset is published last.
 
     Args:
-        workers: run the tasks of the job.
+        workers: the processes that run the tasks of the job.
         plan: the plan of the run.
         lake: data lake that the run reads and writes.
         run_date: the last day of the run's logs.
@@ -96,7 +96,8 @@ def build(
             there is no champion.
         phase: function that takes the name of a phase of the work, and returns a context manager that
             measures the time of this phase.
-        other_version: another workflow whose features, users and items are published too; None for no other.
+        other_version: version of another workflow whose features, users and items are published too; None if
+            there is none.
 
     Raises:
         ConfigError, DataError: see the called functions. The dataset is then not published.
@@ -151,10 +152,10 @@ def applied_features(
     parent_version: str | None,
     other_version: str | None,
 ) -> Callable[[RawFiles], bool] | None:
-    """Returns a predicate: whether all features that the run needs from a day are published.
+    """Returns a function that tells whether all features that the run needs from a day are published.
 
-    Returns None if the run fits or extends a workflow, because its features are new. The arguments are those
-    of `build`.
+    Returns None if the run fits or extends a workflow, because its features are new. The arguments have the
+    same meaning as in `build`.
     """
     if parent_version is None or plan.config.workflow.mode not in ("auto", "apply"):
         return None
@@ -185,10 +186,10 @@ def encode_split(
 
     If the features of a day are not published for this workflow yet, they are computed and published first.
 
-    `read` reads published features: all rows of a partition, or the rows of one split.
+    The argument `read` is a function that reads all rows of a feature partition, or the rows of one split.
 
     Raises:
-        ConfigError: the features have weights, but the configuration sets no weights.
+        ConfigError: the workflow was fitted with weights of rows, but the configuration sets no weights.
     """
     require_weights(plan, workflow.version, workflow.spec)
     days = raw_days(plan, run_date, lake.recorder)[split]
@@ -200,7 +201,9 @@ def encode_split(
 def encoded_days(
     workers: Workers, plan: FeaturePlan, lake: LakePaths, workflow: FittedWorkflow, days: Sequence[RawFiles]
 ) -> dict[str, Manifest]:
-    """Returns the manifests of the published features of some days. Missing days are encoded first.
+    """Returns the manifests of the published features of some days.
+
+    The features of days without a published partition are computed first.
 
     Raises:
         DataError: see `etl.passes.DayPasses.scan_days`.
@@ -212,7 +215,7 @@ def encoded_days(
     missing = [raw for raw in days if current[raw.dt] is None]
     if missing:
         passes = passes_of(workers, plan, lake)
-        # keep the attributes that build_features joined with these rows
+        # Use the attributes of users and items that build_features joined with the rows of these days.
         if isinstance(passes, PreparedPasses):
             passes.keep_tables([raw.dt for raw in missing])
         counts = passes.scan_days(missing)
@@ -310,7 +313,7 @@ def _publish_features(
 def feature_inputs(
     plan: FeaturePlan, raw: RawFiles, workflow_version: str, earlier: ClickTables | LastClicks | None
 ) -> dict[str, str]:
-    """Returns the inputs of the feature partition of a day, as in its manifest.
+    """Returns the inputs of the feature partition of a day, in the form in which its manifest records them.
 
     `earlier` reads the clicks of earlier days (etl.passes.earlier_clicks).
     """
@@ -324,7 +327,8 @@ def feature_inputs(
 def current_features(partition: Partition, inputs: Mapping[str, str]) -> Manifest | None:
     """Returns the manifest of a feature partition if it was computed from `inputs`, otherwise None.
 
-    A manifest that an older release wrote may lack the digest of the section `negatives`. It is valid too.
+    A manifest without the digest of the section `negatives` is valid too, because older releases did not
+    write this digest.
     """
     older = {name: digest for name, digest in inputs.items() if name != _DRAWN}
     return current_manifest(partition, inputs) or current_manifest(partition, older)

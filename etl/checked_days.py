@@ -1,4 +1,4 @@
-"""Finds the days of a run, quarantines their bad rows, and compares the day's log with its train days."""
+"""Finds the days of a run, quarantines their bad rows, and compares the newest log with the train days."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def raw_days(
     """Returns, for each split, the raw files of its days.
 
     If `split.by` is not `day`, all splits have the same single day. Train days whose files are empty are left
-    out. `recorder` records the raw files as inputs of the run. Later, the recorder also records all other
-    data that is read together with these files.
+    out. `recorder` records the raw files as inputs of the run. It also records other data that the run later
+    reads together with these files.
 
     Raises:
         DataError: a required day has no raw log.
@@ -95,24 +95,24 @@ def check_days(
     phase: Phase,
     has_features: Callable[[RawFiles], bool] | None = None,
 ) -> CheckedDays:
-    """Publishes the quarantine of each day and the data report, and checks both against their limits.
+    """Publishes the quarantine of each day and the data report, and checks their figures against limits.
 
-    This is the first step of `build`.
+    The limits are settings of the configuration. `build` calls this function first.
 
     Args:
-        workers: run the tasks of the job.
+        workers: the processes that run the tasks of the job.
         plan: the plan of the run.
         lake: data lake that the run reads and writes.
         run_date: the last day of the run's logs.
-        phase: measures the time of a phase (etl.build.build).
-        has_features: returns whether the features of a day are published, if the run only applies a workflow
-            (etl.build.applied_features). If only a table of users or items has been replaced since then, the
-            rows of such a day are not joined again. None: the rows of all days are joined with the current
+        phase: measures the time of a phase, see `etl.build.build`.
+        has_features: returns whether the features of a day are published (etl.build.applied_features). The
+            rows of such a day are not joined again with a table of users or items that was replaced after
+            their features were published. None if the rows of all days must be joined with the current
             tables.
 
     Raises:
-        ConfigError, DataError: see the called functions. Quarantine and data report are published even if a
-            figure is above its limit.
+        ConfigError, DataError: see the called functions. The quarantine and the data report are published
+            even if a figure exceeds its limit.
     """
     splits, empty_days = _raw_days(plan, run_date, lake.recorder)
     in_order = _in_order(splits)
@@ -144,7 +144,7 @@ def _in_order(splits: Mapping[Split, list[RawFiles]]) -> list[RawFiles]:
 def _without_days(
     plan: FeaturePlan, splits: Mapping[Split, list[RawFiles]], without_rows: Sequence[str]
 ) -> dict[Split, list[RawFiles]]:
-    """Leaves out train days without rows, in the same way as train days without a raw log.
+    """Returns the days of each split without the train days that have no rows.
 
     Raises:
         DataError: a validation or test day has no row, or fewer than `min_train_days` train days are left.
@@ -167,7 +167,7 @@ def _without_days(
 def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
     """Checks the first rows of the tables that are joined with the rows of some days.
 
-    Without this check, an error in a table would stop the job late, after the log has been parsed.
+    Without this check, the job would find an error in a table only after it has parsed the log.
 
     Raises:
         DataError: a table is missing, lacks a column, or has a value that cannot be parsed.
@@ -186,12 +186,15 @@ def check_tables_of_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
                 checked.add((section, raw.paths))
     for name, external in plan.external_tables.items():
         latest = None if has_date(external.path) else find_raw(plan.config, external, days[-1].dt)
-        if latest is not None:  # a missing table is not an error here, because only a fit reads it
+        if latest is not None:  # A missing table is no error here, because only a fit needs it.
             check_heads(external, latest.paths, name, None)
 
 
 def _warn_of_missing_days(plan: FeaturePlan, days: Sequence[RawFiles]) -> None:
-    """Logs a warning that names the days without a log of impressions, whose rows have no position."""
+    """Logs a warning that names the days without a log of impressions.
+
+    The rows of these days have no position.
+    """
     settings = plan.config.serving.row_positions
     missing = [raw.dt for raw in days if impressions_of(plan.config, raw) is None] if settings else []
     if settings and missing:
@@ -223,7 +226,8 @@ def changed_since_counted(
 ) -> tuple[str, ...]:
     """Returns the days whose raw log has changed since the workflow was fitted on it.
 
-    If the rows have positions of impressions, a changed log of impressions counts as well.
+    If the rows have positions of impressions, the function also returns the days whose log of impressions has
+    changed.
 
     The values of a training day are counted once, when this workflow version, or a version that it extends,
     is fitted. If the raw log of the day changes later, features are computed from the new log. The counts

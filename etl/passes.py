@@ -1,4 +1,4 @@
-"""Chooses the passes over the days of a log, and whether tasks or Spark frames prepare the rows."""
+"""Chooses the passes over the days of a log, and whether tasks or frames of Spark prepare the rows."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from storage.publish import Rules
 
 
 class DayPasses(CountedDays, Protocol):
-    """The two passes over the days of one run of build_features."""
+    """The interface of the two passes over the days of one run of build_features."""
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
-        """Publishes missing quarantines and value counts of days. Returns the counts of each day."""
+        """Publishes missing quarantines and value counts of days. Returns the row counts of each day."""
 
     def is_scanned(self, raw: RawFiles) -> bool:
         """Returns whether quarantine and value counts are published for the current log of a day."""
@@ -63,9 +63,9 @@ class Road:
     """How build_features reads the log of a configuration.
 
     Attributes:
-        kind: `log`: tasks read the raw log in both passes. `prepared`: tasks scan the raw log, and rows are
-            prepared first and then read from the table `prepared`.
-        prepared: the additions and changes to rows before features are computed (`preparations`).
+        kind: `log`: tasks read the raw log in both passes. `prepared`: tasks scan the raw log, the rows are
+            prepared, and the second pass reads them from the table `prepared`.
+        prepared: which additions and changes to rows precede the features (`preparations`).
         by: whether `tasks` of this machine or `frames` of Spark prepare the rows; None if rows need no
             preparation.
     """
@@ -81,7 +81,7 @@ def road_of(plan: FeaturePlan, *, on_one_machine: bool) -> Road:
     With `workflow.engine: sql`, rows are always prepared, because frames compute features from Parquet files.
 
     Args:
-        plan: the plan of a run. Its lake is not opened.
+        plan: the plan of a run. The function does not open the plan's lake.
         on_one_machine: whether processes of one machine run the tasks, instead of Spark's workers.
 
     Raises:

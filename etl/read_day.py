@@ -21,8 +21,8 @@ _KEYS = pa.schema([(USER_KEY, pa.string()), (ITEM_KEY, pa.string()), (LABEL, pa.
 def read_clicks(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> Rows:
     """Returns user_key, item_key and label of each good row of a day's log. The section `keys` must be set.
 
-    Tasks of `workers` parse the log. Histories, attributes and other additions of a configuration are not
-    computed.
+    Tasks of `workers` parse the log. The rows do not get the histories, attributes and other additions that
+    the configuration may request.
     """
     layout = layout_of_days(plan, [raw])
     splits = tuple(layout.reader.splits())

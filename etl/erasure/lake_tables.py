@@ -1,4 +1,4 @@
-"""The published tables of a lake: finds the partitions and the rows of users, and the rows that remain."""
+"""Lists the published partitions of a lake. Finds the rows of users in them, and the rows that remain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PublishedPartition:
     """A published partition.
 
     Attributes:
-        partition: place of the partition in the lake. Its recorder is the recorder of the lake.
+        partition: place of the partition in the lake, with the recorder of the lake.
         manifest: lists the files of the partition.
     """
 
@@ -56,7 +56,10 @@ class PublishedPartition:
 
     @property
     def version(self) -> str:
-        """Returns the second part of the name of the table, such as a workflow version, or an empty text."""
+        """Returns the second part of the name of the table, such as a workflow version.
+
+        Empty if there is no second part.
+        """
         return self.partition.table.partition("/")[2].split("/")[0]
 
 
@@ -78,7 +81,9 @@ def _folder(path: str) -> str:
 
 
 def all_partitions(lake: LakePaths) -> list[PublishedPartition]:
-    """Returns all published partitions, including raw logs whose folder in the lake has a manifest.
+    """Returns all published partitions.
+
+    They include the raw logs that have a folder with a manifest in the lake.
 
     Raises:
         DataError: a manifest is damaged, or a newer release wrote it.
@@ -121,8 +126,8 @@ FEATURES, SCORES, QUARANTINE, VALUE_COUNTS, WORKFLOW, PROFILES = (
     "profiles",
 )
 
-# Tables that the next run computes again from the raw log, without erased users. To remove only the users'
-# ids would not be enough: the counts of all other columns also include the users' rows.
+# The next run computes these tables again from the raw log, without the erased users. Removing the users' ids
+# would not be enough, because the value counts of all other columns also include the users' rows.
 COMPUTED_AGAIN = (TYPED, PREPARED, VALUE_COUNTS)
 _FEATURES_DT = "features_dt"
 _COUNTED = {"column", "value"}
@@ -173,10 +178,11 @@ class TableRule:
     """Finds the rows of users in a table.
 
     Attributes:
-        columns: the columns that `matches` reads. Their values in the rows of users are also collected.
+        columns: the columns that `matches` reads. The plan of the erasure keeps their values in the rows of
+            users.
         matches: takes n rows with these columns, and returns which rows belong to users: (n,) bool.
-        keeps_rows: whether the rows stay in the table. Their `value` is then replaced by a tombstone, as in
-            vocabularies.
+        keeps_rows: whether the rows stay in the table, as in vocabularies. A tombstone then replaces the
+            user's id in their column `value`.
     """
 
     columns: tuple[str, ...]
@@ -184,7 +190,7 @@ class TableRule:
     keeps_rows: bool = False
 
     def applied(self, rows: pa.Table) -> pa.Table:
-        """Returns the rows that remain, with all columns and in the same order."""
+        """Returns the rows that remain after the erasure, with all columns and in the same order."""
         matched = self.matches(rows)
         if not matched.any():
             return rows
@@ -200,7 +206,7 @@ def rule_of(
     workflows: Mapping[str, UserTables],
     row_ids: Mapping[str, np.ndarray],
 ) -> TableRule | None:
-    """Returns the rule of a table; None if the table contains no ids of users.
+    """Returns the rule that finds the rows of users in a table; None if the table contains no ids of users.
 
     Args:
         published: a partition of the table.
@@ -245,9 +251,9 @@ def _has_key(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
 
 
 def _has_stored_id(users: UsersToErase, name: str, rows: pa.Table) -> np.ndarray:
-    """Returns whether the column `name` of each row has an id of the users: (n,) bool.
+    """Returns, for each row, whether its column `name` is the id of one of the users: (n,) bool.
 
-    Accepts every type of id that readers accept.
+    The column may have every type that readers accept for ids.
     """
     values = rows[name]
     if pa.types.is_floating(values.type):
@@ -283,10 +289,10 @@ def _has_part(users: UsersToErase, positions: frozenset[int], rows: pa.Table) ->
 
 # Finds the tables and vocabularies of a workflow version that contain the ids of users.
 #
-# A vocabulary keeps the id of an erased value, so no other id changes. The value is replaced by a text with a
-# control character. etl/raw/row_rules.py rejects rows with such a text as an id, so no id of a log is looked
-# up as the erased value. A user who returns with the same id is unknown until the next extension of the
-# workflow, and then gets a new id.
+# A vocabulary keeps the row of an erased value, so no id of the vocabulary changes. Only the value in this
+# row is replaced, by a text with a control character. etl/raw/row_rules.py rejects rows with such a text as
+# an id, so no user of a log can have this text as an id. If an erased user returns with the same id, this id
+# is unknown until the next extension of the workflow gives it a new vocabulary id.
 
 
 @dataclass(frozen=True)
@@ -294,8 +300,9 @@ class UserTables:
     """The tables of a workflow version that contain ids of users.
 
     Attributes:
-        vocabularies: names of the vocabularies with values of the column of the user's id.
-        keyed: maps each table with a column `key` to the positions of the user's id among the parts of a key.
+        vocabularies: names of the vocabularies whose values are ids of users.
+        keyed: maps the name of each table whose keys contain ids of users to the positions of these ids among
+            the parts of a key.
         features: names of the features whose values are ids of these vocabularies.
     """
 
@@ -305,12 +312,12 @@ class UserTables:
 
 
 def user_tables(chains: list[dict[str, Any]], column: str) -> UserTables:
-    """Returns the tables with ids of users.
+    """Returns the tables of a workflow version that contain ids of users.
 
     Args:
         chains: the fitted chains of a workflow version, as JSON.
-        column: the raw column with the user's id. Columns that an operator computes from this column are not
-            included, except columns that `rename` renames.
+        column: the raw column with the user's id. Tables of a column that `rename` made from it are found
+            too, but not tables of columns that other operators computed from it.
     """
     vocabularies: set[str] = set()
     keyed: dict[str, set[int]] = defaultdict(set)
@@ -334,7 +341,7 @@ def user_tables(chains: list[dict[str, Any]], column: str) -> UserTables:
 
 
 def key_has_user(key: str, users: frozenset[str], positions: frozenset[int]) -> bool:
-    """Returns whether a key (one value, or several joined values) contains the id of a user."""
+    """Returns whether a key contains the id of a user. A key is one value, or several joined values."""
     parts = key.split(SEPARATOR)
     if len(parts) == 1:
         return key in users
@@ -348,10 +355,9 @@ def tombstones(ids: pa.ChunkedArray) -> pa.Array:
 
 
 def refresh_workflow(lake: LakePaths, version: str, tables: UserTables) -> None:
-    """Updates the numbers of rows in workflow.json, after tables of a version have lost rows.
+    """Updates the numbers of rows in workflow.json after rows of a version's tables have been removed.
 
-    The numbers are the sizes of the version's tables, and the numbers of rare values in the vocabularies of
-    users.
+    These are the sizes of the tables, and the numbers of rare values in the vocabularies of user ids.
     """
     stored = read_version(lake, version)
     changed = {**stored, "tables": dict(stored["tables"]), "vocabularies": dict(stored["vocabularies"])}

@@ -44,8 +44,9 @@ from storage.read_parquet import read_file
 _RECOMMENDATIONS, _USERS = "recommendations", "users"
 _WITH_VALUES = (PROFILES, "quality")
 
-# Partitions of _FIRST are published first, partitions of _LAST last, and all others between. If the job is
-# killed, the next attempt still finds in the later tables the data that it needs for the earlier tables.
+# The partitions of the tables _FIRST are published first, those of _LAST last, and all others in between. To
+# plan the rewriting of a table, an attempt reads tables that are published after it. So if the job is killed,
+# the next attempt still finds the users' rows in them.
 _FIRST, _LAST = (SCORES, _RECOMMENDATIONS, "candidates", _USERS), (FEATURES,)
 
 
@@ -55,9 +56,10 @@ class UserRows:
 
     Attributes:
         published: the published partition that contains the rows.
-        rule: finds the rows.
-        files: maps the path of each file with such rows, as in the manifest, to the number of these rows.
-        rows: the columns of the rule, for all rows of the users.
+        rule: the rule that finds the rows.
+        files: maps the path of each file with such rows to their number. Paths have the form that the
+            manifest uses.
+        rows: the users' rows, with the columns that the rule reads.
     """
 
     published: PublishedPartition
@@ -78,8 +80,9 @@ class ErasurePlan:
     Attributes:
         partitions: all partitions, in the order in which they are published.
         rows: maps the path of each partition with rows of the users to these rows.
-        manifests: maps the path of each partition to its new manifest. Files have their old paths.
-        digests: maps old digests to new digests.
+        manifests: maps the path of each partition to its new manifest. The manifest lists files by their old
+            paths.
+        digests: maps the old digest of each changed partition to its new digest.
         emptied: paths of partitions that are emptied, because the next run computes them again from the raw
             log. Their statistics include the users' rows.
         workflows: maps each workflow version to its tables with ids of users.
@@ -95,7 +98,7 @@ class ErasurePlan:
     @property
     def days(self) -> set[str]:
         """Returns the days whose partitions have rows of the users."""
-        others = (WORKFLOW, COPIES)  # partitions of these tables may belong to no day
+        others = (WORKFLOW, COPIES)  # The partitions of these tables may have a name that is not a day.
         return {one.published.partition.dt for one in self.rows.values() if one.published.kind not in others}
 
     @property
@@ -111,13 +114,14 @@ class ErasurePlan:
 def plan_erasure(
     lake: LakePaths, config: Config, users: UsersToErase, known: Mapping[str, str]
 ) -> ErasurePlan:
-    """Reads the key columns of all tables, and plans the erasure. Changes nothing.
+    """Reads the key columns of all tables, and plans the erasure. Does not change the lake.
 
     Args:
         lake: data lake whose tables are read.
         config: the configuration, with the names of the raw log's columns.
         users: the users to erase.
-        known: maps old digests to new digests, as an attempt that was killed recorded them.
+        known: maps old digests of partitions to new digests. An earlier attempt, which was killed, recorded
+            them.
 
     Raises:
         DataError: a manifest or a file is damaged.
@@ -175,10 +179,10 @@ def _find(published: PublishedPartition, rule: TableRule) -> UserRows | None:
 def _is_computed_again(
     published: PublishedPartition, rows: Mapping[str, UserRows], removed: Mapping[tuple[str, str], int]
 ) -> bool:
-    """Returns whether the next run computes a partition again, such as typed or prepared rows.
+    """Returns whether the next run must compute a partition again, such as typed or prepared rows.
 
-    If no feature is computed from the user's id, value counts and profiles contain no id of a user. But their
-    numbers still include the users' rows, and a fit must count exactly the rows that it reads.
+    This includes value counts and profiles, even if they contain no id of a user. Their numbers include the
+    users' rows, and a fit must count exactly the rows that it reads.
     """
     day = (published.partition.dt, published.manifest.inputs.get("raw", ""))
     if published.kind == PROFILES:
@@ -189,7 +193,7 @@ def _is_computed_again(
 
 
 def _prepared_days(rows: Mapping[str, UserRows]) -> set[tuple[str, str]]:
-    """Returns (day, digest of the raw log) of each day whose prepared rows have rows of the users."""
+    """Returns (day, digest of the raw log) of each day whose prepared rows include rows of the users."""
     return {
         (one.published.partition.dt, one.published.manifest.inputs.get("raw", ""))
         for one in rows.values()
@@ -198,7 +202,10 @@ def _prepared_days(rows: Mapping[str, UserRows]) -> set[tuple[str, str]]:
 
 
 def _logged_rows(matched: UserRows, config: Config) -> int:
-    """Returns the number of the users' rows in a partition that are rows of the log, not drawn negatives."""
+    """Returns how many of the users' rows in a partition come from the log.
+
+    The others are drawn negatives.
+    """
     of_log_only = "negatives" not in matched.published.manifest.inputs
     if matched.published.kind != FEATURES or of_log_only or config.negatives is None:
         return matched.removed
@@ -206,7 +213,7 @@ def _logged_rows(matched: UserRows, config: Config) -> int:
 
 
 def _removed_by_day(rows: Mapping[str, UserRows], logged: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """Maps (day, digest of the raw log) to the number of the users' rows of the log in the day's features."""
+    """Maps (day, digest of the raw log) to the number of the users' logged rows in the day's features."""
     removed: dict[tuple[str, str], int] = {}
     for path, matched in rows.items():
         if matched.published.kind == FEATURES:
@@ -245,11 +252,11 @@ def _draft(
         published: the published partition, with its old manifest.
         matched: the rows of the users in the partition; None if there are none.
         users: the users to erase.
-        logged: maps the path of each partition with rows of the users to the number of these rows that are
-            rows of the log.
+        logged: maps the path of each partition with rows of the users to the number of these rows that come
+            from the log.
         removed: the result of `_removed_by_day`.
-        done: the digests of partitions that an earlier attempt has finished. The facts of these partitions do
-            not change.
+        done: the digests of partitions that an earlier attempt has finished. The facts in their manifests are
+            already right.
     """
     manifest = published.manifest
     if published.kind in _WITH_VALUES:
@@ -257,7 +264,7 @@ def _draft(
         days = {piece["dt"] for piece in manifest.facts.get("pieces", ())}
         if not days.isdisjoint(
             day for day, _ in removed
-        ):  # the next run for this date computes the report again
+        ):  # The next run for this date computes the data report again.
             manifest = replace(manifest, inputs={})
     if matched is not None and not matched.rule.keeps_rows:
         manifest = _with_fewer_rows(manifest, matched, logged[published.path])
@@ -285,7 +292,10 @@ def _with_fewer_rows(manifest: Manifest, matched: UserRows, logged: int) -> Mani
 
 
 def _dropped(dropped: Mapping[str, int], matched: UserRows | None, unused: int) -> dict[str, int]:
-    """Returns the number of rows by reason. Quarantined and used rows of the users count as ERASED."""
+    """Returns the number of rejected rows by reason.
+
+    Both the quarantined and the accepted rows of the users count under the reason ERASED.
+    """
     counts = Counter(dropped)
     reasons = matched.rows["reason"].to_pylist() if matched else []
     counts.subtract(reasons)
@@ -300,7 +310,7 @@ def _with_lists(
     partitions: Sequence[PublishedPartition],
     done: frozenset[str],
 ) -> Manifest:
-    """Returns the manifest of a date of lists with the numbers of remaining users."""
+    """Returns the manifest of the lists of a date, with the numbers of the remaining users."""
     if published.kind != _RECOMMENDATIONS or published.manifest.digest in done:
         return manifest
     version = manifest.facts.get("workflow_version", "")
@@ -316,13 +326,13 @@ def _with_lists(
     return lists_without(manifest, lists, known | frozenset(lists["user_id"].to_pylist()))
 
 
-# The facts in manifests that change when users are erased: numbers of users, most frequent ids.
+# Erasing users changes these facts in manifests: the numbers of users, and the most frequent ids.
 
 _HIDDEN = "(erased)"
 
 
 def without_ids(facts: Mapping[str, Any], ids: frozenset[str], column: str) -> dict[str, Any]:
-    """Returns the facts of a profile or data report, without the ids of users among the values of a column.
+    """Returns the facts of a profile or data report, in which a placeholder replaces the ids of users.
 
     Args:
         facts: the facts. Their key `columns` has the figures of the columns.
@@ -343,7 +353,7 @@ def _is_of(entry: Any, column: str) -> bool:
 
 
 def _hidden(value: Any, ids: frozenset[str]) -> Any:
-    """Returns a JSON value in which each text that is an id is replaced."""
+    """Returns a JSON value in which a placeholder replaces each text that is one of the ids."""
     if isinstance(value, Mapping):
         return {key: _hidden(inner, ids) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -352,7 +362,7 @@ def _hidden(value: Any, ids: frozenset[str]) -> Any:
 
 
 def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]) -> Manifest:
-    """Returns the manifest of lists with the numbers of remaining users.
+    """Returns the manifest of lists, with the numbers of the remaining users.
 
     Args:
         manifest: the manifest of a date of `recommendations`.
@@ -373,21 +383,21 @@ def lists_without(manifest: Manifest, with_list: pa.Table, users: frozenset[str]
     return replace(manifest, facts=facts)
 
 
-# Keeps digests consistent. If rows are removed from a partition, it gets a new digest, but other partitions
-# still refer to the old digest.
+# Keeps digests consistent. A partition whose rows are removed gets a new digest. Other partitions still refer
+# to its old digest.
 #
 # The digest of a partition depends on its number of rows and on its inputs. An input is the digest of another
 # partition, of several combined partitions, or of a dataset. After an erasure, all inputs must be the new
-# digests. Otherwise the next run would compute the partitions again, or training would refuse the feature
-# partitions. If this code misses a reference, the next run computes the partition again, without the users.
+# digests. If an input is still an old digest, the next run computes its partition again, without the users,
+# or training refuses the feature partitions.
 
 DATASETS, LAST_CLICKS = "datasets", "last_clicks"
-_MAX_PASSES = 50  # more than the length of any chain of inputs
+_MAX_PASSES = 50  # Chains of inputs are shorter than this.
 Clicks = Mapping[tuple[str, str, str | None], int]
 
 
 class DigestChanges:
-    """Maps old digests to new digests, including those in the record of an erasure that was killed."""
+    """Maps old digests to new digests, including the digests in the record of an erasure that was killed."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self.changes = dict(known)
@@ -417,10 +427,11 @@ def settle(
 
     Args:
         partitions: all partitions, with their published manifests.
-        drafts: maps each path of a partition to its manifest without the users, with the old inputs.
-        changes: the changed digests are added to it.
+        drafts: maps the path of each partition to its manifest without the users. This manifest has the old
+            inputs.
+        changes: the function adds the changed digests to it.
         clicks: maps (workflow version, day, label of the files) to the number of removed rows with label 1.
-        config: the configuration, which sets the earlier days that histories read.
+        config: the configuration. It sets how many earlier days a history covers.
     """
     settled = dict(drafts)
     for _ in range(_MAX_PASSES):
@@ -442,7 +453,7 @@ def _with_new_inputs(manifest: Manifest, changes: DigestChanges) -> Manifest:
 
 
 def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) -> Manifest:
-    """Returns a data manifest whose members have the new digests, and fewer clicks."""
+    """Returns a dataset's manifest whose members have the new digests and the remaining numbers of clicks."""
     facts = dict(manifest.facts)
     version = facts["workflow_version"]
     splits = {split: [Member(**member) for member in members] for split, members in facts["splits"].items()}
@@ -459,7 +470,7 @@ def _with_members(manifest: Manifest, changes: DigestChanges, clicks: Clicks) ->
         return replace(member, digest=digest, clicks=None if member.clicks is None else member.clicks - lost)
 
     new = {split: [changed(member) for member in members] for split, members in splits.items()}
-    for unique in (False, True):  # publish_latest combines only distinct digests
+    for unique in (False, True):  # publish_latest combines each digest only once
         changes.add(_combined(splits, unique), _combined(new, unique))
     changes.add(_dataset_digest(manifest, splits), _dataset_digest(manifest, new))
     facts["splits"] = {split: [dict(vars(member)) for member in members] for split, members in new.items()}
@@ -478,7 +489,10 @@ def _dataset_digest(manifest: Manifest, splits: Mapping[str, Sequence[Member]]) 
 
 
 def _add_windows(partitions: Sequence[PublishedPartition], changes: DigestChanges, config: Config) -> None:
-    """Adds the digests of the last clicks of the days before a day, from which histories are computed."""
+    """Adds, for each day, the combined digest of the earlier days' last clicks.
+
+    Histories are computed from these.
+    """
     if config.history is None:
         return
     old = {one.partition.dt: one.manifest.digest for one in partitions if one.kind == LAST_CLICKS}

@@ -1,7 +1,8 @@
 """The record of an erasure, `erasures/<run date>-<digest>.json`, for auditors and for a later attempt.
 
-The record contains the salted digests of users, never their ids. It is written with the status `started`
-before anything changes. So if the job is killed, the next attempt finds the changed digests and the plan.
+The record contains the salted digests of users, never their ids. The job writes the record with the status
+`started` before it changes the lake. So if the job is killed, the next attempt finds the plan and the changed
+digests in the record.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class TableChange:
 
     Attributes:
         table, partition: name of the table, and date or name of the partition.
-        change: what happens to the users' rows.
+        change: how the users' rows change, for example by removal.
         rows: the number of these rows.
     """
 
@@ -47,12 +48,12 @@ class Record:
 
     Attributes:
         run_date: the run date of the job.
-        through: the last day whose rows are left out when a raw log is read again: the run date, or the last
+        through: the last day whose raw log is still read without the users' rows: the run date, or the last
             day with rows of the users in the lake.
         users: the salted digests of the users.
         status: whether the erasure is complete.
         started_at, completed_at: times in UTC.
-        tables: the removed rows of each partition.
+        tables: the rows removed from each partition.
         digests: maps old digests of partitions to new digests; empty when the erasure is complete.
         files_deleted: number of deleted data files, which no manifest listed.
         sinks: for each sink: name, kind, number of removed rows, and a remark.
@@ -87,8 +88,8 @@ class Record:
 def planned(record: Record, plan: ErasurePlan) -> Record:
     """Returns the record with the changes of a plan added.
 
-    If an earlier attempt was killed, the changes that it listed stay in the record. In a complete record, the
-    changes of the new plan follow the earlier changes.
+    The changes that an earlier, killed attempt listed stay in the record. If the record is complete, the
+    changes of the new plan follow its changes.
     """
     listed = {(change.table, change.partition) for change in record.tables}
     new = [change for change in _changes(plan) if _is_new(record, change, listed)]
@@ -153,7 +154,7 @@ def _parsed(values: Mapping[str, Any]) -> Record:
 
 # Finds data that still contains erased users: raw files, and text files such as logs and reports.
 
-# Shorter ids would match unrelated numbers.
+# Ids with fewer characters are not searched, because they would match unrelated numbers.
 SHORTEST_ID = 6
 _TEXT_FOLDERS = ("runs", "reports", "logs")
 
@@ -175,8 +176,8 @@ def raw_files(config: Config, plan: ErasurePlan) -> list[str]:
 def texts_with_ids(lake: LakePaths, users: UsersToErase) -> list[str]:
     """Returns the run records, reports and logs that contain the id of a user as a whole word.
 
-    Ids of fewer than SHORTEST_ID characters are not searched. Ids with the escapes of reports (HTML) and run
-    records (JSON) are found too.
+    Ids of fewer than SHORTEST_ID characters are not searched. Ids are also found in the escaped form that
+    reports (HTML) and run records (JSON) contain.
     """
     long_ids = {user for user in users.ids if len(user) >= SHORTEST_ID}
     if not long_ids:

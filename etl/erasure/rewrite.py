@@ -1,4 +1,4 @@
-"""Carries out a planned erasure: rewrites files, publishes partitions, and deletes the old files at once."""
+"""Carries out a planned erasure: rewrites files, publishes partitions, and deletes the old files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from storage.remove import delete_leftovers
 
 log = logging.getLogger("nightrank.erase")
 
-# Tables with ids of users. Old files of all other tables are deleted by the jobs that write these tables.
+# Tables with ids of users, whose old files this module deletes. Old files of any other table are deleted by
+# the job that writes the table.
 _WITH_USERS = frozenset(
     {
         *(*COMPUTED_AGAIN, FEATURES, SCORES, QUARANTINE, WORKFLOW, PROFILES),
@@ -73,7 +74,7 @@ def carry_out(lake: LakePaths, plan: ErasurePlan) -> int:
 
 
 def delete_old_files(lake: LakePaths) -> int:
-    """Deletes the data files that no manifest lists, in all tables that may have ids of users.
+    """Deletes the data files that no manifest lists, in all tables that may contain ids of users.
 
     Returns the number of deleted files.
     """
@@ -91,7 +92,7 @@ def delete_old_files(lake: LakePaths) -> int:
 
 
 def _files_below(folder: str) -> Iterator[str]:
-    """Yields the paths of the data files of tables that may have ids of users."""
+    """Yields the paths of the data files of tables that may contain ids of users."""
     _, inner = file_io.filesystem(folder)
     for info in file_io.list_files(folder, recursive=True):
         table, *parts = info.path.removeprefix(f"{inner}/").split("/")
@@ -110,7 +111,7 @@ def _require_unchanged(published: PublishedPartition) -> None:
 
 
 def _emptied(manifest: Manifest) -> Manifest:
-    """Returns the manifest of a partition without rows and inputs, so that a job computes it again."""
+    """Returns a manifest without rows and inputs, so that a later job computes the partition again."""
     now = file_io.utc_now()
     return replace(manifest, files=(), inputs={}, rows_in=0, dropped={}, facts={}, created_at=now, lineage={})
 
@@ -121,7 +122,7 @@ def _publish(rows: UserRows, manifest: Manifest) -> None:
     labels: dict[str, str | None] = {}
     for entry in rows.published.manifest.files:
         path = entry.path
-        # Files of early releases are in the folder of the partition, which publishing clears.
+        # Early releases wrote data files into the folder of the partition. Publishing deletes such files.
         if path in rows.files or not path.startswith(f"{partition.data}/"):
             path = own_path(f"{attempt}/{path.rsplit('/', 1)[1]}")
             path = named(path, _rewrite(partition, entry.path, path, rows))

@@ -35,7 +35,7 @@ from spark.workers import Workers
 from storage import file_io
 from storage.publish import new_attempt
 
-# The types of the elements of lists, and of other values.
+# The types of the values that can be counted. For a list, this is the type of its elements.
 _ELEMENTS: Mapping[Type, Type] = {"ints": "int", "strings": "string"}
 
 # Statistics that are computed from the value counts of a step's first input.
@@ -43,10 +43,11 @@ _COUNTED = ("moments", "quantiles", "mergeable", "counts")
 
 
 class BlockStatistics:
-    """A StatisticsSource that reads the training rows in blocks.
+    """A source of statistics (StatisticsSource) that reads the training rows in blocks.
 
-    One pass over the rows measures all steps of a round. Tasks write statistics by key, and the value counts
-    of the values that earlier steps compute. CountStatistics computes all other statistics from these counts.
+    One pass over the rows measures all steps of a round. Tasks write two kinds of files: statistics by key,
+    and counts of the values that earlier steps compute. CountStatistics computes all other statistics from
+    these counts.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class BlockStatistics:
     ) -> None:
         """Creates a source of statistics that reads `training.blocks`, which must not be None.
 
-        The tables that steps need are published in `tables`.
+        It publishes the tables of the steps in `tables`.
         """
         if training.blocks is None:
             raise ValueError("internal error, please report: the training rows are not given as blocks")
@@ -88,7 +89,7 @@ class BlockStatistics:
             _delete(measured.files)
 
     def _count(self, requests: Sequence[ChainRequest], counts: Counts) -> dict[str, Statistics]:
-        """Returns the statistics for which value counts suffice. Publishes the vocabularies."""
+        """Returns the statistics that can be computed from value counts alone. Publishes the vocabularies."""
         counted = [
             ChainRequest(request.index, request.before, request.types, request.cardinalities, steps)
             for request in requests
@@ -174,7 +175,8 @@ class BlockStatistics:
 def _reads_rows(step: Step) -> bool:
     """Returns whether a step needs a pass over the rows.
 
-    A vocabulary needs no pass if the configuration lists its values, or if it counts only other columns.
+    A step with a vocabulary needs no pass if the configuration lists the values, or if the vocabulary counts
+    only the values of other columns.
     """
     operator = step.operator
     return not isinstance(operator, Categorify) or (operator.counts and operator.values is None)
@@ -187,7 +189,7 @@ def _block_step(request: ChainRequest, step: Step) -> BlockStep:
 
 
 def _counted_column(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the column of value counts that is named by the key of the step's request."""
+    """Returns the column of value counts whose name is the key of the step's request."""
     name, kind = request.key(step), request.types[step.inputs[0]]
     chain = FittedChain((name,), (_ELEMENTS.get(kind, kind),), (), ())
     return DerivedColumn(name, chain, name)
@@ -219,12 +221,15 @@ def _delete(paths: Sequence[str]) -> None:
 
 
 def derived_from_raw(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the first input of a step, which is computed from the value counts of one raw column."""
+    """Returns the first input of a step. This input is computed from the value counts of one raw column."""
     return DerivedColumn(request.before.inputs[0], request.before, step.inputs[0])
 
 
 class CountStatistics:
-    """A StatisticsSource that reads value counts. Steps must be countable (etl.fit.rounds.is_countable)."""
+    """A source of statistics (StatisticsSource) that reads value counts.
+
+    It accepts only steps for which `etl.fit.rounds.is_countable` is true.
+    """
 
     def __init__(
         self,
@@ -236,10 +241,10 @@ class CountStatistics:
         """Creates a source of statistics that publishes vocabularies in `tables`.
 
         Args:
-            workers: run the tasks.
+            workers: the processes that run the tasks.
             tables: publishes the vocabularies.
             counts: the value counts of the training days.
-            column_of: returns the column of counts for the first input of a requested step.
+            column_of: returns the column of value counts for the first input of a requested step.
         """
         self._workers, self._tables, self._counts = workers, tables, counts
         self._column_of = column_of
@@ -292,7 +297,7 @@ class CountStatistics:
         return count_requests
 
     def _publish(self, attempts: Mapping[str, str], files: Sequence[Mapping[str, Sequence[str]]]) -> None:
-        """Publishes the files of all vocabularies, and of their rare values."""
+        """Publishes the files of all vocabularies, and the files of their rare values."""
         for part, name in (("known", VOCABULARY), ("rare", RARE)):
             paths = [f"{attempts[name]}/{file}" for of_vocabulary in files for file in of_vocabulary[part]]
             self._tables.publish_files(paths, name)

@@ -1,4 +1,4 @@
-"""Tasks that measure training rows in blocks. They write value counts, and parts of statistics by key."""
+"""Tasks that compute statistics of training rows in blocks: value counts, and parts of statistics by key."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ class Measured:
     """The results of one pass over the training rows.
 
     Attributes:
-        counts: the value counts of the steps whose values are counted. The column of a step is named by the
+        counts: the value counts of the steps whose values are counted. The name of a column of counts is the
             step's key.
-        parts: maps the key of each step with statistics by key to its files (write_parts).
-        whole: maps the key of such a step to the statistics over all rows, if its operator is `of_all_rows`.
-        lists: maps the key of each step with aggregates of lists to the aggregates.
+        parts: maps the key of each step with statistics by key to the files that `write_parts` wrote for it.
+        whole: maps the key of such a step to its statistics over all rows, if its operator needs them
+            (`of_all_rows`).
+        lists: maps the key of each step that aggregates lists to its aggregates.
         files: the paths of all files that were written.
     """
 
@@ -78,7 +79,7 @@ def measure_blocks(
     """Measures the inputs of all steps in one pass over the training rows.
 
     Args:
-        workers: run the tasks of `blocks`.
+        workers: the processes that run the tasks of `blocks`.
         blocks: the training rows.
         steps: the steps to measure.
         tables: the tables that the fitted steps before these steps need.
@@ -211,7 +212,7 @@ def _aggregate_task(steps: tuple[BlockStep, ...], counts: Counts, index: int) ->
 
 @dataclass(frozen=True)
 class KeyedFiles:
-    """The files with the merged ranges of a step, and the ranges, in the order of the keys."""
+    """The files with the merged ranges of a step, and the ranges, ordered by key."""
 
     ranges: tuple[KeyRange, ...]
     files: tuple[str, ...]
@@ -226,10 +227,10 @@ def merge_by_key(
 ) -> dict[str, KeyedFiles]:
     """Merges the parts of steps by key, and writes the ranges of their tables.
 
-    If an operator reads rows twice, the files contain merged parts and means, for `measure_squares`.
+    If an operator reads rows twice, the files contain merged parts and means. `measure_squares` reads them.
 
     Args:
-        workers: run one task for each range of a step.
+        workers: the processes that run one task for each range of a step.
         steps: the steps, by key.
         parts: maps the key of each step to the files of its parts.
         folders: maps the key of each step to the folder for its files.
@@ -255,8 +256,8 @@ class _MergeTask:
     """One range of keys of a step to merge.
 
     Attributes:
-        first: the file with the merged parts of the first pass over the rows, if `paths` are files of the
-            second pass; otherwise None.
+        first: the file with the merged parts of the first pass over the rows, if the second pass wrote
+            `paths`; otherwise None.
     """
 
     operator: Operator
@@ -270,10 +271,10 @@ class _MergeTask:
 def _merge_task(tasks: tuple[_MergeTask, ...], row_group_rows: int, index: int) -> str:
     """Merges one range. Returns the name of the file that it wrote (storage.file_digests.named).
 
-    If the operator reads rows twice, and this is the first pass, returns the path: the file is not published.
+    After the first of two passes over the rows, returns the path instead, because the file is not published.
 
     Raises:
-        InfrastructureError: the second pass over the rows found other keys than the first.
+        InfrastructureError: the second pass over the rows found different keys from the first pass.
     """
     task = tasks[index]
     operator, path = task.operator, f"{task.folder}/part-{task.number:05d}.parquet"
@@ -360,7 +361,10 @@ def _squares_task(
     tables: LocalTables,
     task: int,
 ) -> str:
-    """Runs one task of `measure_squares`. Returns JSON: the files of parts by the key of each step."""
+    """Runs one task of `measure_squares`.
+
+    Returns JSON that maps the key of each step to its files of parts.
+    """
     by_key = {step.key: PartsByKey() for step, _, _ in steps}
     files_of = {step.key: files for step, files, _ in steps}
     for inputs in read_steps(blocks, [step for step, _, _ in steps], tables, task):
@@ -386,12 +390,12 @@ def _squares_task(
     )
 
 
-# The inputs of steps that are measured from blocks of training rows, in tasks.
+# The inputs of steps whose statistics tasks compute from blocks of training rows.
 
 
 @dataclass(frozen=True)
 class BlockStep:
-    """A step that needs statistics of the training rows. Objects are pickled.
+    """A step that needs statistics of the training rows. Objects of this class are pickled.
 
     Attributes:
         key: the name of the step in error messages. Each measured step has a different key.
@@ -483,9 +487,9 @@ class _Numbers:
 def read_steps(
     blocks: TrainingBlocks, steps: Sequence[BlockStep], tables: LocalTables, task: int
 ) -> Iterator[list[StepValues]]:
-    """Yields, for each batch of a task, the inputs of all steps. Batches without rows are left out.
+    """Yields, for each batch of a task, the inputs of all steps.
 
-    Values that several steps of one chain need are computed once.
+    Batches without rows are left out. Values that several steps of one chain need are computed only once.
     """
     wanted = frozenset().union(*(step.raw_columns for step in steps))
     for batch in blocks.read(task, wanted):

@@ -41,13 +41,13 @@ _FORMAT = 1
 
 
 def columns_of(groups: Sequence[FeatureGroup], label: str) -> tuple[list[str], list[str]]:
-    """Returns the raw columns that feature groups need, and further columns that a fit reads.
+    """Returns the raw columns that feature groups need, and the additional columns that a fit reads.
 
-    The second list has the columns of which operators compute statistics, and the label if an operator may
-    read it.
+    The second list has the columns from which only statistics are computed. It includes the label if an
+    operator may read it.
 
     Raises:
-        ConfigError: an operator is unknown, or cannot be fitted on a table.
+        ConfigError: an operator is unknown, or cannot be fitted on a table in memory.
     """
     operators = [operator_from_config(entry) for group in groups for entry in group.ops]
     _require_fit(operators)
@@ -63,12 +63,12 @@ def fit_frame(
     """Returns a workflow that is fitted on all rows of a table. Its tables are in memory.
 
     The fitted values equal those of build_features for one training day with these rows, if `row_id` is the
-    position of a row. The version is a digest of the features and of all fitted values.
+    position of a row. The version of the workflow is a digest of the features and of all fitted values.
 
     Args:
         rows: a table with the columns of `columns_of`. The label may be missing.
         groups: the section `features` of the configuration.
-        types: maps raw columns to their types. Other columns have the type of their values.
+        types: maps raw columns to their types. The type of any other column is the type of its values.
         label: the column with the label.
 
     Raises:
@@ -119,7 +119,7 @@ def _types(chains: Sequence[Chain]) -> dict[str, Type]:
 
 
 def _require_fit(operators: Sequence[Operator]) -> None:
-    """Raises ConfigError for an operator that needs other data than the rows."""
+    """Raises ConfigError if an operator needs data besides the rows."""
     external = sorted({operator.name for operator in operators if operator.needs == "external"})
     if external:
         raise ConfigError(
@@ -142,7 +142,7 @@ class FrameRows:
     Attributes:
         table: n rows, as the caller passed them.
         raw: maps each raw column that a chain reads to its n values (etl.workflow.raw_values).
-        label: the column of `table` that has the name LABEL in feature tables.
+        label: the column of `table` that contains the label (column LABEL in feature tables).
     """
 
     table: pa.Table
@@ -199,7 +199,9 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class FrameStatistics:
-    """A StatisticsSource of rows in memory. It adds the tables that steps need to its own tables.
+    """A source of statistics (StatisticsSource) of rows in memory.
+
+    It also collects the tables that steps need.
 
     Attributes:
         facts: maps each vocabulary to its facts, as etl.value_counts.fit_statistics computes them.
@@ -211,7 +213,7 @@ class FrameStatistics:
     _keyed: dict[str, pa.Table] = field(default_factory=dict)
 
     def tables(self) -> MemoryTables:
-        """Returns the tables so far."""
+        """Returns the tables that have been collected so far."""
         return MemoryTables(
             latest=NO_DAY, vocabularies=dict(self._vocabularies), keyed_tables=dict(self._keyed)
         )
@@ -259,7 +261,10 @@ class FrameStatistics:
         return Statistics(**values)
 
     def _measure_groups(self, inputs: _Inputs) -> dict[str, Any]:
-        """Adds the keyed table of a step. Returns the name of the table, and the facts for the fit."""
+        """Adds the keyed table of a step.
+
+        Returns the name of the table, and the facts that fitting the step requires.
+        """
         coded = joined_array(inputs.values).dictionary_encode()
         rows = np.flatnonzero(coded.is_valid().to_numpy(zero_copy_only=False))
         groups = coded.indices.drop_null().to_numpy().astype(np.int64)
@@ -361,7 +366,10 @@ class MemoryTables(LocalTables):
         return pa.concat_tables(table.filter(pc.is_in(table["id"], wanted)) for table in tables)
 
     def parts(self, name: str) -> Iterator[pa.Table]:
-        """Yields the rows of a table of the version: vocabulary by vocabulary, or all rows."""
+        """Yields the rows of a table of the version.
+
+        Vocabularies are yielded one by one, any other table at once.
+        """
         yield from self.vocabularies.values() if name == VOCABULARY else [self.keyed_tables[name]]
 
     def digests(self) -> dict[str, str]:

@@ -64,19 +64,19 @@ def fit_workflow(
     Args:
         days: the training days.
         parent: an earlier workflow version to extend. Numbers that were fitted for the parent, such as means,
-            stay unchanged. Only the parent's vocabularies grow: they get the values of training days that
-            they do not include yet. So a model that was trained on the parent's features remains valid. If
-            `parent` is None, all steps are fitted.
-        counts_of: returns the value counts of the training rows of a day. None: the values are counted in the
-            rows of a frame.
+            stay unchanged. The values of training days that the parent does not include are added to its
+            vocabularies. So a model that was trained on the parent's features remains valid. If `parent` is
+            None, all steps are fitted.
+        counts_of: returns the value counts of the training rows of a day. If it is None, the values are
+            counted in the rows.
         read_table: reads the tables of `join_external`.
         blocks_of: returns the training rows of some days as blocks, from which tasks compute statistics.
-        rows_of: returns the same rows as a Spark frame, from which Spark computes statistics. Pass `rows_of`
-            or `blocks_of`.
+        rows_of: returns the same rows as a Spark frame, from which Spark computes statistics. Pass either
+            `rows_of` or `blocks_of`.
 
     Raises:
         ConfigError: the configuration's features differ from the features of the parent, or only one of the
-            two has weights of rows.
+            two, configuration and parent, has weights of rows.
         DataError: the statistics of a column cannot be computed.
     """
     if parent:
@@ -156,7 +156,7 @@ def fit_chains(
     """Returns the fitted chains, in the order of the plan.
 
     Args:
-        workers: run the tasks of the fit.
+        workers: the processes that run the tasks of the fit.
         plan: the plan of the run, with the chains to fit.
         training: the training days that are read.
         parent: the workflow to extend. Its fitted steps are reused, and its vocabularies are extended. None
@@ -188,7 +188,7 @@ def _reuse(parent: FittedWorkflow, tables: VersionTables, progress: ChainProgres
     known: Fitted = parent.chains[progress.index].steps[len(progress.fitted)]
     if isinstance(known, KeyedFitted):
         tables.copy_from_parent(known.table)
-    # The step may read ids of a vocabulary that has grown.
+    # The step may read ids of a vocabulary to which the extension has added values.
     progress.add(known.resized(cardinality) if step.operator.keeps_ids else known)
 
 
@@ -201,7 +201,8 @@ FORMAT = 2
 
 def workflow_version(plan: FeaturePlan, parent: FittedWorkflow | None, days: Sequence[RawFiles]) -> str:
     """Returns the digest of everything that the fitted workflow depends on."""
-    # The settings of the split select training rows only if one partition of the log has several splits.
+    # The settings of the split change the training rows only if one partition of the log has rows of several
+    # splits.
     sections = ["features", "prepare", "scopes", "keys", "negatives"]
     sections += ["split"] if plan.is_divided else []
     external = {
@@ -240,7 +241,7 @@ def require_weights(plan: FeaturePlan, version: str, spec: FeatureSpec) -> None:
 
 
 def require_parent_weights(plan: FeaturePlan, parent: FittedWorkflow) -> None:
-    """Raises ConfigError if only the parent, or only the configuration, has weights."""
+    """Raises ConfigError if only the parent, or only the configuration, has weights of rows."""
     require_weights(plan, parent.version, parent.spec)
     if parent.spec.weight is None and plan.config.log.label.weights is not None:
         raise ConfigError(

@@ -20,7 +20,7 @@ from etl.value_counts.requests import Counts
 from etl.workflow.fitted_chains import FittedChain
 from etl.workflow.unfitted_chains import Chain
 
-if TYPE_CHECKING:  # Python workers do not import pyspark
+if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
     from pyspark.sql import DataFrame
 
 # The source of a round's statistics: frames of the training rows, or the value counts of the training days.
@@ -29,7 +29,7 @@ SourceName = Literal["rows", "value_counts"]
 # Statistics that can be computed from the value counts of one raw column.
 _COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
 
-# Kinds of statistics of steps that look up a table. Outputs of such steps cannot be computed from value
+# Kinds of statistics of steps that look up a table. The outputs of such steps cannot be computed from value
 # counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 
@@ -59,8 +59,8 @@ class Round:
     """One round of a fit.
 
     Attributes:
-        ready: steps that are fitted first. They need no statistics, or the workflow that is extended already
-            contains them as fitted steps.
+        ready: steps that are fitted first. They need no statistics, or the parent workflow already contains
+            them as fitted steps.
         measured: steps that are fitted next, from statistics of the training days. None of these steps reads
             an output of another of these steps.
         source: the source of the statistics of `measured`.
@@ -81,10 +81,11 @@ def plan_rounds(chains: Sequence[Chain], *, extends: bool, has_value_counts: boo
 
     Args:
         chains: the chains to fit.
-        extends: whether an existing workflow is extended. Then only its vocabularies are fitted again.
+        extends: whether an existing workflow is extended. An extension only adds values to the vocabularies.
+            All other steps stay unchanged.
         has_value_counts: whether there are value counts of the training days.
     """
-    fitted = [0] * len(chains)  # (chains,) number of fitted steps of each chain
+    fitted = [0] * len(chains)  # (number of chains,): the number of fitted steps of each chain.
     rounds = []
     while any(count < len(chain.steps) for count, chain in zip(fitted, chains, strict=True)):
         ready = _ready(chains, fitted, extends)
@@ -117,7 +118,7 @@ def _ready(chains: Sequence[Chain], fitted: Sequence[int], extends: bool) -> lis
 
 
 def _waiting(chains: Sequence[Chain], fitted: Sequence[int]) -> list[ChainSteps]:
-    """Returns the next steps of each unfinished chain that do not read outputs of each other."""
+    """Returns, for each unfinished chain, its next steps that belong to the same operator."""
     groups = []
     for index, (first, chain) in enumerate(zip(fitted, chains, strict=True)):
         if first < len(chain.steps):
@@ -132,7 +133,7 @@ def _choose(
     """Chooses the steps that the round measures, and the source of their statistics.
 
     The steps are chosen from `waiting`, the next steps of the unfinished chains. All vocabularies are
-    published together, so their values are counted last, in one round.
+    published together. So their values are counted in a single round, which comes last.
     """
     countable = [
         group for group in waiting if has_value_counts and is_countable(chains[group.chain], group.first)
@@ -173,14 +174,15 @@ def is_countable(chain: Chain, position: int) -> bool:
 
 
 def _needs_rows(step: Step) -> bool:
-    """Returns whether the outputs of a step depend on rows or tables, besides its input values."""
+    """Returns whether a step needs a table, or the row itself, in addition to its input values."""
     _, fitted_type = column_operator(step.operator.name)
     return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold
 
 
 # The inputs of a fit: the training rows, as frames or as blocks, and their value counts.
 
-# Reads an external table: (configuration, table, key column, section for error messages, date of the path).
+# Function that reads an external table. Its arguments are: configuration, table, key column, section for
+# error messages, and date of the path.
 ReadTable: TypeAlias = "Callable[[Config, JoinedTable, str, str, str], pa.Table | DataFrame]"
 
 
@@ -192,7 +194,7 @@ class RowBatch:
         row_ids: (n,) int64, the ids of the rows.
         dt: the day of the rows, as an ISO date.
         columns: maps raw columns to arrays of n values: int64, double, string, or lists of int64 or string.
-            Arrays, and the elements of lists, may be dictionary-encoded. LABEL is float32.
+            Arrays, and the elements of lists, may be dictionary-encoded. The column LABEL is float32.
     """
 
     row_ids: np.ndarray
@@ -202,7 +204,7 @@ class RowBatch:
 
 @dataclass(frozen=True)
 class TrainingBlocks:
-    """The training rows, which tasks read block by block. Objects are pickled.
+    """The training rows, which tasks read block by block. Objects of this class are pickled.
 
     Attributes:
         tasks: number of tasks. Each training row belongs to one task.
@@ -219,7 +221,7 @@ class TrainingDays:
     """The training days that a fit reads.
 
     If a new workflow is fitted, these are all training days. If a workflow is extended, these are only the
-    days that the workflow's vocabularies do not include yet.
+    days whose values are not in the workflow's vocabularies yet.
 
     Attributes:
         rows: returns the training rows of these days as a frame of Spark; None if there are blocks.
@@ -240,7 +242,7 @@ class TrainingDays:
     blocks: TrainingBlocks | None = None
 
 
-# Runs the rounds of a fit with any source of statistics of the training rows.
+# Runs the rounds of a fit. The statistics of the training rows may come from any source.
 
 
 def fit_rounds(
@@ -254,8 +256,8 @@ def fit_rounds(
     Args:
         chains: the chains to fit.
         rounds: the rounds of the fit (etl.fit.rounds.plan_rounds).
-        sources: compute the statistics that steps need.
-        fit_ready: fits the next step of a chain, which needs no statistics.
+        sources: the sources that compute the statistics that steps need.
+        fit_ready: fits the next step of a chain if this step needs no statistics.
 
     Raises:
         DataError: the statistics of a column cannot be computed.
@@ -291,7 +293,7 @@ class ChainRequest:
     None of these steps reads an output of another of them.
 
     Attributes:
-        index: position of the chain in the list of chains.
+        index: index of the chain in the list of all chains.
         before: the part of the chain before these steps, already fitted.
         types: maps the name of each value that `before` reads or computes to the type of the value.
         cardinalities: maps the name of each value that contains ids to the number of embedding rows.
@@ -318,7 +320,7 @@ class ChainRequest:
 class StatisticsSource(Protocol):
     """A source of statistics of the training days.
 
-    The sources are row_statistics.py and block_statistics.py of etl/fit.
+    The sources are in row_statistics.py and block_statistics.py.
     """
 
     def measure(self, requests: Sequence[ChainRequest]) -> Mapping[str, Statistics]:
@@ -334,7 +336,7 @@ class StatisticsSource(Protocol):
 
 @dataclass
 class ChainProgress:
-    """A chain, and its steps that have been fitted so far, in order.
+    """A chain, and the steps of the chain that have been fitted so far.
 
     A chain is a sequence of steps (operators) that computes features.
     """

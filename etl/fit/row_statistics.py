@@ -33,14 +33,14 @@ _ENTRIES = "column string, value string, id int, count bigint, last_seen int"
 
 
 class RowStatistics:
-    """A StatisticsSource that reads the training rows."""
+    """A source of statistics (StatisticsSource) that reads the training rows as a Spark frame."""
 
     def __init__(
         self, workers: Workers, plan: FeaturePlan, tables: VersionTables, training: TrainingDays
     ) -> None:
         """Creates a source of statistics that reads the rows of `training`.
 
-        The tables that steps need are published in `tables`.
+        It publishes the tables of the steps in `tables`.
         """
         self._workers, self._plan, self._tables, self._training = workers, plan, tables, training
 
@@ -141,7 +141,8 @@ class RowStatistics:
         """Counts the values of the training rows.
 
         Returns a frame with the columns column, value, id, count, last_seen: one row for each value of a
-        vocabulary. If a parent workflow is extended, the counts in its vocabularies are added.
+        vocabulary. If a parent workflow is extended, the frame also includes the counts in the parent's
+        vocabularies.
         """
         no_id = F.lit(None).cast("int")
         new = (
@@ -163,7 +164,7 @@ class RowStatistics:
 
         Args:
             counts: a frame with the columns column, value, id, count, last_seen.
-            rules: maps the name of each vocabulary to its rule.
+            rules: maps the name of each vocabulary to the rule that decides which values get ids.
             fixed: rows (vocabulary, value, id, 0, last_seen) of vocabularies whose values the configuration
                 lists.
         """

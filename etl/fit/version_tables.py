@@ -94,7 +94,7 @@ class VersionTables:
             self.publish_table(pa.schema(columns).empty_table(), name)
 
     def local(self, latest: int) -> LocalTables:
-        """Opens the tables that are already published, without rare values, for processes without Spark.
+        """Opens the tables that are already published, for processes without Spark. Rare values are left out.
 
         `latest` is the last day that the workflow version includes, in days since 1970-01-01.
         """
@@ -116,7 +116,9 @@ class VersionTables:
         return tuple(data_files(table, read_manifest(table)))
 
     def open(self, spark: SparkSession, broadcast_max_rows: int, latest: int) -> Tables:
-        """Opens the tables that are already published, without rare values.
+        """Opens the tables that are already published, for Spark.
+
+        Rare values are left out.
 
         Args:
             broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
@@ -143,14 +145,15 @@ class VersionTables:
 
 
 def _copy(source: str, target: str) -> str:
-    """Copies a file to a new path, possibly on another storage. Returns the digest of the copy."""
+    """Copies a file to a new path, which may be on another storage. Returns the digest of the copy."""
     with open_file(source) as opened, new_file(target) as file:
         while part := opened.read(_COPIED_BYTES):
             file.sink.write(part)
     return file.digest
 
 
-# Files with statistics by key: tasks write parts of them, which are merged in ranges of keys.
+# Writes files with statistics by key. Tasks write parts of the statistics, and merge these parts in ranges of
+# keys.
 #
 # Each task sorts the keys of its rows. Ranges of keys are chosen from a sample of the keys of all tasks. So
 # the files of the merged ranges form one sorted table, and no task needs all keys.

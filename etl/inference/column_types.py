@@ -16,14 +16,15 @@ from etl.inference.sample import TableSample
 from etl.raw.text_values import integers, numbers, with_decimal_points
 from etl.raw.time_text import dates, timestamps
 
-# Texts that other programs write in place of null. The empty text is always null.
+# Texts that other programs write in place of null. The empty text always means null.
 NULL_TEXTS = ("\\N", "NULL", "null", "NaN", "nan", "NA", "N/A", "None", "none", "-")
-# In a column of texts, only these texts stand for null. The other texts of NULL_TEXTS may be values there.
+# In a column of texts, only these texts stand for null. The other texts of NULL_TEXTS may be real values in
+# such a column.
 _ALWAYS_NULL = ("\\N", "NULL", "null", "NaN", "nan", "None")
 # A column has a type if at least this share of its values has the type. The other values may be errors in
 # single rows.
 _FITTING_SHARE = 0.99
-# At least this share of the values of numbers with a decimal comma have one.
+# A column has numbers with a decimal comma if at least this share of its values contain a comma.
 _COMMA_SHARE = 0.5
 _DIGITS_ONLY = r"^[0-9]+$"
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
@@ -68,8 +69,8 @@ _DAY_MICROS = 86_400_000_000
 _UNITS: tuple[tuple[str, int], ...] = (("s", 1), ("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000))
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _CERTAIN_SEPARATORS = ("|", ";")
-# Texts are lists only if there are at least _FEWEST_LISTS texts, and at least _LIST_SHARE of them have
-# several words.
+# The texts of a column are lists only if there are at least _FEWEST_LISTS texts, and at least the share
+# _LIST_SHARE of them have several words.
 _LIST_SHARE, _FEWEST_LISTS = 0.3, 10
 # Words of lists occur many times and are short: limits of distinct words / words, and of the length of a
 # word.
@@ -90,9 +91,9 @@ class SampledColumn:
         distinct: number of distinct values in the sample, without null.
         examples: up to three of the most frequent values, as texts.
         null_texts: the texts in the sample that stand for null.
-        values: the values with nulls. If the files are text files, the values are strings. Numbers have
-            decimal points.
-        has_comma: whether its numbers have a decimal comma in the files.
+        values: the values of the sample, including nulls. In samples of text files, the values are strings,
+            and their numbers are written with decimal points.
+        has_comma: whether the files write the column's numbers with a decimal comma.
     """
 
     source: str
@@ -135,7 +136,7 @@ def sampled_columns(sample: TableSample) -> list[SampledColumn]:
     with_point = [column for column in columns if column.type == "float" and not column.has_comma]
     if not with_comma or not with_point or not (sample.is_text or sample.format == "jsonl"):
         return columns
-    # A table has one decimal separator. Columns with the rarer one are texts.
+    # A table has only one decimal separator. Columns that use the rarer separator become texts.
     rarer = {one.source for one in (with_comma if len(with_comma) <= len(with_point) else with_point)}
     return [
         replace(one, type="string", values=rows.column(one.source), has_comma=False)
@@ -211,8 +212,8 @@ def _text_column(
 ) -> SampledColumn:
     """Infers the type of a column of strings.
 
-    In formats with typed columns, strings can only be times, lists or texts. In JSON lines, strings can also
-    be numbers with decimals.
+    In formats with typed columns, a string can only be a time, a list or a text. In JSON lines, it can also
+    be a number with decimals.
     """
     values, null_texts = _without_nulls(values, in_text_file=in_text_file)
     filled = values.drop_null()
@@ -227,7 +228,7 @@ def _text_column(
         return replace(column, type="float")
     if (in_text_file or has_number_texts) and _has_decimal_commas(probe):
         return replace(column, type="float", values=with_decimal_points(values), has_comma=True)
-    # ids with leading zeros or more than 18 digits, such as article numbers, stay texts
+    # Numbers with leading zeros or more than 18 digits stay texts. They may be ids such as article numbers.
     if _matching(probe, _DIGITS_ONLY):
         return column
     for notation, kind in _NOTATIONS:
@@ -238,7 +239,7 @@ def _text_column(
 
 
 def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> SampledColumn | None:
-    """Returns the column with the type int, float, bool, date or timestamp; None if its texts do not fit."""
+    """Returns the column with the type int, float, bool, date or timestamp; None if no type fits."""
     if column.distinct <= 2 and set(pc.utf8_lower(probe).to_pylist()) <= set(_BOOLS):
         return replace(column, type="bool")
     if pc.any(pc.match_substring_regex(probe, _LEADING_ZERO)).as_py():
@@ -256,7 +257,7 @@ def _is_float(probe: pa.Array) -> bool:
 
 
 def _has_decimal_commas(probe: pa.Array) -> bool:
-    """Returns whether texts are numbers, most of which have a decimal comma."""
+    """Returns whether the texts are numbers, and most of them have a decimal comma."""
     share = pc.mean(pc.cast(pc.match_substring_regex(probe, _COMMA_FLOAT), pa.float64())).as_py()
     return bool(share >= _COMMA_SHARE) and _matching(probe, _WHOLE_OR_COMMA_FLOAT)
 
@@ -297,7 +298,7 @@ def _matching(probe: pa.Array, pattern: str) -> bool:
 def _reads(probe: pa.Array, notation: str, kind: ColumnType) -> bool:
     """Returns whether nearly all texts are times in a notation.
 
-    The first ten texts are checked first, to save time.
+    Most calls end after the check of the first ten texts.
     """
     for few in (probe[:10], probe):
         if len(few) - _times(few, notation, kind).null_count < _FITTING_SHARE * len(few):
@@ -321,8 +322,8 @@ def _digit_time(name: str, probe: pa.Array) -> tuple[str, ColumnType] | None:
 def _unit(name: str, column: SampledColumn, probe: pa.ChunkedArray | pa.Array) -> str | None:
     """Returns the unit of integers that are times since 1970; None if the integers are not times.
 
-    Nearly all values must be between 1990 and 2040. Ids can be in this range too. So the column must have a
-    name for a time, or no name and at least 100 distinct values.
+    Nearly all values must be between 1990 and 2040. Ids can be in this range too. So a column with a name
+    must have a name for a time. A column without a name must have at least 100 distinct values.
     """
     if not len(probe):
         return None
@@ -341,7 +342,7 @@ def _list_separator(rows: pa.Array, distinct: pa.Array) -> str | None:
     """Returns the separator of texts that are lists of words; None if the texts are not lists.
 
     The words of lists occur many times. Commas and blanks also occur in other texts, so for these two
-    separators the words of each distinct text are counted only once.
+    separators the function counts the words of each distinct text only once.
     """
     for separator in _LIST_SEPARATORS:
         is_certain = separator in _CERTAIN_SEPARATORS

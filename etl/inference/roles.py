@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from etl.inference.column_types import SampledColumn, numbers_of
 
-# Words in the names of columns, with the points of a column whose name contains the word.
+# For each role, words in names of columns. A column gets the number of points if its name contains the word.
 _USER_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("user", "visitor", "customer"), 10),
     **dict.fromkeys(("client", "member", "reader", "shopper", "subscriber", "reviewer"), 9),
@@ -81,10 +81,10 @@ _IMAGE_NAMES = (
 _MOST_EVENTS = 30
 # A column may contain unknown events if it has between 2 and 12 distinct texts, and 5 or more rows per text.
 _FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
-# If the points of two columns differ by at most this number, both columns are candidates for the role.
+# If the points of two columns differ by at most this number, both columns are candidates for a role.
 _DOUBT = 3
-# Maximum share of nulls in the column of a key. Rows without a key are quarantined. The column of the user
-# may have more: rows of anonymous visitors are left out.
+# Maximum share of nulls in a key column, because rows without a key are quarantined. The user column may have
+# more nulls, because rows of anonymous visitors are left out.
 _MOST_NULL_KEYS, _MOST_ANONYMOUS = 0.04, 0.6
 # Names of the title of an item in other languages. Accents are removed before names are compared.
 _FOREIGN_TITLES = (
@@ -97,16 +97,17 @@ _FOREIGN_TITLES = (
     *("商品名", "商品名称", "商品名稱", "名称", "名稱", "标题", "標題", "品名", "商品标题"),
     *("タイトル", "名前", "商品タイトル", "상품명", "제목", "이름"),
 )
-# A text is a title by its values if the texts of its column differ in this share of the rows, are at most so
-# long, and this share of them has several words or letters beyond ASCII.
+# Limits for recognizing a column of titles by its values: minimum share of distinct texts, maximum length of
+# a text, and minimum share of texts with several words or letters beyond ASCII.
 _TITLE_DISTINCT, _LONGEST_TITLE, _TITLE_WORDS = 0.3, 120, 0.4
 _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
     re.IGNORECASE,
 )
-# At least this share of the texts of a column of e-mail addresses are such addresses.
+# A column contains e-mail addresses if at least this share of its texts are e-mail addresses.
 _ADDRESSES = 0.9
-# Names of columns with the stock of an item; the second pattern is for columns that say the opposite.
+# Names of columns that say whether an item is in stock, and names of columns that say whether it is out of
+# stock.
 _STOCK_NAME = re.compile(
     r"stock|availab|inventory|(^|_)(qty|quantity|lager|bestand|lagerbestand|vorrat|vorratig|verfugbar|"
     r"verfuegbar|lieferbar|disponible|disponibilite|disponibilita|disponibilidad|existencias|giacenza|"
@@ -120,7 +121,7 @@ _NO_STOCK_NAME = re.compile(
     r"date|time|since|until|_at$|warehouse|location|price|value|min_|max_", re.IGNORECASE
 )
 _TRUE = ("true", "t", "yes", "y", "1")
-# Texts that say that an item is out of stock.
+# Values that mean that an item is out of stock.
 _SOLD_OUT = re.compile(
     r"\s*(out[ _-]?of[ _-]?stock|outofstock|sold[ _-]?out|not[ _-]?available|unavailable|discontinued|"
     r"ausverkauft|nicht[ _-]lieferbar|nicht[ _-]verf(ü|ue)gbar|agotado|sin[ _-]stock|[eé]puis[eé]|rupture.*|"
@@ -157,7 +158,8 @@ class Roles:
     Attributes:
         user, item: the columns with the keys, the most likely one first. Empty if no column can be a key.
         time: the columns with times of rows, the most likely one first.
-        group: the column whose values group rows that competed for one click; None without such a column.
+        group: the column whose values group the rows of items that were shown together; None without such a
+            column.
         label: which rows are clicks.
     """
 
@@ -317,7 +319,10 @@ def _is_binary(column: SampledColumn) -> bool:
 
 
 def _times(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
-    """Returns the columns with times of rows: timestamps, then integers, then dates, each in their order."""
+    """Returns the columns with times of rows: timestamps, then integers, then dates.
+
+    Each kind keeps the order of the files.
+    """
     fitting = [
         (number, column)
         for number, column in enumerate(columns)
@@ -329,14 +334,14 @@ def _times(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
 
 
 def title_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns the column with the titles in a table of items, by its name; None without such a column."""
+    """Returns the column whose name says that it contains the titles of items; None without such a column."""
     return _text_named((*_TITLE_NAMES, *_FOREIGN_TITLES), columns)
 
 
 def title_by_values(columns: Sequence[SampledColumn]) -> SampledColumn | None:
     """Returns the column of a table of items whose texts look most like titles; None if there is none.
 
-    These are the most distinct and longest texts, of several words, that are no descriptions.
+    Such a column has the most distinct and the longest texts of several words. Descriptions are excluded.
     """
     best, most = None, 0.0
     for column in columns:
@@ -374,7 +379,7 @@ class StockGuess:
     Attributes:
         column: the column.
         sold_out: the texts that mean out of stock; empty for numbers and flags.
-        is_certain: whether values of the column and its name leave no doubt.
+        is_certain: whether the name and the values of the column leave no doubt.
     """
 
     column: SampledColumn
@@ -383,9 +388,10 @@ class StockGuess:
 
 
 def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
-    """Returns which column of a table of items has the stock, by its name; None if there is none.
+    """Returns the column of a table of items whose name says that it has the stock; None if there is none.
 
-    It is certain for numbers from 0 and flags of both values, and for texts that are known.
+    The result is certain if the values are numbers from 0 on, flags of both values, or texts known to mean a
+    state of the stock.
     """
     for column in columns:
         name = plain_name(column.source)
@@ -421,12 +427,12 @@ def _stock_in(column: SampledColumn) -> StockGuess | None:
 
 
 def plain_name(source: str) -> str:
-    """Returns the name of a column in small letters, without accents, with one underscore between words."""
+    """Returns the name of a column in lower case, without accents, and with one underscore between words."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", source)
     letters = "".join(
         char
         for char in unicodedata.normalize("NFKD", spaced.lower())
-        if not "\u0300" <= char <= "\u036f"  # marks of accents
+        if not "\u0300" <= char <= "\u036f"  # accents as separate characters
     )
     return re.sub(r"[\W_]+", "_", unicodedata.normalize("NFC", letters)).strip("_")
 
@@ -437,9 +443,9 @@ def image_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 
 
 def _text_named(names: Sequence[str], columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns the column of texts whose name is earliest in `names`; None without such a column.
+    """Returns the column of texts whose name comes first in `names`; None without such a column.
 
-    Titles may be divided by blanks or commas, so a column of titles may have the type list<string>.
+    The words of titles are separated by blanks or commas, so the type of a title column may be list<string>.
     """
     by_name = {
         plain_name(column.source): column
@@ -459,7 +465,7 @@ def _keys_by_name(
 
 
 def shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
-    """Returns a column whose fields have several shown items with 0 or 1 for a click, such as `N1-0 N2-1`."""
+    """Returns a column whose values list shown items, with 1 after a clicked item: `N1-0 N2-1`."""
     for column in columns:
         texts = column.values.drop_null()
         if not pa.types.is_string(texts.type) or not len(texts):
@@ -471,7 +477,7 @@ def shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 
 
 def share_of_most_frequent(column: SampledColumn) -> float:
-    """Returns the share of the rows with a value that have the most frequent value of a column."""
+    """Returns the share of the most frequent value among the values of a column that are not null."""
     texts = column.values.drop_null()
     if not len(texts):
         return 0.0
@@ -501,6 +507,9 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
 def _keys_by_order(
     ids: Sequence[SampledColumn], rows: int
 ) -> tuple[list[SampledColumn], list[SampledColumn]]:
-    """Returns the columns of users and items in a log without names. The first key is the user."""
+    """Returns the columns of users and items in a log without column names.
+
+    The first key column has the users.
+    """
     keys = [column for column in ids if 20 <= column.distinct <= 0.9 * max(rows, 1)]
     return keys[:1], keys[1:]

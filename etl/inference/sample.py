@@ -1,6 +1,6 @@
 """Reads the first rows of raw files whose layout is not known: format, separator, header and columns.
 
-Text files are read as columns of texts. Files of other formats contain the types of their columns.
+Text files are read as columns of texts. In other formats, the files define the types of their columns.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _FIRST_BYTES, _LAST_BYTES = 32 << 20, 4 << 20
 _FIRST_ROWS, _LAST_ROWS = 400_000, 50_000
 # Number of lines from which the separator and the header are inferred.
 _LINES, _FEW_LINES = 500, 50
-# A separator divides at least this share of the lines into equally many fields.
+# A character is the separator only if it divides at least this share of the lines into the same number of
+# fields.
 _REGULAR_SHARE = 0.9
 
 _DATE = re.compile(r"(?<!\d)(\d{4}-\d{2}-\d{2})(?!\d)")
-# The days in names of files and folders: a pattern with groups for year, month and day, and what the
-# configuration has in its place.
+# The notations of days in names of files and folders: a pattern with groups for year, month and day, and the
+# placeholder for this notation in a configured path.
 _DAYS = tuple(
     (re.compile(rf"(?<!\d){pattern}(?!\d)"), key)
     for pattern, key in (
@@ -91,15 +92,15 @@ class TableSample:
     """The first rows of a table.
 
     Attributes:
-        path: location of the files.
+        path: the location of the table's files.
         format: name of the reader.
         separator: character between two fields; None if lines have no fields.
-        has_names: whether the files name their columns. Otherwise they are named c1, c2 and so on.
+        has_names: whether the files name their columns. If not, the columns are named c1, c2 and so on.
         is_text: whether all values are texts.
         rows: the rows of the first file and of the last one.
         is_whole: whether `rows` are all rows of the table.
         all_rows: estimated number of rows of all files; None if the first file has more rows than were read.
-            The estimate assumes that each row has about as many bytes.
+            The estimate assumes that the rows of all files have the same mean size in bytes.
     """
 
     path: RawPath
@@ -115,8 +116,8 @@ class TableSample:
 def find_table(location: str) -> RawPath:
     """Finds the files of a table by the path of a file or folder, or by a glob, which may contain `{date}`.
 
-    If the names of the files differ by a day, such as 2026-01-31, 2026_01_31 or 20260131, the pattern has
-    `{date}` in its place, with the notation of the names.
+    If the names of the files differ by a day, such as 2026-01-31, 2026_01_31 or 20260131, the returned
+    pattern contains `{date}` in place of the day, with the same notation.
 
     Raises:
         ConfigError: there is no file, or a folder contains several folders whose names differ by more than a
@@ -174,7 +175,10 @@ def _sample(
     has_names: bool = True,
     is_text: bool = False,
 ) -> TableSample:
-    """Returns the sample of a table. `rows` come from the first and the last of `files`."""
+    """Returns the sample of a table.
+
+    The argument `rows` contains rows of the first and the last file of `files`.
+    """
     is_whole, all_rows = first_is_whole and len(files) == 1, None
     if first_is_whole:
         sizes = [size or 0 for size in file_io.sizes(files)]
@@ -232,7 +236,7 @@ def _day_of(name: str) -> str | None:
 
 
 def _with_date_key(name: str) -> str:
-    """Returns the name of a file, in which `{date}` in its notation replaces the last day."""
+    """Returns the name of a file with `{date}`, in the notation of the day, in place of the last day."""
     last = _last_day(name)
     return name if last is None else f"{name[: last[0].start()]}{last[1]}{name[last[0].end() :]}"
 
@@ -246,7 +250,10 @@ def without_days(name: str) -> str:
 
 
 def _last_day(name: str) -> tuple[re.Match[str], str] | None:
-    """Returns the last day in a name with the key that replaces it; of equal ends, the longest match."""
+    """Returns the last day in a name, and the placeholder for it.
+
+    Of matches with the same end, the longest is used.
+    """
     days = [
         (match, key) for pattern, key in _DAYS for match in pattern.finditer(name) if _is_day(match.groups())
     ]
@@ -274,7 +281,7 @@ def _pattern_of(location: str, files: Sequence[str]) -> str:
 
 
 def _ending(name: str) -> str:
-    """Returns the end of a file's name from its first dot on, without parts that are numbers."""
+    """Returns a file's name from its first dot on, without the parts that are numbers."""
     last = name.rsplit("/", 1)[1]
     return "".join(f".{part}" for part in last.split(".")[1:] if not part.isdigit())
 
@@ -293,7 +300,7 @@ def _format_by_name(name: str) -> str | None:
 
 
 def _head(path: str, most_bytes: int) -> tuple[bytes, bool]:
-    """Returns the first complete lines of a text file, and whether they are all lines of the file."""
+    """Returns the first complete lines of a text file, and whether the file has no other lines."""
     end = None if compression(path) else most_bytes
     parts, size, is_whole = [], 0, True
     for block in read_blocks(FileSplit(path, 0, end), min(most_bytes, 1 << 22)):
@@ -346,16 +353,16 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
 
 
 def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
-    """Returns the separator that divides lines into equally many fields, and whether fields are quoted."""
+    """Returns the separator that gives each line the same number of fields, and whether fields are quoted."""
     best: tuple[tuple[float, int], str, bool] | None = None
-    # A comma between two digits may be that of a number, if another separator divides the lines.
+    # If another separator also divides the lines, a comma between two digits may be a decimal comma.
     without_commas = [_COMMA_OF_NUMBER.sub("", line) for line in lines]
     others = [one for one in ("\t", ";", "|") if all(one in line for line in lines[:_FEW_LINES])]
     for separator in SEPARATORS:
         if separator == "," and others and not any("," in line for line in without_commas[:_FEW_LINES]):
             continue
         if separator == ":" and not any("::" in line for line in lines[:5]):
-            continue  # a single colon separates hours and minutes, not fields
+            continue  # The colon of a line with one colon more likely belongs to a time, such as 12:30.
         quoted = _has_quoted_fields(lines, separator)
         widths = Counter(len(fields) for fields in _fields(lines, separator, quoted))
         width, count = widths.most_common(1)[0]
@@ -366,7 +373,7 @@ def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
 
 
 def _has_quoted_fields(lines: Sequence[str], separator: str) -> bool:
-    """Returns whether a field between two separators begins and ends with a double quote."""
+    """Returns whether a field, with a separator on both sides, begins and ends with a double quote."""
     bound = re.escape(separator)
     field = re.compile(f'(^|{bound})"([^"]|"")*"({bound}|$)')
     return any('"' in line and field.search(line) for line in lines)
@@ -404,7 +411,7 @@ def _has_numbers(values: Sequence[str]) -> bool:
 
 
 def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, quoted: bool) -> pa.Table:
-    """Returns the rows of a text as columns of texts. Lines with another number of fields are left out."""
+    """Returns the rows of a text as columns of texts. Lines with a wrong number of fields are left out."""
     clean = text.decode("utf-8", errors="replace").encode()
     return arrow_csv.read_csv(
         io.BytesIO(clean),
@@ -466,7 +473,7 @@ def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]
 def _json_column(values: list[object]) -> pa.Array:
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):  # the values have several types
+    except (pa.ArrowInvalid, pa.ArrowTypeError):  # The values of a field have several types.
         return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
@@ -478,7 +485,8 @@ def _columnar(path: RawPath, form: str, files: Sequence[str]) -> TableSample:
     if len(files) == 1:
         return _sample(path, form, first, first.num_rows == rows, files)
     last, _ = _first_rows(files[-1], kind, _LAST_ROWS)
-    same = last.schema.equals(first.schema)  # if the schemas differ, only the rows of the first file are used
+    # If the schemas of the two files differ, only the rows of the first file are used.
+    same = last.schema.equals(first.schema)
     table = pa.concat_tables([first, last.cast(first.schema)]) if same else first
     return _sample(path, form, table, same and first.num_rows == rows, files)
 

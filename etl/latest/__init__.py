@@ -1,1 +1,4 @@
-"""Finds the latest features and histories of users and items. Lists are scored with these features."""
+"""Finds the latest features and histories of users and items.
+
+The job that scores lists of recommendations reads these tables.
+"""

@@ -1,7 +1,8 @@
 """Publishes the titles of items and the addresses of their pictures (`items.title`, `items.image`).
 
 Titles are not features: no workflow and no model reads them. They have their own table, so that the tables of
-features do not depend on titles. A program that shows lists does not need the raw table of items.
+features do not depend on titles. A program that shows lists of recommendations reads this table, and does not
+need the raw table of items.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 TITLE, IMAGE = "title", "image"
-# Longer titles are shortened. Longer addresses are left out, because a shortened address is not valid.
+# Maximum lengths. Longer titles are shortened. Longer addresses are left out, because a shortened address is
+# not valid.
 MOST_TITLE, MOST_ADDRESS = 500, 2000
 
 
@@ -48,7 +50,7 @@ class ItemTitle:
 
 
 def title_columns(config: Config) -> dict[str, str]:
-    """Maps `title` and `image` to columns of the table of items. A key that is not configured is missing."""
+    """Maps `title` and `image` to columns of the table of items. It lacks a key that is not configured."""
     items = config.items
     named = {TITLE: items.title, IMAGE: items.image} if items and config.keys else {}
     return {name: column for name, column in named.items() if column is not None}

@@ -51,10 +51,10 @@ class _Side:
         key: the column of the key.
         attributes: the table of attributes; None if there is none.
         columns: the features of the published rows.
-        of_history: the features in `columns` that are computed from the history.
+        of_history: the features in `columns` that are computed from the history of clicks.
         partition: the partition to publish.
         inputs: the inputs of the partition.
-        current: the manifest of the partition, if it exists for these inputs.
+        current: the manifest of the partition if it was already published for these inputs; otherwise None.
     """
 
     section: Section
@@ -81,9 +81,9 @@ def publish_latest(
     The tables have one row per user or item, sorted by key.
 
     If the configuration has a table of attributes (section `users` or `items`), features are computed from
-    the rows of this table. Users of the log without a row in the table have null attributes. Items without a
-    row have null attributes if `items.missing` is `serve`; otherwise, they are left out. The facts of the
-    manifest contain the number of users or items without a row.
+    the rows of this table. Users of the log without a row in the table have null attributes. Items of the log
+    without a row have null attributes if `items.missing` is `serve`; otherwise, they are left out. The facts
+    of the manifest contain the number of users or items without a row.
 
     Without a table of attributes, the features of a user or item come from its latest row in the feature
     partitions. This is the row with the largest row_id on the latest day. Features of the history (section
@@ -91,9 +91,9 @@ def publish_latest(
     inputs is not written again.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         plan, lake: plan and data lake of the run.
-        workflow: computes the features.
+        workflow: the workflow that computes the features.
         run_date: the date of the published partitions.
         features: manifests of the feature partitions of all days of the run.
         splits: maps each split to the raw files of its days.
@@ -213,7 +213,7 @@ def _require_rows(
     sides: Sequence[_Side],
     counted: Mapping[str, MissingRows],
 ) -> None:
-    """Raises DataError if too many users or items have no row in their table of attributes."""
+    """Raises DataError if too many users or items of the log have no row in their table of attributes."""
     published: dict[str, Manifest] = {
         side.section: side.current for side in sides if side.current is not None
     }
@@ -228,12 +228,12 @@ def _require_rows(
 
 
 def missing_mode(config: Config, section: Section) -> Literal["serve", "leave_out"]:
-    """Returns whether users or items of the log without a row in their table are served or left out."""
+    """Returns whether the users or items of the log without a row in their table are served."""
     return config.items.missing if section == "items" and config.items else "serve"
 
 
 def features_of_history(plan: FeaturePlan, workflow: FittedWorkflow, columns: Sequence[str]) -> list[str]:
-    """Returns the features among `columns` that are computed from the history."""
+    """Returns the features among `columns` that are computed from the history of clicks."""
     names = set(plan.config.history.columns) if plan.config.history else set[str]()
     computed = {output for chain in workflow.chains if names & set(chain.inputs) for output in chain.outputs}
     return [column for column in columns if column in computed]
@@ -243,7 +243,7 @@ def encode_rows(workflow: FittedWorkflow, rows: Rows, features: Sequence[str], k
     """Returns the column `key` and the features `features` of rows that are not training rows.
 
     Args:
-        workflow: computes the features.
+        workflow: the workflow that computes the features.
         rows: a table or a frame with `key` and the raw columns that the features depend on.
         features: the names of the features; may be empty.
         key: user_key or item_key.
@@ -262,10 +262,11 @@ def with_histories(
     plan: FeaturePlan,
     names: Sequence[str],
 ) -> Rows:
-    """Adds the features `names`, computed from the latest histories, to `rows`, which have the user_key.
+    """Adds the features `names` to `rows`.
 
-    A user without a click has an empty history. The result is a table if `rows` and the histories are tables.
-    Otherwise it is a frame.
+    The features are computed from the latest histories. The rows have the column user_key. A user without a
+    click has an empty history. The result is a table if `rows` and the histories are tables. Otherwise it is
+    a frame.
     """
     types = history_types(plan.config.history) if plan.config.history else {}
     if isinstance(rows, pa.Table) and (histories.rows is None or isinstance(histories.rows, pa.Table)):
@@ -290,7 +291,7 @@ def with_histories(
     return frame.join(workflow.encode(joined, names, [USER_KEY]), USER_KEY)
 
 
-# The types of the elements of a history's columns.
+# The types of the elements in the list columns of a history.
 _ELEMENTS = {"strings": pa.string(), "ints": pa.int64()}
 _SQL_ELEMENTS = {"strings": "string", "ints": "bigint"}
 
@@ -321,7 +322,7 @@ class KeyedAttributes:
         rows: a table or a frame with the key (user_key or item_key) and the columns of the table of
             attributes.
         of_log: rows with the keys of the log, and with a column that is null if the table has no row with the
-            key. It has the type of `rows`. None if the log was not compared with the table.
+            key. It has the type of `rows`. It is None if the log was not compared with the table.
     """
 
     section: Section
@@ -329,7 +330,10 @@ class KeyedAttributes:
     of_log: Rows | None = None
 
     def count_missing(self) -> MissingRows:
-        """Counts the keys of the log without a row. Keeps the compared frames in memory until `release`."""
+        """Counts the keys of the log without a row in the table.
+
+        Keeps the compared frames in memory until `release`.
+        """
         if self.of_log is None:
             raise ValueError("internal error, please report: the log was not compared with the table")
         if isinstance(self.of_log, pa.Table):
@@ -338,7 +342,7 @@ class KeyedAttributes:
         return MissingRows(self.section, counted[0], counted[0] - counted[1])
 
     def release(self) -> None:
-        """Frees the memory that `count_missing` uses."""
+        """Frees the memory that `count_missing` occupies."""
         if self.of_log is not None:
             unpersist(self.of_log)
 
@@ -346,10 +350,10 @@ class KeyedAttributes:
 def attributes_of(
     workers: Workers, plan: FeaturePlan, run_date: str, section: Section, of_log: Rows | None = None
 ) -> KeyedAttributes:
-    """Returns the rows of the table of attributes (section `users` or `items`) with keys.
+    """Returns the rows of the table of attributes (section `users` or `items`) with their keys.
 
     The rows are Arrow tables if `workers` are processes of this machine and `of_log` is not a frame.
-    Otherwise they are frames. The other arguments are those of `keyed_attributes`.
+    Otherwise they are frames. The other arguments have the same meaning as in `keyed_attributes`.
     """
     if isinstance(workers, LocalWorkers) and (of_log is None or isinstance(of_log, pa.Table)):
         return keyed_table(plan, run_date, section, of_log)
@@ -427,10 +431,12 @@ def keyed_attributes(
     such a row if `items.missing` is `serve`.
 
     Args:
-        spark, plan: session and plan of the run. The section and `keys` must be set.
+        spark, plan: session and plan of the run. The configuration must have this section and the section
+            `keys`.
         run_date: the date that replaces `{date}` in the table's path.
         section: the section of the table to read.
-        of_log: rows with the distinct user_key or item_key of the log. None: only rows of the table are used.
+        of_log: rows with the distinct user_key or item_key of the log. If it is None, only rows of the table
+            are used.
     """
     key, name, table = _keyed_by(plan, section)
     raw_rows = read_attributes(spark, plan.config, table, name, section, run_date, name)

@@ -1,6 +1,7 @@
-"""Computes the histories with which lists are scored: each user's last clicks up to the run date.
+"""Computes each user's history, the last clicks up to the run date.
 
-`histories_of` uses Arrow tables on one machine, and Spark frames on clusters. The results are the same.
+Lists are scored with these histories. `histories_of` uses Arrow tables on one machine, and Spark frames on
+clusters. The results are the same.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class LatestHistories:
 
     Attributes:
         rows: user_key and the columns of `history`, one row per user. Users without a click have no row.
-            If processes of this machine computed the rows, they are a table with lists of dictionary codes.
-            Otherwise they are a frame. None if no user has a click.
+            The rows are a table with lists of dictionary codes if processes of this machine computed them,
+            otherwise a frame. None if no user has a click.
         digest: a digest of everything on which `rows` depends, except the days of the run.
     """
 
@@ -75,8 +76,8 @@ def latest_histories(
 ) -> LatestHistories | None:
     """Returns the latest histories of a run as a frame; None if the section `history` is not set.
 
-    If the lists are compared with the test split, no click of the test split is in a history. Otherwise the
-    lists would be computed from the clicks on which they are measured.
+    If metrics compare the lists with the test split, the histories contain no click of the test split.
+    Otherwise the lists would be computed from the clicks that they must predict.
 
     Args:
         splits: maps each split to the raw files of its days.
@@ -125,7 +126,7 @@ def latest_histories_table(
 
 
 def _known_splits(plan: FeaturePlan, before: Split | None) -> list[Split]:
-    """Returns the splits whose clicks are in the histories: those before the first omitted split."""
+    """Returns the splits whose clicks are in the histories: all splits before the first omitted split."""
     known = list(SPLITS[: SPLITS.index(before)] if before else SPLITS)
     if plan.config.measure.against == "test_split" and "test" in known:
         known.remove("test")
@@ -154,7 +155,8 @@ def _clicks_of_splits(
     """
     by, timed = plan.config.split.by, plan.config.log.event_time is not None
     if by == "leave_last_out":
-        # The split of a click depends only on other clicks. Only a user's last clicks can be left out.
+        # The split of a click depends only on the user's other clicks. Only a user's last clicks can belong
+        # to splits that are left out.
         left_out = len(SPLITS) - splits
         parts = clicks_of_log(workers, plan, raw)
         clicks = clicks_of_parts(parts, history.length + left_out, timed=timed)
@@ -172,7 +174,7 @@ def _clicks_of_splits(
 def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
     """Leaves out the last clicks of each user.
 
-    The last click is in the test split, the click before it in validation.
+    A user's last click is in the test split, and the click before it is in the validation split.
 
     Args:
         clicks: the result of `recent_clicks`.
@@ -194,7 +196,7 @@ def _clicks_before_cut(
         parts: all good rows of the log.
         config: the shares of the splits.
         splits: the number of splits whose rows are used.
-        length: largest number of clicks of a user.
+        length: maximum number of clicks to keep for a user.
         timed: whether the rows have event_time.
 
     Raises:

@@ -34,7 +34,7 @@ class PublishedRows:
 
     Attributes:
         partition: the feature partition.
-        manifest: lists the files of the partition.
+        manifest: the manifest of the partition, which lists its files.
         label: the split whose rows are used; None for all rows.
     """
 
@@ -64,7 +64,7 @@ def latest_published_rows(
     """Returns the latest row of each key: the row with the largest row_id on the latest day.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         published: the rows to search. Each split of a day may be a separate element.
         key: the column of the key, such as user_key.
         columns: the features of the result, in addition to `key`.
@@ -72,8 +72,8 @@ def latest_published_rows(
         engine: `workflow.engine` of the configuration.
 
     Returns:
-        An Arrow table sorted by key, or a frame. The result is a frame if the engine is `sql`, or if Spark's
-        workers have reduced more than ROWS_IN_DRIVER rows.
+        An Arrow table sorted by key, or a frame. The result is a frame if the engine is `sql`, or if tasks of
+        Spark return more than ROWS_IN_DRIVER rows.
     """
     chosen = choose_engine(engine)
     if chosen == "sql":

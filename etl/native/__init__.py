@@ -1,1 +1,4 @@
-"""A compiled C++ library and its ctypes interface: it scans text, looks up values and adds counts."""
+"""A compiled C++ library and its ctypes interface.
+
+The library scans text, looks up values and adds counts.
+"""

@@ -1,13 +1,13 @@
 // Converts JSON lines to dictionary-encoded columns of the texts of JSON values.
 //
 // One scan reads a block of whole lines that end with LF. Each line is a row. The value of a column is the text of the JSON value
-// in the field of this name, such as `5`. It is null if the line lacks the field, or if the field is null. A string has no quotes
+// in the field with the column's name, such as `5`. It is null if the line lacks the field, or if the field is null. A string has no quotes
 // around it, so that a short string fits into a slot of the hash table. Strings that look like another JSON value keep their quotes
 // (`needs_quotes`). A column may be a field of a nested object. If several fields have the same name, the first is used.
 //
 // The scanner accepts only lines that DuckDB would write with the same texts: objects whose keys and strings have no escapes, and
 // whose numbers have their shortest form. All other lines, including lines that are not JSON, are returned in `other_lines`. The
-// caller reads them with DuckDB, which decides how unusual JSON is read.
+// caller reads them with DuckDB, so that DuckDB's rules apply to unusual JSON.
 //
 // The values of a column are looked up a batch of rows at a time (scan.cpp). The interface is C; etl/native/scan.py calls it.
 
@@ -37,9 +37,9 @@ constexpr int kMaxDepth = 16;
 constexpr int32_t kIgnored = -1;
 constexpr int kExactDigits = 15;  // different decimals of at most 15 digits have different doubles
 constexpr int kIntegerDigits = 18;  // integers of at most 18 digits fit into 64 bits
-constexpr uint32_t kNull = UINT32_MAX;  // in place of the length of a value
+constexpr uint32_t kNull = UINT32_MAX;  // stands for null in place of the length of a value
 
-// The use of a key of an object.
+// What the scanner does with the value of a key.
 struct Target {
     int32_t column = kIgnored;
     int32_t inner = kIgnored;  // the object in this field, if columns are fields of it
@@ -48,10 +48,10 @@ struct Target {
 // The keys of an object that the scanner looks up.
 struct Object {
     std::unordered_map<std::string_view, Target> targets;
-    std::vector<std::pair<std::string_view, Target>> order;  // the keys of the last line
+    std::vector<std::pair<std::string_view, Target>> order;  // the keys of the object in the last line, in the order of the line
     int64_t line = -1;  // the last line that contains the object
 
-    // The target of the key at a place of a line. Most lines have the keys of the line before, in the same order.
+    // The target of the key at a position in the object. Most lines have the keys of the line before, in the same order.
     Target target_of(std::string_view key, size_t place) {
         if (place < order.size() && order[place].first == key) return order[place].second;
         const auto of_key = targets.find(key);
@@ -163,7 +163,7 @@ private:
             bool shortest = true;
             if (target.inner != kIgnored) {
                 Object& inner = objects_[target.inner];
-                const bool is_first = inner.line != lines;  // a second field of this name does not count
+                const bool is_first = inner.line != lines;  // a second field with this name is ignored
                 inner.line = lines;
                 if (*p == '[' || (*p == '{' && (!is_first || target.column != kIgnored))) return false;
                 if (*p == '{' ? !fields(p, inner) : !value(p, shortest, 0)) return false;
@@ -175,7 +175,7 @@ private:
                 if (lengths[target.column] == 0) {
                     uint32_t length = static_cast<uint32_t>(p - start);
                     if (*start == 'n') {
-                        length = kNull;  // a second field of this name does not count
+                        length = kNull;  // a second field with this name is ignored
                     } else if (*start == '"' && !needs_quotes(start + 1, length - 2)) {
                         ++start;
                         length -= 2;

@@ -18,7 +18,7 @@ import pyarrow as pa
 from conf.compiled import open_library
 from conf.errors import InfrastructureError
 
-# path below sys.prefix; setup/build_native.py copies the library to it
+# Path of the library below sys.prefix. setup/build_native.py copies the library to this path.
 LIBRARY = Path("lib/nightrank/libnightrank.so")
 VERSION = 6  # version of the interface; must be equal to the number in etl/native/scan.cpp
 
@@ -49,7 +49,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def is_built() -> bool:
-    """Returns whether this environment has the library in the version that this code needs."""
+    """Returns whether the Python environment contains the library in the version that this code needs."""
     return _open() is not None
 
 
@@ -98,7 +98,7 @@ class Handle:
             self._free(self.address)
 
     def describe(self, function: str, *arguments: int) -> tuple[list[int], list[int | None]]:
-        """Calls a library function by name. Returns the sizes and addresses of the object's arrays."""
+        """Calls a function of the library by name. Returns the sizes and addresses of the object's arrays."""
         sizes, addresses = (ctypes.c_int64 * 4)(), (ctypes.c_void_p * 5)()
         getattr(library(), f"nightrank_{function}")(self.address, *arguments, sizes, addresses)
         return list(sizes), list(addresses)

@@ -1,4 +1,4 @@
-// Indices of values in a vocabulary, and their hash buckets. Called by etl/native/lookup.py and etl/native/count_sums.py.
+// Finds the indices of values in a vocabulary, and the hash buckets of values. lookup.py and count_sums.py call it.
 
 #include <algorithm>
 #include <cstdint>
@@ -70,7 +70,7 @@ EXPORT void nightrank_find(const Slot* slots, int64_t slot_count, const int32_t*
     const uint8_t* end = data + offsets[count];
     const Seed seed(static_cast<uint64_t>(seed_number));
     const uint64_t size = static_cast<uint64_t>(slot_count);
-    constexpr int64_t kAhead = 16;  // number of lookups whose slots are prefetched: a large table is not in the cache
+    constexpr int64_t kAhead = 16;  // number of lookups whose slots are prefetched, because a large table does not fit into the cache
     Values::Key keys[kAhead];
     for (int64_t done = 0; done < count; done += kAhead) {
         const int64_t ahead = std::min(count - done, kAhead);

@@ -36,7 +36,7 @@ class SealedFile:
 
     @property
     def closed(self) -> bool:
-        """Returns whether the file is closed. The property is part of Python's interface of files."""
+        """Returns whether the file is closed. Python's interface of files requires this property."""
         return self._file.closed
 
     def write(self, part: bytes | pa.Buffer) -> int:

@@ -1,9 +1,9 @@
 """Files on the local disk that one Python worker writes and all workers of a machine map into memory.
 
-Large tables need gigabytes, so the memory does not suffice for a copy in every worker. The first worker that
-needs a table writes it to Spark's local directory, while the others wait. Spark, or the process that started
-the workers, deletes the directory at the end. If the directory does not exist or is full, each worker keeps
-the table in its own memory.
+A table may need gigabytes, so the machine's memory is too small for a copy in every worker. The first worker
+that needs a table writes it to Spark's local directory, while the other workers wait. Spark, or the process
+that started the workers, deletes the directory at the end of the job. If the directory does not exist or is
+full, each worker keeps the table in its own memory.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ def open_mapped(
     Args:
         kind: a word for the name of the file.
         identity: JSON values that identify the content of the file.
-        write: writes the file to a path. If the table is too small for a file, returns the table instead.
-        load: maps a file that `write` wrote. It raises OSError or ValueError if the file is damaged. Then the
-            file is written again, once.
-        read: returns the table in the memory of this process. It is called if the table cannot be mapped.
+        write: function that writes the file to a path. If the table is too small for a file, it returns the
+            table instead.
+        load: function that maps a file that `write` wrote. It raises OSError or ValueError if the file is
+            damaged. The file is then written once more.
+        read: function that returns the table in the memory of this process. It is called if the table cannot
+            be mapped.
     """
     folders = os.environ.get("SPARK_LOCAL_DIRS")
     if not folders or not is_built():
@@ -56,7 +58,8 @@ def open_mapped(
         opened = _intact(path, load)
         if opened is not None:
             return opened
-        # The lock ends with the process that holds it, so a killed worker does not block the others.
+        # The operating system releases the lock when its process ends, so a killed worker does not block
+        # others.
         with path.with_name(f".{path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             opened = _intact(path, load)  # another worker may have written the file in the meantime
@@ -69,8 +72,8 @@ def open_mapped(
             written.replace(path)
         return load(path)
     except (OSError, ValueError) as error:
-        # The directory is full or does not exist, or the disk returned other bytes than those that were
-        # written.
+        # The directory is full or does not exist, or the disk returned bytes that differ from the written
+        # bytes.
         log.warning("%s is not used, so each worker reads the table itself: %s", path, error)
         return read()
 
@@ -123,7 +126,7 @@ def _write_keyed(path: Path, files: tuple[str, ...]) -> Keyed | None:
     with SealedFile(columns) as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     lookup.save(path, np.zeros(len(table), np.int32))
-    # The hash table becomes visible last, under the name that `_load` gets.
+    # The file with the hash table gets its final name last, because `_load` gets this name.
     columns.replace(_columns(path))
     return None
 
@@ -134,7 +137,7 @@ def _load_keyed(path: Path) -> Keyed:
 
 
 def _columns(path: Path) -> Path:
-    """Returns the path of the file with the columns, which is the same for every attempt to write it."""
+    """Returns the path of the file with the columns. Every attempt to write the table uses the same path."""
     return path.with_suffix(".columns")
 
 

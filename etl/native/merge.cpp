@@ -15,7 +15,7 @@ using nightrank::Values;
 
 namespace {
 
-constexpr int64_t kAhead = 16;  // values whose slots are fetched before they are looked up
+constexpr int64_t kAhead = 16;  // number of values whose slots are prefetched before the look-up
 constexpr int32_t kNoValue = -1;
 
 // The code in `column` of each of n values. An empty value has no code.
@@ -31,7 +31,7 @@ std::vector<int32_t> codes_of(Column& column, int64_t count, const int32_t* offs
         if (known >= 0 && keys[known % kAhead].length) {
             const size_t before = column.values.counts.size();
             codes[known] = column.values.code_uncounted(keys[known % kAhead]);
-            if (column.values.counts.size() > before) column.values.counts.back() = 0;  // only rows count
+            if (column.values.counts.size() > before) column.values.counts.back() = 0;  // count rows, not entries of the dictionary
         }
         if (i < count) {
             keys[i % kAhead] = key_at(i);

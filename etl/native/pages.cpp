@@ -3,7 +3,7 @@
 // A column chunk has a page with its distinct values, and pages with the index of each row's value (RLE_DICTIONARY in
 // https://parquet.apache.org/docs/file-format/data-pages/encodings). A value is looked up once per chunk. Rows are converted
 // by their indices, and the rows with each value are counted. The caller has read the headers and decompressed the pages. The
-// interface is C; etl/native/pages.py calls it. Pages may be damaged, so no length in them is trusted.
+// interface is C; etl/native/pages.py calls it. Pages may be damaged, so every length in them is checked.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +21,7 @@ using nightrank::Values;
 namespace {
 
 constexpr uint8_t kNoMemory = 0, kDone = 1, kDamaged = 2;
-constexpr int64_t kAhead = 16;  // values whose slots are fetched before they are looked up
+constexpr int64_t kAhead = 16;  // number of values whose slots are prefetched before the look-up
 constexpr int32_t kNoValue = -1;
 
 // Reads `count` numbers of `width` bits from packed bits, least significant first. There must be enough bytes.
@@ -100,7 +100,7 @@ public:
             if (keys_[i].length == 0) continue;
             const size_t known = values.counts.size();
             codes_[i] = values.code_uncounted(keys_[i]);
-            if (values.counts.size() > known) values.counts.back() = 0;  // only rows count
+            if (values.counts.size() > known) values.counts.back() = 0;  // count rows, not entries of the dictionary
         }
         return true;
     }
@@ -124,7 +124,7 @@ public:
         return true;
     }
 
-    // Frees the memory that only adding needs, because the arrays of the column may be used for a long time.
+    // Frees the memory that is needed only to add rows, because the arrays of the column may be used for a long time.
     void end() {
         columns[0].values.free_table();
         std::vector<Values::Key>().swap(keys_);
@@ -187,11 +187,11 @@ EXPORT uint8_t nightrank_begin_chunk(Scanned* pages, int64_t count, uint32_t wid
     return outcome([&] { return static_cast<Pages*>(pages)->begin(count, width, data, size); });
 }
 
-// Appends the rows of a page to the chunk that was begun last. Returns as nightrank_begin_chunk.
+// Appends the rows of a page to the chunk that was begun last. The result has the same meaning as that of nightrank_begin_chunk.
 EXPORT uint8_t nightrank_add_page(Scanned* pages, int64_t rows, const uint8_t* levels, int64_t level_bytes, const uint8_t* indices,
                                   int64_t size) {
     return outcome([&] { return static_cast<Pages*>(pages)->add(rows, levels, level_bytes, indices, size); });
 }
 
-// Frees the memory that only adding needs. No chunk or page may be added afterwards.
+// Frees the memory that is needed only to add rows. No chunk or page may be added afterwards.
 EXPORT void nightrank_end_pages(Scanned* pages) { static_cast<Pages*>(pages)->end(); }

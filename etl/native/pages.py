@@ -19,7 +19,7 @@ class DamagedPageError(Exception):
 
 
 class PagedColumn:
-    """A column of some column chunks. Chunks are added one after the other, and pages to the last chunk."""
+    """Decodes the column chunks of a column. Each page is added to the chunk that was begun last."""
 
     def __init__(self, kind: pa.DataType, values: int, size: int, rows: int) -> None:
         """Prepares a column without rows.
@@ -44,16 +44,17 @@ class PagedColumn:
         _check(library().nightrank_begin_chunk(self._pages.address, count, width, page.address, page.size))
 
     def add_page(self, rows: int, levels: pa.Buffer | None, indices: pa.Buffer) -> None:
-        """Adds the rows of a page to the chunk that was begun last.
+        """Adds the rows of a page to the last chunk that was begun.
 
         Args:
             rows: number of rows.
-            levels: the definition level of each row, 0 for null and 1 for a value, as runs; None if no row is
-                null.
-            indices: the number of bits of an index, as one byte, and the index of each value, as runs.
+            levels: the definition level of each row (0 for null, 1 for a value), encoded as runs; None if no
+                row is null.
+            indices: one byte with the number of bits of an index, and then the index of each value, encoded
+                as runs.
 
         Raises:
-            DamagedPageError: the page has fewer rows, or an index has no value.
+            DamagedPageError: the page has fewer rows, or an index refers to a value that does not exist.
             InfrastructureError: memory ran out.
         """
         level_bytes = (levels.address, levels.size) if levels is not None else (None, 0)

@@ -6,7 +6,7 @@
 //     null;
 //   * the lines that are not rows, with a reason, and the lines with quotes, which the caller splits (`other_lines`).
 //
-// Why not a general CSV reader: a block of a log has few distinct values, so looking up codes directly is faster than encoding
+// A general CSV reader would be slower: a block of a log has few distinct values, so looking up codes directly is faster than encoding
 // columns of strings. Fields are found 64 bytes at a time, by bit masks of structural characters (simdjson, arXiv:1902.08318
 // section 3.1). The fields of a column are then looked up a batch of rows at a time, so its table stays in the cache.
 // The interface is C; etl/native/scan.py calls it through ctypes. No call keeps or frees the caller's memory.

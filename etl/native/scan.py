@@ -15,8 +15,8 @@ from etl.native.library import Handle, library, string_addresses
 
 # The scanner stores positions in a block as 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
-_OTHERS_AT_ONCE = 1 << 17  # maximum number of JSON lines that are copied at once for another reader
-_REASONS = ("", "field_count", "not_utf8")  # by the number of the reason in the compiled library
+_OTHERS_AT_ONCE = 1 << 17  # Maximum number of JSON lines that are copied at once for another reader.
+_REASONS = ("", "field_count", "not_utf8")  # In the order of the library's numbers of reasons.
 
 # Takes the texts of n lines. Returns one array of n values per field, and n reasons why a line cannot be
 # split (or null).
@@ -67,7 +67,7 @@ class Rejections(Mapping[int, str]):
         return counts
 
     def where(self, kept: np.ndarray) -> Rejections:
-        """Returns the rejections for which the (n,) bool array is true."""
+        """Returns the rejections for which the (n,) bool array `kept` is true."""
         return Rejections(self.indices[kept], self.codes[kept], self.reasons)
 
 
@@ -84,11 +84,14 @@ class RejectedRows:
         self._reasons: dict[str, int] = {}
 
     def __bool__(self) -> bool:
-        """Returns whether a row is rejected."""
+        """Returns whether at least one row is rejected."""
         return self._codes is not None
 
     def add(self, rows: np.ndarray, reason: str, *, replace: bool = False) -> None:
-        """Rejects rows for a reason. Rows that have a reason keep it, unless `replace` is true."""
+        """Rejects rows for a reason.
+
+        Rows that already have a reason keep their reason, unless `replace` is true.
+        """
         if not len(rows):
             return
         if self._codes is None:
@@ -172,8 +175,8 @@ def scan(
         separator: one ASCII character.
         width: number of fields that a line must have.
         fields: indices of the fields to return.
-        quoted: whether fields may be enclosed in double quotes. If so, `split_lines` splits the lines that
-            contain double quotes.
+        quoted: whether fields may be enclosed in double quotes. If they may, `split_lines` splits the lines
+            that contain double quotes.
         split_lines: function that takes lines as an Arrow array. It returns one array per field, and an array
             of the reasons why lines could not be split.
 
@@ -279,7 +282,7 @@ def scan_json(block: bytes | memoryview, names: Sequence[str], read_lines: ReadJ
             paths.setdefault(path[:end], False)
         paths[path] = True
     places = {path: index for index, path in enumerate(paths)}
-    # keep this array until the scan ends, because the scanner reads its memory
+    # Keep this array until the scan ends, because the scanner reads the memory of this array.
     keys = pa.array([path[-1] for path in paths], pa.string())
     offsets, data = string_addresses(keys)
     parents = (ctypes.c_int32 * len(paths))(*(places.get(path[:-1], -1) for path in paths))
@@ -391,7 +394,7 @@ def column_of(
         distinct = scanned.strings(values, offsets, data, size)
     else:
         distinct = pa.Array.from_buffers(kind, values, [None, scanned.buffer(data, size)], null_count=0)
-    # The library computes valid codes, so they need no check.
+    # The codes are not checked, because the library computes only valid codes.
     column = pa.DictionaryArray.from_arrays(indices, distinct, safe=False)
     return column, scanned.numbers(counts, values, np.int64)
 

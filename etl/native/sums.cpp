@@ -62,7 +62,7 @@ private:
 
 }  // namespace
 
-// Empty sums on `sides` sides. Returns null if memory runs out.
+// Empty sums for `sides` groups of days, the sides. Returns null if memory runs out.
 EXPORT Sums* nightrank_sums(int32_t sides) {
     try {
         return new Sums(sides);
@@ -71,7 +71,7 @@ EXPORT Sums* nightrank_sums(int32_t sides) {
     }
 }
 
-// Adds counts of n strings: string i has the bytes [offsets[i], offsets[i + 1]) of `data`. It was seen on days[i], or on
+// Adds counts of n strings: string i has the bytes [offsets[i], offsets[i + 1]) of `data`. String i was seen on days[i], or on
 // `day` if `days` is null. Returns false if memory runs out or there are more than 2 GiB of distinct strings.
 EXPORT uint8_t nightrank_add(Sums* sums, int32_t side, int64_t count, const int32_t* offsets, const uint8_t* data,
                              const int64_t* counts, int32_t day, const int32_t* days) {

@@ -98,7 +98,7 @@ public:
             const Slot& slot = slots[place];
             if (slot.code < 0 || is(slot, key, offsets, bytes)) return slot.code;
         }
-        return -1;  // a damaged table has no free slot
+        return -1;  // only a damaged table has no free slot
     }
 
     // The highest bits of a hash are the index of its slot.
@@ -120,7 +120,7 @@ public:
     // Frees the hash table. No value may be looked up afterwards.
     void free_table() { std::vector<Slot>().swap(slots_); }
 
-    // The code of a value. A new value is added. Counts the call.
+    // The code of a value. Adds a new value, and counts the call.
     int32_t code_of(const Key& key) {
         const size_t known = counts.size();
         const int32_t code = code_uncounted(key);
@@ -128,7 +128,7 @@ public:
         return code;
     }
 
-    // The code of a value, without counting the call. A new value is added.
+    // The code of a value. Adds a new value, but does not count the call.
     int32_t code_uncounted(const Key& key) {
         const uint64_t mask = slots_.size() - 1;
         for (uint64_t place = key.hash >> shift_;; place = (place + 1) & mask) {

@@ -63,7 +63,8 @@ class FittedBucketize(RowWise):
     def state(self) -> dict[str, Any]:
         """Returns JSON values from which `from_state` creates an equal fitted step.
 
-        Earlier releases did not have lists. So the values of a column without lists are those of them.
+        The key `lists` exists only for columns of lists. So the values for other columns equal the values
+        that releases without lists stored.
         """
         return {"boundaries": self.boundaries, **({"lists": True} if self.lists else {})}
 

@@ -119,9 +119,9 @@ class Categorify(Operator):
     are more than `max_size` such values, the vocabulary contains only the `max_size` most frequent values.
     Ids are assigned by descending count. Values with equal counts are sorted by their UTF-8 bytes.
 
-    When a workflow is extended, the values of the new training days are counted too. Values that then occur
-    often enough are appended to the vocabulary; the id of a value never changes. Integers are converted to
-    decimal texts. Lists are encoded element by element.
+    When a workflow is extended, the values of the new training days are counted too. Values that reach
+    `min_count` in this way are appended to the vocabulary. The id of a value never changes. Integers are
+    converted to decimal texts. Lists are encoded element by element.
 
     | in   | out (min_count=2; training rows a a b b b c) | out, oov_buckets=4 |
     |------|----------------------------------------------|--------------------|
@@ -204,7 +204,7 @@ class Categorify(Operator):
     def rule(self) -> Categorify:
         """Returns the operator with counts=true.
 
-        If two columns share a vocabulary, their rules must be equal.
+        Operators that share a vocabulary must have equal parameters, except `counts`.
         """
         return self.model_copy(update={"counts": True})
 

@@ -81,7 +81,7 @@ class DifferenceLag(RowChanger):
             - F.lag(F.col(name), self.lag).over(by_key).cast("double")
             for name in self.columns
         }
-        # Use a second withColumns: in a single one, the plan would repeat the window for each use of a
+        # Use a second withColumns. With a single one, Spark's plan would repeat the window for each use of a
         # difference.
         return rows.withColumns(differences).withColumns(
             {name: bounded_column(F.col(name)) for name in differences}

@@ -107,21 +107,21 @@ class Groupby(RowChanger):
             for column, wanted in self.aggregates.items()
             for aggregate in wanted
         }
-        # Rows of different splits are not combined: a training row must not contain later events.
+        # Rows of different splits are not combined, because a training row must not contain later events.
         by = [*self.by, *(name for name in (SPLIT,) if name in rows.columns)]
         return rows.groupBy(*by).agg(*(value.alias(name) for name, value in {**carried, **computed}.items()))
 
     def apply_table(self, rows: pa.Table) -> pa.Table:
         """Returns one row for each combination of values in the columns `by`, with the columns of `apply`.
 
-        Columns that are only copied keep their dictionaries. The aggregates are plain arrays.
+        Copied columns keep their dictionaries. The aggregates are arrays without dictionaries.
         """
         names = rows.column_names
         by = [*self.by, *(name for name in (SPLIT,) if name in names)]
         groups, size = groups_of(rows, by)
         row_ids = integers_of(rows.column(ROW_ID))
         times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in names else []
-        # The rows of each group are consecutive, in the order of time.
+        # In this order, the rows of a group are consecutive and sorted by time.
         order = np.lexsort((row_ids, *times, groups))
         sizes = np.bincount(groups, minlength=size)
         ends = np.cumsum(sizes)
@@ -137,7 +137,7 @@ class Groupby(RowChanger):
             columns[EVENT_TIME] = pa.array(times[0][order[ends - 1]])
         if WEIGHT in names and pa.types.is_float32(
             rows.schema.field(WEIGHT).type
-        ):  # no raw column is float32
+        ):  # A raw column is never float32, so this is the column of weights.
             weights = plain(rows.column(WEIGHT)).to_numpy(zero_copy_only=False)
             columns[WEIGHT] = pa.array(np.maximum.reduceat(weights[order], starts) if size else weights)
         columns |= {name: whole(rows.column(name)).take(first) for name in names if name.startswith("_")}

@@ -49,11 +49,11 @@ class ExternalColumn(Strict):
 
 
 def _with_type(value: Any) -> Any:
-    """Returns a type as the settings of a column; other values are returned unchanged."""
+    """Converts a type to the settings of a column. Returns other values unchanged."""
     return {"type": value} if isinstance(value, str) else value
 
 
-# Without this conversion, strict parameters would accept only objects of the class.
+# Without this conversion, pydantic's strict mode would accept only objects of this class, and no mappings.
 TypedColumn = Annotated[
     ExternalColumn,
     Field(strict=False),
@@ -194,7 +194,7 @@ class JoinExternal(Operator):
         """Returns the operator as an entry of `features.ops`. Parameters with default values are omitted."""
         entry = super().config()
         parameters = dict(entry.get(self.name) or {}) if isinstance(entry, dict) else {}
-        if self.format == "csv" and self.separator == ",":  # the default of earlier releases
+        if self.format == "csv" and self.separator == ",":  # This was the default of earlier releases.
             del parameters["separator"]
         columns: dict[str, Any] = {}
         for name, column in self.columns.items():

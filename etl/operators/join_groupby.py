@@ -151,7 +151,7 @@ class JoinGroupby(Operator):
     def _with_variances(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Adds the variances to `table`, the frame of statistics by key.
 
-        A second pass over `rows` is needed to add the squared differences from the mean.
+        To add the squared differences from the mean, the function reads `rows` a second time.
         """
         means = table.select(*GROUP, *(f"{column}_mean" for column in self.of))
         squares = rows.join(means, list(GROUP)).groupBy(*GROUP)

@@ -93,8 +93,8 @@ class ListSlice(Operator):
     """Takes `length` elements of each list, from position `start` on. Null stays null.
 
     With `columns: true`, each element becomes a separate column: `<column>_0` to `<column>_<length - 1>`. If
-    a list is null or has too few elements, the remaining columns contain PAD_ID (0). So a list of ids becomes
-    several ordinary categorical features.
+    a list is null or has too few elements, the remaining columns contain PAD_ID (0). This converts a list of
+    ids to several ordinary categorical features.
 
     | in        | out (length=2) | out (start=-2, length=2) | out (length=2, columns=true) |
     |-----------|----------------|--------------------------|------------------------------|

@@ -91,8 +91,8 @@ class FittedTargetEncoding(KeyedFitted):
         of = self.look_up(values, tables)
         total = pc.add(of("sum"), self.prior * self.smoothing)
         weight = pc.add(of("count").cast(pa.float64()), self.smoothing)
-        # Without smoothing, a key whose targets are all null has a count of 0. Its result is the prior, as in
-        # the engine sql.
+        # Without smoothing, a key whose targets are all null has a count of 0. Its result is the prior, and
+        # the engine `sql` returns the same.
         means = pc.if_else(pc.fill_null(pc.greater(weight, 0.0), False), pc.divide(total, weight), self.prior)
         return [pc.fill_null(means, self.prior)]
 
@@ -136,8 +136,8 @@ class TargetEncoding(Operator):
 
     The fold of a row is floorMod(XXH64(row_id as 8 bytes, little endian, seed 42), `folds`). row_id is the
     position of the row in the log of its day. So rows of different days with the same row_id are in the same
-    fold. If the section `negatives` is set, a drawn negative has its own row_id. So it may be in a different
-    fold from the positive row for which it was drawn.
+    fold. If the section `negatives` is set, a drawn negative has its own row_id. It may therefore be in a
+    different fold from the positive row for which it was drawn.
 
     Each column of the group is a separate key. With `joint: true`, all columns together form one key. Outputs
     are named `<key>_te`.
@@ -191,7 +191,7 @@ class TargetEncoding(Operator):
         return rows.groupBy(*GROUP).agg(*(measure.alias(name) for name, measure in measures.items()))
 
     def group_parts(self, rows: GroupedRows) -> GroupParts:
-        """Returns the sum and the count of the target for each key and fold of some rows."""
+        """Returns, for some rows, the sum and the count of the target for each key and fold."""
         target = rows.column(self.target)
         _, nulls = rows.numbers(self.target)
         folds = folds_of(rows.row_ids[rows.rows][~nulls[rows.rows]], self.folds)

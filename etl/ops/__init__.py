@@ -1,7 +1,7 @@
 """Finds the operators of the sections `features` and `prepare` by name, and contains their shared code.
 
 Each file of etl/operators is one operator. discovery.py finds these operators, and the operators of other
-packages. A module is imported only if a configuration or a stored workflow uses its operator.
+Python packages. A module is imported only if a configuration or a stored workflow uses its operator.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
 
 
 def operator_extension(name: str) -> Plugin | None:
-    """Returns the operator of a package; None for an operator of the checkout.
+    """Returns the operator of a package; None for an operator of the checkout (etl/operators).
 
     Raises:
         ConfigError: two operators have the name of an installed extension.
@@ -85,10 +85,10 @@ def operator_extension(name: str) -> Plugin | None:
 
 
 def operator_digests(names: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of the code of each operator that another package adds.
+    """Returns the digest of the code of each operator that a Python package other than the checkout adds.
 
     Workflow versions and the inputs of tables depend on these digests. The result is empty if there are no
-    such operators. So versions that do not depend on other packages do not change.
+    such operators. So installing a package does not change a workflow version that does not use it.
 
     Args:
         names: the names of operators; a name may occur more than once.

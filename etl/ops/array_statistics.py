@@ -1,7 +1,8 @@
-"""Statistics of training rows in the memory of one process. They equal the results of Spark aggregates.
+"""Statistics of training rows in the memory of one process.
 
-Statistics by key are computed in parts (`GroupParts`), which are merged key by key. Parts consist of
-integers, minima and maxima, so the result does not depend on how rows are divided.
+They equal the results of Spark aggregates. Statistics by key are computed in parts (`GroupParts`), which are
+merged key by key. Parts consist of integers, minima and maxima, so the result does not depend on how the rows
+are divided into parts.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import pyarrow.compute as pc
 
 from etl.ops.doubles import from_doubles
 
-_UNITS = 2.0**24  # as in etl/ops/keyed.py: sums of multiples of 6e-8 do not depend on the order of rows
-_LARGEST = 10**38  # a Spark decimal has 38 digits
+_UNITS = 2.0**24  # As in etl/ops/keyed.py: sums of multiples of 6e-8 do not depend on the order of rows.
+_LARGEST = 10**38  # A Spark decimal has 38 digits.
 _EXACT = 2.0**53
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS - 1
-# Number of limbs of a sum if all numbers are below 2**53 units, and if some numbers have up to 38 digits.
+# An exact sum is stored in several integers, called limbs. A sum has _FEW_LIMBS limbs if all numbers are
+# below 2**53 units. If some numbers have up to 38 digits, it has _ALL_LIMBS limbs.
 _FEW_LIMBS, _ALL_LIMBS = 2, 5
 # A sum of integers of 31 bits is exact as a double for at most this number of rows.
 _ROWS_ADDED_AS_DOUBLES = 2**22
@@ -50,7 +52,7 @@ class GroupedRows:
         """Returns the values of a numeric column that are not null.
 
         Raises:
-            DataError: the rows lack this column, or a value does not fit.
+            DataError: the rows lack this column, or a value is not a number.
         """
         values, nulls = self.numbers(name)
         return GroupedNumbers(values[self.rows], self.groups, self.size).where(~nulls[self.rows])
@@ -83,11 +85,12 @@ class GroupedNumbers:
         return np.bincount(self.groups, minlength=self.size)
 
     def sums(self) -> np.ndarray:
-        """Returns the exact sum of the numbers of each group, in a form that can be added.
+        """Returns the exact sum of the numbers of each group. Such results can be added.
 
-        The result has the shape (size, 1 + limbs), int64. Column 0 counts the numbers that do not fit: their
-        absolute value is 5e30 or more. The sum, in units of 2**-24, is the sum of limb[i] * 2**(31 * i).
-        There are 2 limbs, or 5 if a number has more than 53 bits. The sums of fewer than 2**32 rows fit.
+        The result has the shape (size, 1 + limbs), int64. Column 0 counts the numbers that are too large for
+        a sum: their absolute value is 5e30 or more. The sum, in units of 2**-24, is the sum of limb[i] *
+        2**(31 * i). There are 2 limbs, or 5 if a number has more than 53 bits. The sums of fewer than 2**32
+        rows do not overflow.
         """
         units = np.rint(self.values * _UNITS)
         fits = np.abs(units) < float(_LARGEST)
@@ -133,7 +136,7 @@ class GroupedNumbers:
 
 
 def _limbs_of_large(units: np.ndarray) -> list[np.ndarray]:
-    """Returns the 5 limbs of (k,) doubles below 1e38, which are whole numbers.
+    """Returns the 5 limbs of (k,) doubles. The doubles are whole numbers below 1e38.
 
     Spark converts a double to a decimal by its shortest notation. Arrow writes the same notation.
     """
@@ -152,7 +155,7 @@ def _limbs_of_large(units: np.ndarray) -> list[np.ndarray]:
 def doubles_of_sums(sums: np.ndarray) -> pa.Array:
     """Returns the sums that `GroupedNumbers.sums` computes as float64, rounded once.
 
-    A sum is null if one of its numbers did not fit, or if its absolute value is 5e30 or more.
+    A sum is null if one of its numbers was too large, or if its absolute value is 5e30 or more.
 
     Args:
         sums: (size, 1 + limbs) int64.
@@ -226,7 +229,7 @@ class GroupParts:
         )
 
     def to_arrays(self) -> dict[str, pa.Array]:
-        """Returns one array of `size` values for each column of the parts, by name."""
+        """Returns the parts as columns: maps names to arrays of `size` values."""
         arrays = {f"s/{n}/{i}": pa.array(v[:, i]) for n, v in self.sums.items() for i in range(v.shape[1])}
         arrays |= {f"l/{name}": pa.array(values) for name, values in self.least.items()}
         return arrays | {f"m/{name}": pa.array(values) for name, values in self.most.items()}

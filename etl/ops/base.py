@@ -5,9 +5,9 @@ their types and returns `Step`s. A step is an operator with named input and outp
 takes a step and the statistics of the training rows that this step needs, and returns a `Fitted`. A `Fitted`
 is immutable and is stored as JSON.
 
-A fitted step returns the same results in both engines. In the engine `sql`, the step's method `apply` builds
-Spark column expressions and joins. In the engine `arrow`, the step's method `compute` processes Arrow arrays.
-Operators must not use a Spark session or a file path.
+A fitted step returns the same results in both engines, `sql` and `arrow`. In the engine `sql`, the step's
+method `apply` builds Spark column expressions and joins. In the engine `arrow`, the step's method `compute`
+processes Arrow arrays. Operators must not use a Spark session or a file path.
 
 To add an operator, add a file to etl/operators (discovery.py finds it) and an example to tests/etl/ops.
 """
@@ -32,7 +32,7 @@ from etl.ops.training_statistics import MergeableStatistic, Need, Statistics
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Types of values in a chain: int has 64 bits, float is a double, and the last two types are lists.
+# Types of values in a chain of steps: int has 64 bits, float is a double, and the last two types are lists.
 Type = Literal["int", "float", "string", "ints", "strings"]
 NUMBERS: tuple[Type, ...] = ("int", "float")
 KEYS: tuple[Type, ...] = ("int", "string")
@@ -46,7 +46,7 @@ class Fitted(ABC):
     Attributes:
         out_of_fold: whether the outputs of a training row differ from the outputs of an equal row that is not
             a training row. If true, `compute_training` computes the outputs of training rows from the
-            positions of the rows.
+            positions of these rows.
         takes_codes: whether `compute` and `compute_training` accept dictionary-encoded arrays, and lists with
             dictionary-encoded elements. Otherwise, arrays are decoded first.
     """
@@ -78,10 +78,10 @@ class Fitted(ABC):
     def compute_training(
         self, values: Sequence[pa.Array], tables: LocalTables, row_ids: np.ndarray
     ) -> list[pa.Array]:
-        """Does the same as `compute`, for rows that the step was fitted on, if the step is `out_of_fold`.
+        """Does the same as `compute` for the rows on which the step was fitted.
 
-        `row_ids` are the ids of these rows, shape (n,), int64: the position of a row in the log of its day,
-        or in the frame that the step was fitted on.
+        Called only for `out_of_fold` steps. `row_ids` are the ids of these rows, shape (n,), int64: the
+        position of a row in the log of its day, or in the frame on which the step was fitted.
         """
         return self.compute(values, tables)
 
@@ -120,7 +120,7 @@ class Fitted(ABC):
 
 @dataclass(frozen=True)
 class RowWise(Fitted):
-    """A fitted step with one output, which is computed by one column expression."""
+    """A fitted step whose only output is computed by one column expression."""
 
     @abstractmethod
     def expression(self, *values: Column) -> Column:
@@ -138,9 +138,10 @@ class Step:
     """An operator that is bound to columns but not fitted yet.
 
     Attributes:
-        outputs: names of the outputs, in order.
+        outputs: names of the outputs, in the order of the fitted step.
         types: maps each output to its type.
-        taken: types of the inputs, in order. Empty if the fitted step does not depend on these types.
+        taken: types of the inputs, in the order of the inputs. Empty if the fitted step does not depend on
+            these types.
     """
 
     operator: Operator
@@ -157,7 +158,7 @@ class Operator(Parameters, ABC):
         needs: the kind of statistics of the training rows that `fit` needs.
         takes: the types of input columns that the operator accepts.
         makes_ids: whether the outputs are ids of an embedding table.
-        keeps_ids: whether the outputs are ids if the inputs are ids.
+        keeps_ids: whether the outputs are ids of an embedding table if the inputs are such ids.
         of_all_rows: whether `facts` needs statistics over all training rows, in addition to statistics by
             key.
         page: the page of docs/operators that describes the operator (`PAGES` in etl/ops/pages.py).
@@ -173,7 +174,7 @@ class Operator(Parameters, ABC):
     def bind(self, columns: Mapping[str, Type]) -> list[Step]:
         """Returns one step for each column in `columns`. The output of a step replaces the column.
 
-        Operators that combine several columns override this method.
+        Subclasses that combine several columns override this method.
 
         Raises:
             ConfigError: the operator does not accept a column's type, or a column in a parameter does not
@@ -208,10 +209,10 @@ class Operator(Parameters, ABC):
     def aggregates_of_counts(self, values: pa.Array, counts: np.ndarray, kind: Type) -> dict[str, Any]:
         """Returns the statistics of `aggregates`, computed from value counts of all training rows.
 
-        An override can avoid an array of all rows.
+        A subclass that overrides this method needs no array of all rows.
 
         Args:
-            values: (n,) distinct values. Null may be one of them. They are not lists.
+            values: (n,) distinct values. Null may be one of the values. No value is a list.
             counts: (n,) int64, the number of rows with each value.
             kind: the type of the values.
         """
@@ -248,7 +249,7 @@ class Operator(Parameters, ABC):
         raise NotImplementedError(f"internal error, please report: {self.name} has no statistics by key")
 
     def group_values(self, rows: GroupedRows) -> dict[str, pa.Array]:
-        """Returns the statistics of `groups` from rows in memory: one array of `rows.size` values for each.
+        """Returns the statistics of `groups` from rows in memory, each as an array of `rows.size` values.
 
         Raises:
             ConfigError: the operator does not define this method, and does not define `group_parts`.
@@ -265,7 +266,7 @@ class Operator(Parameters, ABC):
         return False
 
     def group_parts(self, rows: GroupedRows) -> GroupParts:
-        """Returns statistics of some training rows by key. They are merged into the statistics of all rows.
+        """Returns statistics of some training rows by key, to be merged into the statistics of all rows.
 
         Raises:
             ConfigError: the operator does not define this method.
@@ -290,7 +291,7 @@ class Operator(Parameters, ABC):
         raise self._not_in_memory()
 
     def facts(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns further values for `fit`, computed from statistics over all training rows.
+        """Returns additional values for `fit`, computed from statistics over all training rows.
 
         `whole` maps the name of each of these statistics to its value. It is empty if there are no training
         rows.
@@ -299,7 +300,7 @@ class Operator(Parameters, ABC):
 
     @abstractmethod
     def fit(self, step: Step, statistics: Statistics) -> Fitted:
-        """Returns the frozen, fitted step."""
+        """Returns the fitted step, which is immutable."""
 
     def _not_in_memory(self) -> ConfigError:
         return ConfigError(
@@ -334,7 +335,7 @@ class Operator(Parameters, ABC):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A list of columns, and the operators that are applied to these columns in order.
+    """A list of columns, and the operators that are applied to these columns one after the other.
 
     `feature` converts a pipeline to a feature group of the configuration. The workflow version does not
     depend on whether a feature group was written in Python or in YAML.

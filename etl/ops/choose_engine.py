@@ -11,6 +11,6 @@ def choose_engine(wanted: Literal["auto", "sql", "arrow"]) -> Engine:
     """Returns the engine `wanted`, or chooses an engine if `wanted` is `auto`.
 
     `auto` chooses `arrow`, which is faster than `sql`, even on a GPU (docs/decisions/operators.md#0075).
-    Tables of any size are mapped into memory (etl/native/mapped_files.py), so their size does not matter.
+    The size of the tables does not matter, because workers map them into memory (etl/native/mapped_files.py).
     """
     return "arrow" if wanted == "auto" else wanted

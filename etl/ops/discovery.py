@@ -82,10 +82,11 @@ def find_operator(name: str) -> tuple[Plugin, Found] | None:
 def operator_in(module: ModuleType) -> Found:
     """Returns the operator that a module defines, and the type of its fitted step; None for `prepare`.
 
-    Both are classes of the module that set `name`, to the same value.
+    Both classes are defined in the module, and set `name` to the same value.
 
     Raises:
-        ConfigError: the module does not define exactly one operator, or its classes do not fit together.
+        ConfigError: the module does not define exactly one operator, or the fitted step does not belong to
+            the operator.
     """
     own = [
         value

@@ -2,8 +2,8 @@
 
 A formula has Python's syntax, but Python does not run it. A value is a number (a double), a text, or true or
 false. If an operand is null, the result is null, except for `and` and `or` (three-valued logic), `coalesce`
-and `is_null`. The result is also null if there is no finite result, as in a division by zero, in log(0) or
-after an overflow.
+and `is_null`. The result is also null if there is no finite result, for example after a division by zero, for
+log(0), or after an overflow.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["number", "text", "truth"]
 
-# Limits of a formula. Each level of operations needs a few nested calls when the formula is computed.
+# Maximum number of characters of a formula, and maximum depth of its operations. The depth is limited because
+# each level of operations takes a few nested calls.
 _MOST_TEXT = 20_000
 _MOST_DEPTH = 150
 _MOST_SHOWN = 500  # maximum number of characters of a formula in a message
@@ -45,7 +46,7 @@ class Function:
 def _finite_column(function: Callable[..., Column]) -> Callable[..., Column]:
     def finite(*values: Column) -> Column:
         result = function(*values)
-        return F.when(F.abs(result) < float("inf"), result)  # in Spark, NaN is greater than infinity
+        return F.when(F.abs(result) < float("inf"), result)  # Spark treats NaN as greater than infinity
 
     return finite
 
@@ -71,7 +72,7 @@ def _compare(column: Callable[..., Column], array: Callable[..., pa.Array]) -> F
 
 
 def _whole(rounded: Callable[[Column], Column], value: Column) -> Column:
-    """Rounds a double with Spark's `floor` or `ceil`, which return 64-bit integers.
+    """Rounds a double with Spark's `floor` or `ceil`. Both return 64-bit integers.
 
     A double whose absolute value is 2**53 or more is an integer already. It is returned unchanged, because
     the conversion of a larger double to 64 bits could overflow.
@@ -147,8 +148,8 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
     return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
 
 
-# Maps the names of columns to their values: the input of a compiled formula. In the engine arrow, constants
-# need the number of rows.
+# Maps the names of columns to their values: the input of a compiled formula. In the engine `arrow`, it also
+# needs the number of rows, to repeat constants.
 Columns: TypeAlias = "Mapping[str, Column]"
 Arrays = Mapping[str, pa.Array]
 
@@ -158,7 +159,7 @@ class Formula:
     """A formula that has been parsed and checked, with its code for each engine.
 
     Attributes:
-        columns: the columns that the formula reads, in order of appearance.
+        columns: the columns that the formula reads, in the order in which they appear.
         kind: the kind of the result: `number`, `text`, or `truth` (true or false).
     """
 
@@ -195,7 +196,7 @@ def parse(text: str, kinds: Mapping[str, Kind]) -> Formula:
         raise ConfigError(
             f"the formula {shown} does not parse: {error.msg}", "correct the syntax of the formula"
         ) from error
-    # Python's parser raises these errors if the formula exceeds its limits
+    # Python's parser raises these errors if the formula exceeds the limits of the parser
     except (RecursionError, MemoryError) as error:
         raise _too_deep(shown) from error
     if _depth(tree) > _MOST_DEPTH:
@@ -301,7 +302,10 @@ class _Compiler:
         return self._apply(name, FUNCTIONS.get(name), nodes)
 
     def _combined(self, op: ast.boolop, nodes: list[_Node]) -> _Node:
-        """Returns `a and b and …` or `a or b or …`: combines pairs, so that calls are not nested deeply."""
+        """Returns `a and b and …` or `a or b or …`.
+
+        Combines values in pairs, so that calls are not nested deeply.
+        """
         while len(nodes) > 1:
             pairs = [nodes[start : start + 2] for start in range(0, len(nodes), 2)]
             nodes = [

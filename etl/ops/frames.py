@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FrameOperator(Parameters, ABC):
-    """An operator over rows. It needs no fit, and runs on one day at a time.
+    """An operator over rows. It is not fitted, and it processes one day at a time.
 
     Attributes:
         page: the page of docs/operators that describes the operator (`PAGES` in etl/ops/pages.py).
@@ -56,7 +56,9 @@ class RowFilter(FrameOperator):
     def keeps_rows(
         self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]
     ) -> pa.BooleanArray:
-        """Returns for each row whether it is kept: `count` booleans. A row with null is dropped.
+        """Returns for each row whether it is kept: `count` booleans.
+
+        A row for which the result is null is dropped.
 
         Args:
             rows: maps each column of `inputs` to an array of `count` values without a dictionary.

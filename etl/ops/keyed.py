@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 KEY = "key"
 # Columns by which statistics are grouped: the number of a table, and the key in this table.
 GROUP = ("_table", "_key")
-# values are rounded to multiples of 6e-8, so that sums do not depend on the order of rows
+# Values are rounded to multiples of 2**-24 (6e-8), so that sums do not depend on the order of rows.
 _UNITS = float(2**24)
 
 
@@ -39,7 +39,7 @@ def exact_sum(value: Column) -> Column:
 
 @dataclass(frozen=True)
 class KeyedFitted(Fitted):
-    """A fitted step that builds a key from its inputs, and looks up the key in a table."""
+    """A fitted step that builds a key from its inputs for each row, and looks up the key in a table."""
 
     takes_codes: ClassVar[bool] = True
     table: str = ""
@@ -82,11 +82,12 @@ class KeyedFitted(Fitted):
 
 @dataclass(frozen=True)
 class LookedUp:
-    """The keys of n rows, which were looked up in a table.
+    """The keys of n rows, and for each key the row of a table that has this key.
 
     Attributes:
-        table: the table. Without rows, it has no columns.
-        places: (n,) int64, the row of the table with the key of each row; null if there is none.
+        table: the table. If it has no rows, it has no columns either.
+        places: (n,) int64, for each of the n rows, the index of the table's row with the same key; null if
+            there is none.
         types: types of the columns that are not doubles. They are used only if the table has no rows.
     """
 

@@ -118,7 +118,7 @@ def _facts(operator: type[Operator] | type[FrameOperator]) -> str:
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yields the sections in the type of a parameter."""
+    """Yields the settings classes that occur in the type of a parameter."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

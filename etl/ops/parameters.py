@@ -15,7 +15,7 @@ from storage.feature_spec import FLOAT32_MAX, NUM_RESERVED_IDS
 def _keep_as_written(value: Any, validate: Callable[[Any], Any]) -> Any:
     """Validates a number and returns it unchanged: an integer is not converted to a float.
 
-    So the digest of an operator's parameters is not the same for `3` and `3.0`.
+    So the digest of an operator's parameters differs for `3` and `3.0`.
     """
     number = validate(value)
     if not abs(number) <= FLOAT32_MAX:
@@ -28,12 +28,13 @@ def _number_to_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-# A number that may become a feature, so it must be within the range of float32.
+# A number that may become the value of a feature, so it must be within the range of float32.
 Number = Annotated[float, WrapValidator(_keep_as_written)]
 Integer = Annotated[int, Field(gt=-(2**31), lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Buckets = Annotated[int, Field(ge=1, lt=2**31 - NUM_RESERVED_IDS)]
-# YAML has lists, but Python callers may pass tuples. So `strict` is off for the list and on for its elements.
+# YAML has lists, but Python callers may pass tuples. So pydantic's strict mode is off for the list, and on
+# for its elements.
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 Value = Annotated[str, BeforeValidator(_number_to_text), WithJsonSchema({"type": ["string", "number"]})]
 Values = Annotated[tuple[Value, ...], Field(strict=False)]
@@ -107,7 +108,7 @@ def _is_above(path: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 def _joined(messages: Sequence[str]) -> str:
-    """Joins several messages about one parameter to one message.
+    """Joins several messages about one parameter into one message.
 
     The value appears once in this message, and the rules are joined by `or`.
     """

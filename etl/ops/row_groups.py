@@ -54,7 +54,7 @@ def groups_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, int]:
     groups, size = np.zeros(len(rows), np.int64), 1
     for name in names:
         codes, distinct = codes_of(rows.column(name))
-        values = len(distinct) + 1  # null counts as a value
+        values = len(distinct) + 1  # Null counts as a value of its own
         if size > _LARGEST // values:
             kept, groups = np.unique(groups, return_inverse=True)
             size = len(kept)
@@ -67,7 +67,7 @@ def dense_codes(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
 
     Args:
         codes: (n,) int64, each below `size`.
-        size: upper bound of the codes.
+        size: all codes are below this number.
 
     Returns:
         dense: (n,) int64

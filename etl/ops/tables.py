@@ -41,7 +41,7 @@ def vocabulary_key(name: str) -> str:
 
 @dataclass(frozen=True)
 class LocalTables:
-    """Opens the tables of a workflow version in a Python worker, where the `arrow` engine looks up values.
+    """Opens the tables of a workflow version in a Python worker. The `arrow` engine looks up values in them.
 
     The object is small and picklable.
 
@@ -142,7 +142,7 @@ def open_tables(
 ) -> Tables:
     """Opens the named tables of a workflow version.
 
-    Tables of at most `broadcast_max_rows` rows are persisted.
+    Spark keeps tables of at most `broadcast_max_rows` rows in memory.
     """
     frames, files = {}, {}
     for name in names:

@@ -1,7 +1,7 @@
 """The statistics of the training rows that operators can request, and the base class for new statistics.
 
 An operator sets in `needs` which statistics its method `fit` gets. The fit computes them in rounds
-(etl/fit/rounds.py): from the value counts of the training days if these suffice, otherwise from the training
+(etl/fit/rounds.py). It uses the value counts of the training days if these suffice, otherwise the training
 rows, with one pass per kind of statistic. An operator never reads rows itself.
 """
 
@@ -28,7 +28,8 @@ class Moments:
     Attributes:
         rows: number of values that are not null.
         mean: the mean of these values.
-        std: the population standard deviation of these values. Its divisor is `rows`, not `rows` - 1.
+        std: the population standard deviation of these values. The divisor of the variance is `rows`, not
+            `rows` - 1.
     """
 
     rows: int
@@ -40,7 +41,8 @@ class Moments:
 class Statistics:
     """The statistics of the training rows that one step needs for its fit.
 
-    `Operator.needs` says which statistics these are. All other attributes have their default values.
+    `Operator.needs` says which statistics these are. The attributes of all other statistics have their
+    default values.
 
     Attributes:
         quantiles: maps each probability to its quantile: the smallest value v such that at least this share
@@ -48,7 +50,7 @@ class Statistics:
         merged: the result of the operator's MergeableStatistic.
         table: name of the published table with the step's vocabulary or statistics by key.
         cardinality: number of embedding rows for the ids of the step, including reserved ids.
-        facts: further JSON values, such as those that `Operator.facts` computes.
+        facts: additional JSON values, such as the values that `Operator.facts` computes.
     """
 
     moments: Moments | None = None
@@ -61,30 +63,31 @@ class Statistics:
 
 
 class MergeableStatistic(ABC):
-    """A statistic of one column that an operator defines itself, computed in parts that are merged.
+    """A statistic of one column that an operator defines. It is computed in parts, which are then merged.
 
     The operator sets `needs = "mergeable"` and returns an object of this class from `Operator.statistic`.
-    The operator's method `fit` reads the result from `Statistics.merged`. No other registration is needed.
+    The operator's method `fit` reads the result from `Statistics.merged`. The statistic need not be
+    registered.
 
     There are two ways to compute the statistic:
 
     * From value counts, one task measures each file of counts and merges the states. No row is read, and no
-      JVM is needed. Blocks of rows are counted first.
+      JVM is needed. If there are only blocks of rows, their values are counted first.
     * From frames of rows, Python tasks of Spark measure Arrow batches (`mapInArrow`). All mergeable
       statistics of a round share this pass. Each task merges the states of its batches. Then one task per
       statistic merges the states of all tasks, so the driver receives one state for each statistic. On a GPU
-      cluster, the columns are copied to Python workers.
+      cluster, Spark copies the columns from the GPU to Python workers.
 
     Rules for a subclass:
 
     * Objects are pickled. Use a frozen dataclass whose fields can be pickled.
-    * A state is `bytes`, with at most `max_bytes` bytes for any number of values. A larger state stops the
-      job with a DataError.
+    * A state is `bytes`, which has at most `max_bytes` bytes, however many values it covers. A larger state
+      stops the job with a DataError.
     * `merge` must be associative and commutative, and `measure` must agree with it: measuring two batches as
-      one must give the same bytes as merging the states of both. A value with the count n must count like n
-      equal values. So the result does not depend on the order of values, on batches, partitions or machines,
-      or on the source of the statistics. Add integers, compute minima and maxima, or unite sorted sets. Do
-      not add floating-point numbers, because the sum depends on their order.
+      one must give the same bytes as merging the states of both. A value with the count n must have the same
+      effect as n equal values. Then the result does not depend on the order of values, on batches, partitions
+      or machines, or on the source of the statistics. Add integers, compute minima and maxima, or unite
+      sorted sets. Do not add floating-point numbers, because the sum depends on their order.
     * The state must not depend on a clock, on random numbers or on Python's `hash`.
 
     Attributes:

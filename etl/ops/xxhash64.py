@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 SEED = 42
-# Blocks of this size stay in the cache while they are hashed.
+# Number of strings that are hashed together. Blocks of this size fit into the cache of the processor.
 _BLOCK_ROWS = 2**15
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
@@ -82,13 +82,16 @@ def xxhash64_of_draws(row_ids: np.ndarray, draws: int, seed: int) -> np.ndarray:
 
 
 def _of_long(words: Any, seeds: np.ndarray) -> np.ndarray:
-    """Hashes integers of 64 bits, with one seed per integer. `words` has the type uint64."""
+    """Returns the hash of each 64-bit integer, with a separate seed for each integer.
+
+    `words` has the type uint64.
+    """
     hashed = seeds + _P5 + np.uint64(8)
     return _mixed(_left(hashed ^ (_left(words * _P2, 31) * _P1), 27) * _P1 + _P4)
 
 
 def _of_int(words: Any, seeds: np.ndarray) -> np.ndarray:
-    """Hashes non-negative integers of 32 bits, with one seed per integer."""
+    """Returns the hash of each non-negative 32-bit integer, with a separate seed for each integer."""
     hashed = seeds + _P5 + np.uint64(4)
     return _mixed(_left(hashed ^ (words * _P1), 23) * _P2 + _P3)
 

@@ -1,1 +1,1 @@
-"""Prepares the rows of a day without Spark: histories, negatives, joins, positions, row operators."""
+"""Prepares a day's rows without Spark: adds histories, negatives, attributes, positions and new columns."""

@@ -43,8 +43,8 @@ def read_attribute_table(
 
     Returns:
         A table with the columns of `table`, in the order of the files and lines. Each column is one chunk: a
-        dictionary array of int64, double or string, or an array of lists. Dictionaries have no null, but may
-        have a value twice, such as the integer of the texts `7` and `07`.
+        dictionary array of int64, double or string, or an array of lists. Dictionaries contain no null, but
+        may contain a value twice. For example, the texts `7` and `07` are the same integer.
 
     Raises:
         DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/row_rules.py, or a
@@ -63,19 +63,19 @@ def join_attributes(rows: pa.Table, attributes: pa.Table, key: str) -> pa.Table:
     """Joins rows with a table of attributes. This is a left join with the same result as in Spark.
 
     A row has null attributes if its key is null or not in the table. Rows keep their order and their chunks.
-    All chunks share the dictionaries of the attributes.
+    All chunks of an added column share one dictionary.
 
     Args:
         rows: n rows with the column `key`: int64 or string, plain or dictionary arrays.
-        attributes: the result of `read_attribute_table`, with the same column. If the key is a string in one
-            of the two tables and an integer in the other, texts are compared as integers.
+        attributes: the result of `read_attribute_table`, with the same column `key`. If the key is a string
+            in one of the two tables and an integer in the other, texts are compared as integers.
         key: the column of the key.
 
     Returns:
         The columns of `rows`, and then the other columns of `attributes`; n rows.
 
     Raises:
-        DataError: keys of `attributes` that are different texts are the same integer.
+        DataError: two different texts among the keys of `attributes` are the same integer.
     """
     positions = attribute_rows(rows[key], attributes[key], key)
     parts, start = [], 0
@@ -104,7 +104,7 @@ def attribute_rows(keys: pa.ChunkedArray, known: pa.ChunkedArray, name: str) -> 
     """
     known_values = plain_array(known)
     dictionaries: list[pa.Array] = []
-    dictionary_of: list[int] = []  # index of each chunk's dictionary; chunks may share a dictionary
+    dictionary_of: list[int] = []  # the index of each chunk's dictionary; chunks may share one
     for chunk in keys.chunks:
         is_encoded = isinstance(chunk, pa.DictionaryArray)
         distinct = chunk.dictionary if is_encoded else chunk
@@ -196,8 +196,8 @@ def _ranks(column: pa.Array) -> np.ndarray:
         column = column.dictionary_encode()
     values = column.dictionary
     if pa.types.is_floating(values.type):
-        values = pc.add(values, 0.0)  # -0.0 is the same key as 0.0
-    distinct = values.dictionary_encode()  # a dictionary of parsed numbers may have a value twice
+        values = pc.add(values, 0.0)  # -0.0 is the same key as 0.0.
+    distinct = values.dictionary_encode()  # A dictionary of parsed numbers may have a value twice.
     order = pc.sort_indices(distinct.dictionary).to_numpy()
     rank_of = np.zeros(len(order) + 1, np.int64)
     rank_of[order] = np.arange(1, len(order) + 1)

@@ -1,7 +1,7 @@
-"""The table `last_clicks` of a lake without Spark: publishes missing days, and reads the clicks before a day.
+"""Publishes missing days of a lake's table `last_clicks`, and reads the clicks before a day, without Spark.
 
-The partitions are the same as those of etl/spark/histories.py: they have the same rows in the same order, and
-manifests with the same digest. So both modules may write partitions of the same lake.
+The partitions equal those of etl/spark/histories.py: they have the same rows in the same order, and manifests
+with the same digest. So both modules may write partitions of the same lake.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from storage.read_parquet import errors_of_file
 
 _STORED = {USER_KEY: pa.string(), ITEMS: pa.list_(pa.string()), TIMES: pa.list_(pa.int64())}
 
-# Number of clicks that may be in memory before they are reduced to the last clicks of each user.
+# If more clicks than this are in memory, they are reduced to the last clicks of each user.
 _MERGE_CLICKS = 2_000_000
 
 
 @dataclass(frozen=True)
 class ClickFiles:
-    """The published clicks before a day. The object can be pickled, so tasks can read the clicks.
+    """The published clicks before a day. The object can be pickled, so the driver can send it to tasks.
 
     Attributes:
         days: for each day, oldest first, the paths of its files.
         columns: the columns of the files: user_key, items and, if the log has them, times.
-        length: largest number of clicks of a user.
+        length: maximum number of clicks to keep for a user.
     """
 
     days: tuple[tuple[str, ...], ...]
@@ -53,7 +53,7 @@ class ClickFiles:
     def read(self, users: pa.Array | None = None) -> pa.Table:
         """Returns the last clicks, with one row for each user with a click: user_key, items and times.
 
-        The columns are those of etl.prepare.histories.merge_days.
+        The columns are the same as in etl.prepare.histories.merge_days.
 
         Args:
             users: the keys of the users to read (string, or a dictionary of strings); None for all users.
@@ -62,7 +62,7 @@ class ClickFiles:
             DataError, InfrastructureError: see storage.read_parquet.errors_of_file.
         """
         keys = None if users is None else users.cast(pa.string()).unique()
-        # The files of one day have different users, so files can be merged in the same way as days.
+        # A user is in only one file of a day, so files can be merged in the same way as days.
         tables = [self._read_file(path, keys) for day in self.days for path in day]
         if tables:
             return merge_days(tables, self.length)
@@ -86,7 +86,8 @@ class ClickTables:
         plan, history: the plan of the run, and the section `history`.
         lake: data lake with the table `last_clicks`.
         rows_of: takes a day, and returns its good rows in any number of tables, in any order: user_key,
-            item_key, label, row_id and, if the log has times, event_time. Rows with label 0 may be missing.
+            item_key, label, row_id and, if the log has times, event_time. The function may leave out rows
+            with label 0.
     """
 
     plan: FeaturePlan
@@ -141,9 +142,10 @@ class ClickTables:
 
 
 def click_tables(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | None:
-    """Returns the reader of earlier days' clicks, as etl.spark.histories.clicks_before does in Spark.
+    """Returns the reader of the clicks of earlier days.
 
-    Returns None if there are no histories, or if the log is one table.
+    In Spark, etl.spark.histories.clicks_before does the same. Returns None if there are no histories, or if
+    the log is one table.
     """
     if plan.config.history is None or plan.is_divided:
         return None
@@ -157,11 +159,11 @@ def clicks_of_log(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> Iterato
 
 
 def clicks_of_parts(parts: Iterator[pa.Table], length: int, *, timed: bool) -> pa.Table:
-    """Returns the last `length` clicks of each user from rows in parts, as `histories.recent_clicks` does.
+    """Returns the last `length` clicks of each user from tables of rows, like `histories.recent_clicks`.
 
     Args:
-        parts: tables of rows in any order. The rows of a user may be in several of them.
-        length: largest number of clicks of a user.
+        parts: tables of rows in any order. The rows of a user may be in several tables.
+        length: maximum number of clicks to keep for a user.
         timed: whether the rows have event_time.
     """
     strings = [(USER_KEY, pa.string()), (ITEM_KEY, pa.string())]
@@ -180,7 +182,7 @@ def _write(clicks: pa.Table, partition: Partition, row_group_rows: int) -> list[
     """Writes one row per user, sorted by user_key, to files of at most `row_group_rows` rows.
 
     Only the strings of one file are in memory at a time. Returns the names of the files relative to the
-    partition (storage.file_digests.named). For a table without rows, one file is written.
+    partition (storage.file_digests.named). If there are no rows, one empty file is written.
     """
     order = pc.sort_indices(clicks.column(USER_KEY))
     count = max(1, -(-len(clicks) // row_group_rows))
@@ -245,7 +247,7 @@ def good_rows_of(
         if not len(batch) or batch.column(_LINES)[0].is_valid:
             continue
         table = pa.Table.from_batches([batch])
-        if ROW_ID in columns:  # a task does not have the number of lines before its split
+        if ROW_ID in columns:  # a task does not know how many lines precede its split
             first = pa.scalar(first_row_id[batch.column(_TASK)[0].as_py()], pa.int64())
             position = table.column_names.index(ROW_ID)
             table = table.set_column(position, ROW_ID, pc.add(table.column(ROW_ID), first))

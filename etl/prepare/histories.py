@@ -1,15 +1,17 @@
-"""Histories of rows in Arrow tables: the items that the user of each row clicked last before the row.
+"""Computes histories of rows in Arrow tables: the items that the row's user clicked last before the row.
 
 The section `history` may also ask for the ages of the items: the seconds from the click of each item to the
 click of the first item of the list.
 
-The rules and the results are the same as in etl/spark/histories.py. No code loops over rows or users. Rows
-are sorted once. Each history is a slice of an array in which the clicks of a user are adjacent.
+The rules and the results are the same as in etl/spark/histories.py. No Python code loops over rows or users.
+Rows are sorted once, so that the clicks of a user are adjacent. Each history is a slice of this array of
+clicks.
 
-The clicks of users have two forms. The table `last_clicks` of a lake has one row per user: user_key, items
-(list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). The functions here
-return lists of dictionary codes, so that each key is stored once. `recent_clicks` returns one row per click,
-with its row_id, so that the clicks of several parts of a day can be merged.
+The clicks of users are stored in two forms. The table `last_clicks` of a lake has one row per user: user_key,
+items (list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). The
+functions here return lists of dictionary codes, so that the text of each key is stored only once.
+`recent_clicks` returns one row per click, with its row_id, so that the clicks of several parts of a day can
+be merged.
 """
 
 from __future__ import annotations
@@ -48,11 +50,11 @@ def add_history(rows: pa.Table, history: History, earlier: pa.Table | None = Non
             has a row in the table, all rows of this user on the day must be in the table.
         history: the section `history` of the configuration.
         earlier: the last clicks on earlier days, with one row per user: user_key, items and, if the log has
-            them, times. Rows of users who are not in `rows` are not used. None: there are no earlier days.
+            them, times. Users who are not in `rows` are ignored. None if there are no earlier days.
 
     Returns:
-        `rows` with an added column of the type list<dictionary<int32, string>> and, for ages, one of the
-        type list<int64>.
+        `rows` with an added column of the type list<dictionary<int32, string>>. If ages are requested, a
+        second added column has the type list<int64>.
 
     Raises:
         ValueError: a key is null.
@@ -103,7 +105,7 @@ def last_clicks(rows: pa.Table, length: int) -> pa.Table:
 
     Args:
         rows: all rows of some users, with the columns of `recent_clicks`.
-        length: largest number of clicks of a user.
+        length: maximum number of clicks to keep for a user.
     """
     return lists_of_clicks(recent_clicks(rows, length))
 
@@ -116,7 +118,7 @@ def recent_clicks(rows: pa.Table, length: int) -> pa.Table:
     Args:
         rows: rows with user_key, item_key, row_id and, if the log has them, event_time. A row is a click if
             its label is 1. Without a column label, all rows are clicks.
-        length: largest number of clicks of a user.
+        length: maximum number of clicks to keep for a user.
 
     Returns:
         user_key and item_key as dictionary arrays, row_id, and event_time if `rows` has it.
@@ -167,7 +169,8 @@ def merge_days(days: Sequence[pa.Table], length: int) -> pa.Table:
     code_of[sorted_keys] = np.arange(len(user_keys))
     users_of_day = np.split(code_of[users], np.cumsum([len(day) for day in days])[:-1])
     counts_of_day = [_list_lengths(day.column(ITEMS)) for day in days]
-    # From the last day to the first: the number of clicks of each user that are still missing.
+    # The days are processed from the last to the first. `missing` is the number of clicks that each user
+    # still lacks.
     missing, taken_of_day = np.full(len(user_keys), length), list[np.ndarray]()
     for users, counts in zip(reversed(users_of_day), reversed(counts_of_day), strict=True):
         taken_of_day.insert(0, np.minimum(counts, missing[users]))
@@ -211,7 +214,7 @@ def as_history(clicks: pa.Table, history: History) -> pa.Table:
 
 
 def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Returns (codes, keys): n int32 codes, and the distinct strings to which the codes refer.
+    """Returns (codes, keys): n int32 codes, and the distinct strings that the codes refer to.
 
     Args:
         column: n strings, or dictionary arrays of strings. Dictionaries may differ between chunks, may have
@@ -297,11 +300,12 @@ def _timelines(today: np.ndarray, items: _Keyed, older: _Older, times_today: np.
     Args:
         today: (users,) the number of clicks of each user on the day.
         items: the items of these clicks, ordered by user, with the oldest click of a user first.
-        older: the clicks of earlier days. A click without time gets the largest time, so it is before no row.
+        older: the clicks of earlier days. A click without a time gets the largest time, so it does not
+            precede any row.
         times_today: the times of `items` (int64 µs); None if the timelines need no times.
     """
     both, keys = codes_of(_encoded([items.to_array(), older.items.to_array()]))
-    last = len(both) - 1  # the array is filled from its end, beginning with the last user
+    last = len(both) - 1  # The array is filled from its end, beginning with the last user.
     of_day = last - np.arange(len(items.codes)) - np.repeat(np.cumsum(older.counts), today)
     of_older = last - np.arange(len(older.items.codes)) - np.repeat(np.cumsum(today) - today, older.counts)
     codes = np.empty(len(both), np.int32)
@@ -320,12 +324,12 @@ def _timelines(today: np.ndarray, items: _Keyed, older: _Older, times_today: np.
 def _rows_with_later_clicks(
     older: _Older, users: np.ndarray, times: np.ndarray, known: np.ndarray, length: int
 ) -> np.ndarray:
-    """Returns the indices of rows for which some clicks of earlier days may not be before the row.
+    """Returns the indices of rows that some clicks of earlier days may not precede.
 
     Such rows exist because the time of a row may precede the day of its partition.
 
     Args:
-        older: the clicks of earlier days. A click without a time is not before any row.
+        older: the clicks of earlier days. A click without a time does not precede any row.
         users, times, known: (n,) for each row: its user, its time (µs), and the number of clicks of this user
             on the same day before the row.
         length: the largest length of a history.
@@ -348,16 +352,16 @@ def _earlier_than_rows(
     known: np.ndarray,
     length: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the histories of rows. Clicks of earlier days are used only if they are before the row.
+    """Returns the histories of rows. Clicks of earlier days are used only if they precede the row.
 
     Args:
-        timelines, older: clicks of all users: of all days, and only of earlier days.
+        timelines, older: the clicks of all users on all days, and their clicks on earlier days.
         users, times, known: (n,) for each row: its user, its time (µs), and the number of clicks of this user
             on the same day before the row.
         length: the largest length of a history; `known` is less.
 
     Returns:
-        (places, lengths): the places of the clicks in `timelines`, one history after the other, and the
+        (places, lengths): the positions of the clicks in `timelines`, one history after the other, and the
         lengths of the histories (n,).
     """
     times_of_clicks = np.full(len(timelines.items.codes), _LAST)
@@ -426,7 +430,8 @@ def _order(users: np.ndarray, times: np.ndarray | None, row_ids: np.ndarray) -> 
     if times is not None:
         first, last, count = int(times.min()), int(times.max()), int(users.max()) + 1
         span = last - first + 1
-        # Sorting by one combined number takes less than half the time of sorting by two numbers.
+        # Sorting by one number that combines user and time takes less than half the time of sorting by two
+        # numbers.
         fits = span * count < 2**63
         keys = [users.astype(np.int64) * span + (times - first)] if fits else [times, users]
     if (np.diff(row_ids) > 0).all():
@@ -458,7 +463,7 @@ def _lists(values: _Keyed, starts: np.ndarray, lengths: np.ndarray) -> pa.Chunke
 def _ages(times: np.ndarray | None, starts: np.ndarray, lengths: np.ndarray) -> pa.ChunkedArray:
     """Returns n lists of seconds from each click to the first click of its list: list<int64>.
 
-    A click of an earlier day may have a later time than a click of the day; its age is 0.
+    A click of an earlier day may have a later time than the first click of the list. Its age is then 0.
 
     Args:
         times: the times of clicks (int64 µs).
@@ -486,7 +491,7 @@ def _gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.n
         begin, counts = starts[step], lengths[step]
         width, size = int(counts.max()), int(counts.sum())
         to_fill = result[done : done + size]
-        if size == width * len(counts) and width:  # copying whole slices is several times faster
+        if size == width * len(counts) and width:  # copying whole slices is several times faster than `take`
             to_fill.reshape(-1, width)[:] = sliding_window_view(values, width)[begin]
         else:
             np.take(values, _ranges(begin, counts)[0], out=to_fill, mode="clip")

@@ -1,4 +1,4 @@
-"""Draws negatives without Spark, with the same results as etl/split/negatives.py, which describes the rules.
+"""Draws negatives without Spark. The rules and the results are the same as in etl/split/negatives.py.
 
 The rows of a day are prepared in tasks. First, each task returns the items of its rows (`items_of`), and the
 driver merges them (`merge_items`). Then each task draws negatives for its rows (`add_negatives`).
@@ -24,7 +24,7 @@ from etl.ops.xxhash64 import xxhash64_of_draws
 from etl.split.time_split import SPLIT
 from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 
-# A column with a weight of each row. The weight of a drawn row is 1.
+# Name of a column with the weight of each row. The weight of a drawn row is 1.
 RAW_ITEM, SINCE = "raw_item", "since"
 _VISIBLE = b"visible"
 _ITEMS_FILE, _LOOKUP_FILE = "items.arrow", "items.lookup"
@@ -77,7 +77,7 @@ class DayItems:
         return Lookup(self.keys)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leaves out the hash table of `lookup`, which cannot be pickled."""
+        """Returns the state to pickle, without the hash table of `lookup`, because it cannot be pickled."""
         return {name: value for name, value in self.__dict__.items() if name != "lookup"}
 
 
@@ -125,20 +125,20 @@ def merge_items(parts: Iterable[pa.Table]) -> DayItems:
 
 
 def add_negatives(rows: pa.Table, config: Negatives, item_column: str, items: DayItems) -> pa.Table:
-    """Adds up to `per_positive` negatives for each positive row: items for which its user has no row.
+    """Adds up to `per_positive` negatives for each positive row: items that its user has no row for.
 
     Args:
         rows: all rows of some users of the day, with keys, label and row_id.
-        config: maximum number of negatives per positive row, the seed, and whether train rows get negatives.
-            With `train: false`, the rows must have the column `split`.
+        config: the section `negatives`: maximum number of negatives per positive row, the seed, and whether
+            train rows get negatives. With `train: false`, the rows must have the column `split`.
         item_column: the raw column of the item key.
         items: the items of all rows of the day.
 
     Returns:
         The rows in their order, and then the negatives, ordered by their positive rows and draws. The new
         row_id is row_id * (per_positive + 1) + n. Here n is 0 for rows of the log, and the number of the draw
-        for negatives. The negatives have the drawn item, the label 0 and, in a column `weight`, 1. All their
-        other columns have the values of the positive row.
+        for negatives. The negatives have the drawn item, the label 0 and, if the rows have a column `weight`, the
+        weight 1. All their other columns have the values of the positive row.
 
     Raises:
         ValueError: `items` lacks an item of the rows.
@@ -186,7 +186,7 @@ def split_numbers(rows: pa.Table) -> np.ndarray:
 def _fresh_draws(
     rows: pa.Table, row_ids: np.ndarray, config: Negatives, items: DayItems
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the draws that add a negative.
+    """Returns the draws that add a negative, without draws of observed pairs.
 
     Returns:
         positives: (k,) int64, the index of the positive row of each draw, ascending.
@@ -227,7 +227,8 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
     Returns:
         (k,) bool
     """
-    # Most pairs are not observed. A small hash table excludes nearly all of these pairs without a search.
+    # Most drawn pairs are not observed. A small hash table recognizes nearly all of these pairs without a
+    # search.
     bits = max(10, (16 * len(observed)).bit_length())
     table = np.full(2**bits, len(SPLITS), np.int8)
     hashes = _slots(observed, bits)

@@ -36,7 +36,7 @@ def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.
 
     Returns:
         A table with columns of strings and int64. `event_time` (µs) is null if the impressions have no times.
-        None if there is no log of impressions of this day, or if positions are not a column of the rows.
+        None if this day has no log of impressions, or if the configuration requests no column of positions.
 
     Raises:
         DataError: a file of the day's impressions cannot be read.
@@ -68,8 +68,9 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
 
     Args:
         rows: all rows of some users of a day, with user_key, item_key and, if `has_time`, event_time.
-        impressions: all impressions of these users, and perhaps of others: user_key, item_key, position and,
-            if `has_time`, event_time, without nulls. None if the day has no log of impressions.
+        impressions: all impressions of these users, and possibly impressions of other users: user_key,
+            item_key, position and, if `has_time`, event_time, without nulls. None if the day has no log of
+            impressions.
         column: the name of the new column.
         has_time: whether the click log has event times (µs). If not, a row gets the smallest position.
 
@@ -100,7 +101,7 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
     # At equal times, impressions come before rows, and the smallest position comes last.
     descending = np.concatenate([-positions, np.zeros(len(times), np.int64)])
     order = np.lexsort((descending, is_row, np.concatenate([shown, times]), pair))
-    # For each index in this order, the index of the last impression at or before it; -1 before the first
+    # For each place in this order, the place of the last impression at or before it; -1 before the first
     # impression.
     last = np.maximum.accumulate(np.where(is_row[order], -1, np.arange(len(order))))
     row_places = np.flatnonzero(is_row[order])
@@ -124,7 +125,7 @@ def _texts(table: pa.Table, name: str) -> list[pa.DictionaryArray]:
 def _in_both(rows: np.ndarray, impressions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the indices of rows and of impressions whose pair is in both arrays.
 
-    All pairs are less than `size`.
+    All pairs are numbers below `size`.
     """
     in_rows, in_impressions = np.zeros(size, bool), np.zeros(size, bool)
     in_rows[rows], in_impressions[impressions] = True, True

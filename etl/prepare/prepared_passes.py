@@ -1,9 +1,9 @@
 """The passes over the days of a log whose rows need a preparation, such as histories, negatives or joins.
 
 The scan pass publishes the quarantine of each day, and stores its good rows. These rows are prepared, and
-published in the table `prepared`. Then values are counted and features are computed from prepared files, as
-from a log that needs no preparation. Two subclasses prepare the rows: with tasks of this machine
-(etl.prepare.task_passes), or with Spark frames (etl.spark.frame_passes).
+published in the table `prepared`. The second pass reads the prepared files as it would read a log that needs
+no preparation. It counts values and computes features. Two subclasses prepare the rows: with tasks of this
+machine (etl.prepare.task_passes), or with Spark frames (etl.spark.frame_passes).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of
 from storage.read_parquet import errors_of_file
 from storage.remove import is_younger, remove, written_dates
 
-if TYPE_CHECKING:  # Python workers do not import pyspark
+if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
     from pyspark.sql import DataFrame
 
     from etl.workflow.fitted_workflow import FittedWorkflow
@@ -94,27 +94,27 @@ class PreparedPasses(ABC):
         """Creates the passes.
 
         Args:
-            workers: run the tasks.
+            workers: the processes that run the tasks.
             plan: the plan of the run.
             lake: data lake that the run reads and writes.
-            digest_before: takes a day, and returns a digest of the earlier clicks that its histories use.
-                None if there are no histories, or if the log is one table.
+            digest_before: function that takes a day, and returns a digest of the earlier clicks from which
+                its histories are computed. None if there are no histories, or if the log is one table.
         """
         self._workers, self._plan, self._lake = workers, plan, lake
         self._digest_before = digest_before
-        self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # keys: date, digest of the raw log
-        self._kept: set[str] = set()  # the days of `keep_tables`
+        self._inputs_of: dict[tuple[str, str], dict[str, str]] = {}  # Keys: (date, digest of raw log).
+        self._kept: set[str] = set()  # The days that were passed to `keep_tables`.
 
     def keep_tables(self, days: Collection[str]) -> None:
-        """Keeps the counted rows of some days valid after the tables of users and items are replaced.
+        """Keeps the counted rows of some days valid even if a table of users or items is replaced.
 
         A run that applies a workflow calls this method first, with the days whose features are published. The
-        rows of these days keep the attributes with which they were joined. The same holds if a job after
-        build_features encodes the days with another workflow. A fit uses the current tables for all days.
+        rows of these days keep the attributes with which they were joined. A later job that encodes the days
+        with another workflow also keeps them. A fit uses the current tables for all days.
         """
         self._kept = set(days)
 
-    # The following methods have the same interface as those of TextPasses (etl/text/two_passes.py).
+    # The following methods have the same interface as the methods of TextPasses (etl/text/two_passes.py).
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Prepares and counts the days that are not counted yet, and returns the row counts of each day.
@@ -161,7 +161,7 @@ class PreparedPasses(ABC):
         day: SplitOfDay,
         columns: Sequence[CountedColumn],
     ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
-        """Returns summaries of `days`, and the comparison of `day` with the training days.
+        """Returns summaries of all `days`, and the comparison of `day` with the training days.
 
         See etl.value_counts.report_statistics.summarise_and_compare.
         """
@@ -245,7 +245,7 @@ class PreparedPasses(ABC):
         return {"raw": raw.digest, "layout": self._plan.layout}
 
     def _prepared_inputs(self, raw: RawFiles) -> dict[str, str]:
-        """Returns the inputs of the prepared rows of a day, as in its manifest."""
+        """Returns the inputs of the prepared rows of a day, as recorded in their manifest."""
         known = self._inputs_of.get((raw.dt, raw.digest))
         if known is None:
             inputs = self._find_inputs(raw)
@@ -255,7 +255,7 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Replaces digests of tables by those of the value counts, if all other inputs are equal."""
+        """Replaces the digests of joined tables by those in the value counts, if all other inputs match."""
         partition = self._lake.value_counts.partition(raw.dt)
         if not is_published(partition):
             return inputs
@@ -287,7 +287,7 @@ class PreparedPasses(ABC):
         return self._with_counted(self._prepared_inputs(raw))
 
     def _with_counted(self, prepared: dict[str, str]) -> dict[str, str]:
-        """Returns the inputs of the value counts of a day from those of its prepared rows."""
+        """Derives the inputs of a day's value counts from the inputs of the day's prepared rows."""
         return {**prepared, "counted": digest_of([_COUNTS_FORMAT, *self._plan.counted_columns])}
 
     def _has_quarantine(self, raw: RawFiles) -> bool:
@@ -318,21 +318,23 @@ class PreparedPasses(ABC):
         """Scans the raw logs of some days, and publishes their quarantine and their prepared rows."""
         if not days:
             return
-        for raw in days:  # rows that are prepared again get the current attributes
+        for raw in days:  # Rows that are prepared again are joined with the current tables of attributes.
             self._kept.discard(raw.dt)
             self._inputs_of.pop((raw.dt, raw.digest), None)
         self._prepare_days(days)
 
     @abstractmethod
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
-        """Does the work of `_prepare` for at least one day. Stored rows are deleted, even after an error.
+        """Does the work of `_prepare` for at least one day.
+
+        Deletes the stored good rows at the end, even after an error.
 
         Raises:
             DataError: see `_scan`.
         """
 
     def _splits_of(self, days: Sequence[RawFiles], layout: FileLayout) -> list[list[FileSplit]]:
-        """Returns the file splits of each day, in the order of its lines."""
+        """Returns the file splits of each day, in the order of the day's lines."""
         splits: dict[str, list[FileSplit]] = {}
         for part in layout.reader.splits():
             splits.setdefault(part.path, []).append(part)
@@ -350,7 +352,8 @@ class PreparedPasses(ABC):
         Args:
             days, layout: the days, and the layout of their files.
             splits: the file splits of each day.
-            store: takes the index of a day and the index of a task; returns the settings to store good rows.
+            store: function that takes the index of a day and the index of a task, and returns how this task
+                stores good rows.
 
         Raises:
             DataError: a day exceeds a limit (etl.quality.day_counts.check_day), or a log that is divided into
@@ -436,7 +439,7 @@ class PreparedPasses(ABC):
 class _CountTask:
     """A prepared file whose values a task counts, and the file of counts to write.
 
-    `None` stands for a day without rows.
+    The prepared file is None for a day without rows.
     """
 
     path: str | None
@@ -461,7 +464,7 @@ def _count_file(tasks: tuple[_CountTask, ...], counted: tuple[str, ...], index: 
 # Writes and reads the files of the table `prepared`: rows of a day with all columns that features read.
 #
 # A file has rows of one split, with row_id, keys, label, event_time and the raw columns that features read.
-# Texts and lists of texts have dictionaries in the files. They are read as dictionary arrays.
+# The files store texts and lists of texts with dictionaries. Tasks read such columns as dictionary arrays.
 
 # Number of rows of a row group. A task reads one row group at a time, and a history may have 50 values in
 # each row.
@@ -484,7 +487,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            store_schema=False,  # without the Arrow schema, other readers read the columns as texts
+            store_schema=False,  # other readers can read the columns as texts only without the Arrow schema
         )
     return file.name
 
@@ -533,7 +536,7 @@ def _block(rows: pa.Table) -> ParsedBlock:
 
 
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
-    """Deletes the days of the table `prepared`, and of `typed` of older lakes, that no run needs any more.
+    """Deletes days that no run needs any more from the table `prepared`, and from `typed` in older lakes.
 
     A day is deleted if it is before `first_day` and was published more than `output.grace_hours` ago.
     `first_day` is the first day of the run or, with the section `history`, the first day whose clicks the run
@@ -547,7 +550,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
     if not plan.is_divided and plan.config.history:
         first = date.fromisoformat(first_day) - timedelta(days=plan.config.history.days or 0)
         first_day = first.isoformat()
-    unrecorded = LakePaths(lake.root)  # the manifests that are read here are not inputs of the run
+    unrecorded = LakePaths(lake.root)  # manifests that this function reads are no inputs of the run
     for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):
         for dt in written_dates(table):
             partition = table.partition(dt)
@@ -558,7 +561,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
                 elif dt < first_day and not is_younger(partition, grace_hours):
                     log.info("%s rows of %s are deleted: the first day of a run is %s", kind, dt, first_day)
                     remove(partition, grace_hours)
-            except (OSError, DataError) as error:  # for example, another job deletes the same day
+            except (OSError, DataError) as error:  # for example, because another job deletes the same day
                 log.warning("%s rows of %s cannot be deleted, the next run tries again: %s", kind, dt, error)
     _delete_copies(plan, unrecorded, first_day)
 

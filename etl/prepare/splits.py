@@ -1,9 +1,9 @@
-"""Divides rows into train, validation and test without Spark, with the same results as time_split.py.
+"""Divides rows into train, validation and test without Spark.
 
-The Spark code is etl/split/time_split.py. With `split.by=leave_last_out`, each task divides the rows of its
-users. With `split.by=fraction`, the driver computes where the train split and the validation split end, from
-counts of the whole log (`time_cuts` or `position_cuts`). Tasks compare rows with these two times or
-positions, the cuts.
+The results equal those of the Spark code in etl/split/time_split.py. With `split.by=leave_last_out`, each
+task divides the rows of its users. With `split.by=fraction`, the driver computes where the train split and
+the validation split end, from counts of the whole log (`time_cuts` or `position_cuts`). Tasks compare rows
+with these two times or positions, the cuts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from etl.ops.row_groups import codes_of, integers_of, plain, with_column
 from etl.split.time_split import SPLIT, last_ranks, no_good_row
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 
-# The last event times (µs) or the last row_ids of the train split and of the validation split.
+# The cuts: the last event times (µs), or the last row_ids, of the train split and of the validation split.
 Cuts = tuple[float, float]
 _TRAIN, _VALIDATION, _TEST = range(len(SPLITS))
 
@@ -58,8 +58,8 @@ def count_times(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 def time_cuts(times: np.ndarray, counts: np.ndarray, config: SplitConfig) -> Cuts | None:
     """Returns the percentiles of event_time (µs) at which the train split and the validation split end.
 
-    They equal the results of Spark's `percentile`: the position of a percentile among the sorted rows is
-    (n - 1) * share. Between two rows, the time is interpolated linearly.
+    The results equal those of Spark's `percentile`: the position of a percentile among n sorted rows is (n -
+    1) * share. Between two rows, the time is interpolated linearly.
 
     Args:
         times: (m,) int64 µs, in any order. A time may occur several times.
@@ -73,7 +73,8 @@ def time_cuts(times: np.ndarray, counts: np.ndarray, config: SplitConfig) -> Cut
     in_order, ends = times[order], np.cumsum(counts[order])
     if not len(ends) or not ends[-1]:
         return None
-    # Add floats, as in Spark. Only positions of rows use exact decimals (`last_ranks`).
+    # Add the shares as floats, because Spark does. Only cuts at positions of rows use exact decimals
+    # (`last_ranks`).
     shares = (config.train, config.train + config.validation)
     first, second = (_percentile(in_order, ends, float(int(ends[-1]) - 1) * share) for share in shares)
     return first, second
@@ -96,7 +97,7 @@ def position_cuts(
     Args:
         counts: the number of good rows of each file split, in the order of the rows.
         row_ids: returns the row_ids of the good rows of a file split, by its index in `counts`: int64, in any
-            order. It is called for at most two file splits.
+            order. The function is called for at most two file splits.
         config: the section `split`.
     """
     total = sum(counts)
@@ -134,7 +135,7 @@ def _leave_last_out(rows: pa.Table) -> np.ndarray:
     in_order = users[order]
     last_rows = np.searchsorted(in_order, in_order, side="right") - 1
     first_rows = np.searchsorted(in_order, in_order, side="left")
-    later = until_now[last_rows] - until_now  # number of positives of the user after this row
+    later = until_now[last_rows] - until_now  # number of positive rows of the user after this row
     total = until_now[last_rows] - until_now[first_rows] + positive[first_rows]
     of_ordered = np.where(later == 0, _TEST, np.where((later == 1) & (total > 1), _VALIDATION, _TRAIN))
     numbers = np.empty(len(rows), np.int64)

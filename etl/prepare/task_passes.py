@@ -46,10 +46,11 @@ from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, WEIGHT, ra
 from storage.paths import LakePaths
 from storage.publish import new_attempt, publish_files
 
-# Bytes of raw text for each task that prepares rows. A task's histories and negatives need much more memory.
+# Bytes of raw text per task that prepares rows. The histories and negatives of a task need much more memory
+# than this.
 _TASK_BYTES = 8 * 2**20
 _MAX_BUCKETS = 256
-_COMPRESSED = 5  # approximate size of a text relative to its compressed file
+_COMPRESSED = 5  # approximate ratio of the size of a text to the size of its compressed file
 _ARROW_TYPES = {
     "int": pa.int64(),
     "float": pa.float64(),
@@ -123,8 +124,8 @@ class TaskPasses(PreparedPasses):
         """Publishes the prepared rows of a day.
 
         Raises:
-            InfrastructureError: fewer rows were read than the log has good rows (`good`), so stored rows are
-                lost.
+            InfrastructureError: fewer rows were read than the log has good rows (`good`), which means that
+                stored rows were lost.
         """
         read = sum(file.good for file in files)
         if read != good:
@@ -190,10 +191,10 @@ class TaskPasses(PreparedPasses):
         preparation: Preparation,
         cuts: Mapping[int, Cuts | None],
     ) -> list[DayInputs]:
-        """Reads the tables that tasks need. Computes the items of each day, and the times of its cuts.
+        """Reads the tables that tasks need.
 
-        `cuts` maps the index of each day to the row_ids at which its splits end. It is empty if splits end at
-        times.
+        Also computes the items of each day, and the times at which its splits end (the cuts). `cuts` maps the
+        index of each day to the row_ids at which its splits end. It is empty if splits end at times.
         """
         inputs = []
         for raw in days:
@@ -235,7 +236,7 @@ class TaskPasses(PreparedPasses):
         return cuts
 
     def _attributes(self, raw: RawFiles, section: str, key: str) -> str:
-        """Returns the path of a file with the rows of a table of attributes. Each table is read once."""
+        """Returns the path of a file with the rows of a table of attributes. Reads each table only once."""
         config = self._plan.config
         table: RawTable | None = config.users if section == "users" else config.items
         if table is None:
@@ -270,7 +271,7 @@ TIMES_SCHEMA = pa.schema([("day", pa.int32()), ("time", pa.int64()), ("count", p
 
 @dataclass(frozen=True)
 class Preparation:
-    """The additions to the rows of a log that the configuration requests.
+    """What the configuration requests to add to the rows of a log.
 
     Attributes:
         split: the section `split` if one partition contains all splits; None if each day is in one split.
@@ -279,7 +280,7 @@ class Preparation:
         position_column: `serving.impressions.row_column`; None if it is not set.
         has_time: whether the log has event times.
         keys_of_tables: maps `users` and `items`, if they are tables, to the raw column of the key.
-        changers: the operators of `prepare` that change rows, in order.
+        changers: the operators of `prepare` that change rows, in the order of the configuration.
         columns: the columns to write.
         types: the types of the columns of the good rows, for a day without rows.
     """
@@ -305,7 +306,7 @@ class DayInputs:
         impressions: path of the impressions of the day; None if there are none.
         tables: maps `users` and `items`, if they are tables, to the path of their rows.
         items: folder of the items of the day (etl.prepare.negatives.DayItems); None without negatives.
-        cuts: the times at which splits end; None if the log is not divided by times.
+        cuts: the times at which splits end; None if splits do not end at times.
     """
 
     earlier: ClickFiles | None
@@ -338,7 +339,7 @@ class BucketTask:
 class PreparedFile:
     """A written file: path, split of its rows (None if the day is in one split), and number of rows.
 
-    `good` is the number of good rows of the log that the task read. It is set only for the task's first file.
+    `good` is the number of good rows that the task read. It is set only for the task's first file.
     """
 
     path: str
@@ -363,7 +364,7 @@ def load_table(path: str) -> pa.Table:
 def times_of(workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation) -> pa.Table:
     """Returns the numbers of rows with each event time of each day, with TIMES_SCHEMA.
 
-    The counts of different tasks are not added.
+    A time may occur once per task, because the counts of different tasks are not added.
     """
     return workers.run(len(tasks), partial(_count_times, tuple(tasks), preparation), TIMES_SCHEMA)
 
@@ -431,7 +432,7 @@ def prepare(rows: pa.Table, preparation: Preparation, day: DayInputs) -> pa.Tabl
 
     Args:
         rows: the good rows of some users, or of a whole day.
-        preparation: what to add.
+        preparation: what to add to the rows.
         day: the tables of the day.
     """
     rows = _with_split(rows, preparation, day)
@@ -504,7 +505,7 @@ def _in_folder(path: str, split: Split | None) -> str:
     return f"{folder}/{split}/{name}" if split else path
 
 
-# Applies the operators of `prepare` that add columns or combine rows, without Spark.
+# Applies, without Spark, the operators of `prepare` that add columns or combine rows.
 
 
 def require_table_forms(changers: Sequence[RowChanger]) -> None:
@@ -515,9 +516,10 @@ def require_table_forms(changers: Sequence[RowChanger]) -> None:
 
 
 def keep_users_together(changers: Sequence[RowChanger], user_column: str | None) -> bool:
-    """Returns whether operators need only all rows of a user together, so that tasks can divide the users.
+    """Returns whether each operator gives the right result if a task has all rows of some users.
 
-    If not, one task must have all rows of the day.
+    Tasks can then divide the users among themselves. If the result is false, one task must have all rows of
+    the day.
 
     Args:
         changers: the operators of the configuration that change rows.

@@ -20,11 +20,11 @@ from metrics.psi import above_noise
 
 Level = Literal["warn", "stop"]
 
-# Keys of a published finding that differ from the names of its fields.
+# Maps fields of a finding to their keys in the published JSON, where the two differ.
 _KEYS = {"message": "said"}
 _LEVELS: tuple[Level, ...] = ("stop", "warn")
-_MAX_STOPS = 5  # maximum number of findings in the error message
-_MAX_CHARACTERS = 60  # maximum length of a raw value in a message
+_MAX_STOPS = 5  # Maximum number of findings in the error message.
+_MAX_CHARACTERS = 60  # Maximum length of a raw value in a message.
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def check_limits(
         quality, split: the sections `quality` and `split` of the configuration.
         compared: the figures of the day and of its train days.
         draws: whether the section `negatives` adds rows.
-        drawn_columns: columns that these rows change (Config.drawn_columns). Their figures have no limit.
+        drawn_columns: columns whose figures depend on the drawn rows (Config.drawn_columns). These figures
+            are not checked.
     """
     exempt = {*quality.exempt, *drawn_columns}
     figures = [*_row_figures(split, compared, draws), *_all_column_figures(exempt, compared)]
@@ -144,9 +145,9 @@ def options_to_accept(stops: Iterable[Finding]) -> str:
 def unchecked(
     split: SplitConfig, compared: DayComparison, draws: bool, drawn_columns: Collection[str] = ()
 ) -> list[str]:
-    """Returns, as texts, the figures that have no limit for this log, each with the reason.
+    """Returns texts that name the figures without a limit for this log, each with the reason.
 
-    The arguments are those of `check_limits`.
+    The arguments have the same meaning as in `check_limits`.
     """
     texts = []
     if split.by != "day":
@@ -221,7 +222,7 @@ def _quoted(value: str) -> str:
 
 
 def _rounded_up(value: float) -> str:
-    """Rounds a value up to two significant digits, so that a limit equal to the result accepts it."""
+    """Rounds a value up to two significant digits, so that a limit equal to the result accepts the value."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / step) * step:.6g}"
 
@@ -350,7 +351,10 @@ class DayComparison:
 
     @property
     def only_clicks(self) -> bool:
-        """Returns whether every row of the log is a click, because the log records only choices."""
+        """Returns whether every row of the log is a click.
+
+        This is so if the log records only what users chose.
+        """
         return any(piece.rows for piece in self.pieces) and all(p.clicks == p.rows for p in self.pieces)
 
     @property
@@ -440,7 +444,7 @@ class MissingRows:
 
     @property
     def share(self) -> float | None:
-        """Returns the share of users or items without a row; None if the log has no row."""
+        """Returns the share of users or items without a row; None if the log has no user or item."""
         return share(self.without_row, self.in_log)
 
     def to_facts(self) -> dict[str, Any]:
@@ -449,7 +453,7 @@ class MissingRows:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> MissingRows | None:
-        """Reads the numbers from the facts of a manifest; None if the facts do not contain the numbers."""
+        """Returns the numbers in the facts of a manifest; None if the facts do not contain them."""
         return cls(**facts[FACT]) if FACT in facts else None
 
 

@@ -1,7 +1,7 @@
 """Computes the summary of a column from its value counts: number of nulls, most frequent values, and so on.
 
-The profile of a day contains a summary of each column. Two summaries of a column can be added if no value is
-in both.
+The profile of a day contains a summary of each column. Two summaries of a column can be added if they have no
+value in common.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _UNIT = 2**1074
 class ColumnSummary:
     """Figures of a column, computed from all or some of its distinct values.
 
-    A cell is the content of the column in one row. If a summary includes a value, it includes all cells with
-    this value. So two summaries can be added if no value is in both.
+    A cell is the content of the column in one row. A summary that includes a value includes all cells with
+    this value. So two summaries can be added if they have no value in common.
 
     Attributes:
         nulls, cells: number of cells that are null, and number of cells that are not null.
@@ -147,12 +147,12 @@ def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int
 
     Args:
         values: (n,) distinct values, without null. Only values that are frequent enough are copied.
-        counts: (n,)
+        counts: (n,) the count of each value.
     """
     least = 1
     if len(counts) > TOP:
         least = max(int(np.partition(counts, len(counts) - TOP)[len(counts) - TOP]), 1)
-    # more than TOP values, if several values have the smallest of these counts
+    # These are more than TOP values if several values share the smallest of the largest counts.
     places = np.flatnonzero(counts >= least)
     if not len(places):
         return places
@@ -170,8 +170,8 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     """Returns the sum of numbers[i] * times[i] in units of 2**-1074.
 
     Numbers with the same exponent are summed together. Their significands have 53 bits. Each significand is
-    divided into two halves of at most 31 bits. So the products with the counts of fewer than 2**31 cells fit
-    into 64 bits.
+    divided into two halves of at most 31 bits. So the sum of their products with the counts does not exceed
+    64 bits for fewer than 2**31 cells.
     """
     fractions, exponents = np.frexp(numbers)
     significands = np.ldexp(fractions, 53).astype(np.int64)
@@ -186,7 +186,7 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
         highs, lows = int((high * of_places).sum()), int((low * of_places).sum())
         shift = exponent - 53 + 1074
         units = (highs << 31) + lows
-        # frexp normalizes subnormal numbers: their significands end with zeros, and only these zeros are
+        # frexp normalizes subnormal numbers. Their significands then end with zeros, and only these zeros are
         # shifted out.
         total += units << shift if shift >= 0 else units >> -shift
     return total
@@ -195,7 +195,7 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
 # Counts the values of all columns in one pass over the rows.
 
 Kind = Literal["string", "int", "float"]
-LABEL_CELLS = ""  # column name of the label in value counts; no raw column has this name
+LABEL_CELLS = ""  # name of the label's column in value counts; no raw column has this name
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def feature_columns(plan: FeaturePlan) -> list[CountedColumn]:
     for group in plan.config.features:
         for name in group.columns:
             kind = types[name]
-            if kind in ("int", "float", "string"):  # lists, which `prepare` may add, have no profile
+            if kind in ("int", "float", "string"):  # columns of lists have no profile
                 columns.setdefault(name, CountedColumn(name, kind if group.kind == "dense" else "string"))
     return list(columns.values())
 
@@ -240,8 +240,8 @@ Count = tuple[str, int, int]
 class Values:
     """The comparison of a column on a day with the same column on the train days, for all or some values.
 
-    A cell is the content of the column in one row. Nulls are not included. If a comparison includes a value,
-    it includes all cells with this value. So two comparisons can be added if no value is in both.
+    A cell is the content of the column in one row. Nulls are not included. A comparison that includes a value
+    includes all cells with this value. So two comparisons can be added if they have no value in common.
 
     Attributes:
         train_cells, day_cells: number of cells on the train days, and number of cells on the day.

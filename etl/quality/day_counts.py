@@ -1,7 +1,7 @@
-"""The row counts of a day's raw log, and their limits.
+"""Counts the rows of a day's raw log, and compares the counts with limits.
 
-If the share of quarantined rows of a day is above the limit `quality.max_bad_share`, the job stops. The same
-holds for the share of rows whose time is on another day (`quality.max_misdated_share`).
+If the share of quarantined rows of a day is above the limit `quality.max_bad_share`, the job stops. It also
+stops if the share of rows whose time is on another day exceeds its limit (`quality.max_misdated_share`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from storage.paths import Partition
 
 log = logging.getLogger("nightrank.etl")
 
-NOT_KEPT = "not_kept"  # fact of the quarantine: lines that are counted but not stored there, by reason
-_SHOWN_ROWS = 200  # number of quarantined rows that are read to show their values in an error message
+NOT_KEPT = "not_kept"  # Fact of the quarantine: lines that are counted but not stored there, by reason.
+_SHOWN_ROWS = 200  # Number of quarantined rows that are read to show their values in an error message.
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DayCounts:
 
     Attributes:
         rows_in: number of rows in the raw log.
-        good: number of rows that are used.
+        good: number of valid rows, from which features may be computed.
         bad: number of quarantined rows, and of rows that are counted but not stored in the quarantine.
         dropped: maps each reason to the number of rows that are not used for this reason. A row is not used
             if it is quarantined, if an operator of `prepare` drops it, or if its user was erased.
@@ -59,7 +59,7 @@ class DayCounts:
 
 
 def misdated_rows(counts: Iterable[DayCounts]) -> int | None:
-    """Returns the number of rows whose event_time is outside their day; None if no day was counted."""
+    """Returns the number of rows whose event_time is outside their day; None if no day has this count."""
     known = [day.misdated.rows for day in counts if day.misdated is not None]
     return sum(known) if known else None
 
@@ -90,14 +90,15 @@ def check_day(
 ) -> None:
     """Checks the shares of rows of a day that are quarantined, or that have times outside the day.
 
-    A day without rows passes. The split of the day decides whether a run needs its rows (etl.checked_days).
+    A day without rows raises no error here. etl.checked_days decides, by the split of the day, whether a run
+    needs its rows.
 
     Args:
         plan: the plan of the run; the section `quality` has the limits.
         raw: the raw files of the day.
         counts: the day's counts.
         quarantine: the published quarantine of the day. The error message shows some of its rows.
-        warn: whether to log numbers that are below the limits.
+        warn: whether to log a warning if some rows are affected, but fewer than the limits allow.
 
     Raises:
         DataError: more than `quality.max_bad_share` of the rows cannot be parsed, or more than
@@ -160,7 +161,7 @@ def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool
 
 
 def _wrong_day_remedy(log_table: Log, event_time: EventTime) -> str:
-    """Returns the remedy if times were read wrongly, for example with a wrong unit or time zone."""
+    """Returns the remedy for times that were read wrongly, for example with a wrong unit or time zone."""
     if log_table.type_of(event_time.column) == "int":
         return (
             f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong day"

@@ -114,8 +114,8 @@ def _compare(
 ) -> DayComparison:
     """Compares the last test day with the train days.
 
-    `values` has the comparisons of text columns, if they were computed with the profiles. None: computes
-    them.
+    `values` has the comparisons of text columns, if they were computed with the profiles. If None, the
+    function computes them.
     """
     train = [profile for profile in profiles if profile.piece.split == "train"]
     today = [profile for profile in profiles if profile.piece.split == "test"][-1]
@@ -263,7 +263,7 @@ def profiles_of(
     pieces: Sequence[SplitOfDay],
     counted: CountedDays,
 ) -> tuple[list[DayProfile], dict[str, Values] | None]:
-    """Publishes a profile of each piece of the log below `profiles/<config name>`. Returns them in order.
+    """Publishes a profile of each piece of the log below `profiles/<config name>`. Returns the profiles.
 
     A piece is the set of rows of a day that are in one split. Its profile is a partition. The facts of the
     partition's manifest contain the figures. If the inputs of a published profile have not changed, the
@@ -274,8 +274,8 @@ def profiles_of(
         counted: the value counts of the days.
 
     Returns:
-        The profiles, and the comparison of the last test day with the train days (CountedDays.figures_of).
-        The comparison is None if no profile was missing.
+        The profiles in the order of `pieces`, and the comparison of the last test day with the train days
+        (CountedDays.figures_of). The comparison is None if no profile was missing.
     """
     columns = feature_columns(plan)
     targets = [
@@ -301,10 +301,10 @@ def profiles_of(
 def most_frequent_of_days(
     lake: LakePaths, config_name: str, days: Sequence[tuple[str, Split | None]], columns: Sequence[str]
 ) -> dict[str, str | Number]:
-    """Returns the value of each raw column that most rows of some days have, by the profiles of these days.
+    """Returns, for each raw column, its most frequent value on some days, according to their profiles.
 
     The counts of the 20 most frequent values of each day are added. Of several values with the same number
-    of rows, the smallest is returned. A column of which no profile has a value is left out.
+    of rows, the smallest is returned. A column without a value in any profile is left out.
 
     Args:
         lake: the lake with the profiles.
@@ -325,7 +325,7 @@ def most_frequent_of_days(
 
 
 def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:
-    """Returns the pieces of the train days, and the piece of the last test day, which is compared."""
+    """Returns the pieces of the train days, and the last test day's piece to compare with them."""
     train = [piece for piece in pieces if piece.split == "train"]
     return train, [piece for piece in pieces if piece.split == "test"][-1]
 
@@ -409,7 +409,7 @@ def _facts(kind: str, summary: ColumnSummary) -> dict[str, Any]:
 def shortened(value: str | Number) -> str | Number:
     """Shortens a long text for the facts of a manifest. Numbers and short texts are returned unchanged.
 
-    A raw log may contain texts of any length.
+    Without this limit, a manifest could become very large, because a raw log may contain texts of any length.
     """
     if not isinstance(value, str) or len(value) <= _MAX_CHARACTERS:
         return value

@@ -57,8 +57,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
     """Returns the column names in the header, which must be the same in all csv files.
 
     Raises:
-        DataError: a file is empty or damaged. Or its header differs from the first file's header, is too
-            long, is not UTF-8, or has an unmatched quote.
+        DataError: a file is empty or damaged. Or a header is too long, is not UTF-8, has an unmatched quote,
+            or differs from the header of the first file.
     """
     headers = {path: _first_line(path) for path in paths}
     first = next(iter(headers.values()))
@@ -80,8 +80,8 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
 def _separator_remedy(header: str, table: RawTable) -> str | None:
     """Returns the remedy if another separator fits the header better than the table's; otherwise None.
 
-    A separator fits better if it finds more of the table's columns. If the table's separator gives a single
-    field, any separator that divides the header fits better.
+    A separator fits better if it finds more of the table's columns in the header. If the table's separator
+    does not divide the header at all, any separator that divides it fits better.
     """
     fits = {separator: _fit(header, separator, table) for separator in SEPARATORS}
     columns, fields = fits[table.field_separator]

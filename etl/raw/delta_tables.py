@@ -1,7 +1,7 @@
 """Lists the data files in the current version of Delta tables, with the values of their partitions.
 
-For a path such as `/srv/clicks/dt=2026-01-31`, the table is in `/srv/clicks`. Only the files with this value
-of the partition column `dt` are read.
+For a path such as `/srv/clicks/dt=2026-01-31`, the table is in `/srv/clicks`. Tasks read only the files with
+this value of the partition column `dt`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DeltaVersion:
         root: the folder of the table.
         number: the number of the version.
         columns: the names of all columns.
-        files: the data files, in the order in which they were written, and then by path.
+        files: the data files, ordered by the time at which they were written, and then by path.
         partitions: the values of the partition columns, one row for each file.
         may_delete_rows: whether files may have deletion vectors, which list deleted rows.
     """
@@ -79,7 +79,7 @@ def split_location(path: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def files_at(path: str) -> list[DeltaFile]:
-    """Returns the files of a table's current version that have the partition values of a path.
+    """Returns the files of a table's current version that have the partition values in the path.
 
     The result is empty if there is no folder at the path.
 
@@ -128,7 +128,7 @@ def version_of(file: str) -> DeltaVersion:
 def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
     """Returns, for each file of `paths` with a deletion vector, whether each of its rows is kept.
 
-    If an array has fewer elements than the file has rows, all later rows are kept.
+    If an array has fewer elements than the file has rows, all rows after its end are kept.
 
     Raises:
         DataError: a deletion vector cannot be read.
@@ -139,7 +139,7 @@ def kept_rows(version: DeltaVersion, paths: set[str]) -> dict[str, list[bool]]:
     try:
         reader = _open(version.root).deletion_vectors()
         vectors = _table(reader)
-    except Exception as error:  # delta-rs raises exceptions of many kinds
+    except Exception as error:  # delta-rs raises exceptions of many types
         raise DataError(
             f"{version.root}: the deletion vectors of the Delta table cannot be read: {error}",
             "remove them, for example with `REORG TABLE … APPLY (PURGE)` of Spark, and run the job again",
@@ -187,7 +187,10 @@ def _open(root: str) -> DeltaTable:
 
 @lru_cache(maxsize=8)
 def _version(root: str, number: int, table_id: str) -> DeltaVersion:
-    """Returns a version of a table. A table that was deleted and created again has another `table_id`."""
+    """Returns a version of a table.
+
+    `table_id` distinguishes the table from an earlier one at the same path.
+    """
     del table_id
     table = _open(root)
     if number != table.version():
@@ -217,7 +220,7 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
 
 
 def _table(stream: Any) -> pa.Table:
-    """Returns the rows of an object of delta-rs as a table of this version of Arrow."""
+    """Converts rows that delta-rs returns to a table of the installed version of Arrow."""
     return pa.RecordBatchReader._import_from_c_capsule(stream.__arrow_c_stream__()).read_all()
 
 

@@ -4,10 +4,8 @@ The job erase_user does not change raw logs. It adds users to the list of storag
 last day whose rows are left out. A row of an erased user gets the reason ERASED instead of any other reason.
 Such rows are counted, but they are not used. They are not quarantined either, because the quarantine stores
 the text of rejected lines. So a rejected line also gets the reason ERASED if one of its fields is the id of
-an erased user.
-
-If the log is not stored by day, it is read again as a whole for each run date. Then the rows of these users
-are left out in every run.
+an erased user. If the log is not stored by day, every run reads the whole log again, and leaves out the rows
+of these users.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from conf.types import Config, RawTable
 from storage.erased_users import ErasedUsers, read_erased
 from storage.paths import LakePaths
 
-if TYPE_CHECKING:  # Python workers do not import pyspark
+if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
     from pyspark.sql import Column
 
 ERASED = "erased_user"
@@ -33,7 +31,7 @@ _QUOTED, _UNQUOTED = re.compile('"'), re.compile(r"[\s,:{}\[\]]+")
 
 
 def erased_of_day(config: Config, dt: str) -> ErasedUsers | None:
-    """Returns the users whose rows of a day's log are left out; None if there are none."""
+    """Returns the erased users whose rows in a day's log are left out; None if there are none."""
     if config.keys is None:
         return None
     erased = read_erased(LakePaths(config.lake))
@@ -41,9 +39,9 @@ def erased_of_day(config: Config, dt: str) -> ErasedUsers | None:
 
 
 def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | None:
-    """Returns the users whose rows in a table of user attributes are left out; None if there are none.
+    """Returns the erased users whose rows in a table of user attributes are left out; None if there are none.
 
-    A table that is not stored by day may still have users who were erased on an earlier day.
+    If the table is not stored by day, it may still contain users who were erased on an earlier day.
     """
     erased = read_erased(LakePaths(config.lake))
     return erased.of_day(dt if has_date(table.path) else None) if erased else None
@@ -52,8 +50,8 @@ def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | N
 def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
     """Returns whether a field of a line, without quotes around it, is the id of an erased user.
 
-    If a line begins like a JSON object but is not valid, its names and values are fields too. In a valid
-    object, the reader finds the user.
+    If a line begins like a JSON object but is not valid, its names and values are treated as fields too.
+    Valid JSON objects are not searched, because the reader finds the user in them.
     """
     if any(erased.has(text.strip(_AROUND)) for text in line.split(separator)):
         return True
@@ -67,7 +65,7 @@ def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
 
 
 def json_texts(line: str) -> set[str]:
-    """Returns the names and values in the text of a JSON object, as texts. The object may be broken."""
+    """Returns the names and values in the text of a JSON object, as texts. The object need not be valid."""
     try:
         return set(_texts_in(json.loads(line)))
     except (ValueError, RecursionError):

@@ -16,18 +16,18 @@ from storage import file_io
 
 # A task holds one file split in memory. Parsing needs about three times the bytes of the split. The lines of
 # a split are one block, so each distinct value of the split is checked once. A compressed file cannot be
-# divided into splits, so it is read as several blocks.
+# divided into splits, so a task reads it as several blocks.
 FILE_SPLIT_BYTES = 64 * 2**20
 BLOCK_BYTES = 2 * FILE_SPLIT_BYTES
 _LONGEST_LINE_BYTES = 64 * 2**20
 # A block has at most this number of lines, because readers need memory for each line. A block of 64 MiB has
-# fewer lines if these have 32 bytes or more.
+# fewer lines if their mean length is 32 bytes or more.
 _MOST_LINES = 1 << 21
 # A compressed file may always become this large, because a small file of equal lines can be compressed very
 # strongly.
 _ALWAYS_ALLOWED_BYTES = 256 * 2**20
-_PIECE_BYTES = 1 << 19  # bytes that are decompressed at a time; so few that they fit into the cache
-_READ_AHEAD_BYTES = 1 << 14  # read after a split, because its last line may end there
+_PIECE_BYTES = 1 << 19  # Number of bytes that are decompressed at once. They fit into the cache.
+_READ_AHEAD_BYTES = 1 << 14  # Number of bytes to read after a split, because its last line may end there.
 _LF, _CR = ord("\n"), ord("\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_COMPRESSED = (
@@ -43,7 +43,8 @@ class FileSplit:
     Attributes:
         end: end of the byte range; None for a compressed file, which is a single split.
         bytes: number of bytes of the split; for a compressed file, its compressed size.
-        most_bytes: largest number of bytes that a compressed file may become; None if it is not limited.
+        most_bytes: maximum number of bytes of a compressed file after decompression; None if there is no
+            limit.
         threads: number of threads with which a task reads a compressed file.
     """
 
@@ -71,7 +72,7 @@ def split_files(
         paths: paths of the files.
         split_bytes: number of bytes of a split.
         max_expansion: maximum size of a decompressed file, as a multiple of its compressed size.
-            _ALWAYS_ALLOWED_BYTES are always allowed.
+            A size of up to _ALWAYS_ALLOWED_BYTES is always allowed.
     """
     splits = []
     for path in paths:
@@ -90,7 +91,7 @@ def split_files(
 def share_threads(splits: Sequence[FileSplit], threads: int) -> list[FileSplit]:
     """Returns file splits that use all threads of this machine, even if there are fewer splits than threads.
 
-    Only the number of threads for a compressed file, which is one split, changes.
+    Only the number of threads changes, and only for compressed files. A compressed file is one split.
     """
     of_each = max(1, threads // max(1, len(splits)))
     return [replace(one, threads=of_each) if one.end is None else one for one in splits]
@@ -164,8 +165,8 @@ def line_start(data: bytes | bytearray, position: int, stop: int) -> int:
 def _complete(data: bytes | bytearray, searched: int = 0) -> int:
     """Returns the number of bytes at the start of `data` that form complete lines.
 
-    A CR at the end may be the first half of CR LF, so it does not complete a line yet. The first `searched`
-    bytes have no line end, except that the last of them may be a CR.
+    A CR at the end may be the first half of CR LF, so it does not complete a line yet. The caller has found
+    no line end in the first `searched` bytes, except that the last of these bytes may be a CR.
     """
     from_ = max(searched - 1, 0)
     lf = data.rfind(b"\n", from_)
@@ -208,7 +209,7 @@ def _first_line(source: pa.NativeFile, file_split: FileSplit) -> int | None:
         if start < len(data) or data[-1:] == b"\n":
             break
         read = source.read(_READ_AHEAD_BYTES)
-        if not read:  # a CR ends the line, or it is the last line of the file
+        if not read:  # the CR ends the line, or this is the last line of the file
             return None
         position += len(data) - 1
         _require_short(position - file_split.start, file_split)
@@ -253,7 +254,7 @@ def _last_lines(
     If the last of these lines ends after `data`, its end is read from `source`.
     """
     stop = line_start(data, remaining, len(data)) if remaining > 0 else 0
-    line = _complete(data)  # if `stop` is the end of the bytes, the last line begins here
+    line = _complete(data)  # If `stop` is the end of the bytes, the last line begins here.
     # Without LF at the end of the bytes, the line may continue, or a CR may be the first half of CR LF.
     while stop == len(data) and stop > 0 and data[-1:] != b"\n":
         # Reading as many bytes as the line already has makes the time proportional to its length.
@@ -279,7 +280,7 @@ class _Gzip:
     """The decompressed bytes of a gzip file with one or more members. ISA-L takes a third of zlib's time."""
 
     def __init__(self, raw: pa.NativeFile) -> None:
-        from isal import igzip, isal_zlib  # only processes that read such files need it
+        from isal import igzip, isal_zlib  # only processes that read such files import it
 
         self._file = igzip.IGzipFile(fileobj=raw, mode="rb")
         self._damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # declared as an instance

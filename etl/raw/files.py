@@ -28,13 +28,14 @@ _WILDCARD = re.compile(r"[*?\[]")
 # Suffixes of compressed text that no engine can read. etl.raw.file_splits has the supported suffixes.
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
 
-# A compressed file without text is smaller than this: gzip needs 20 bytes and the name of the file.
+# A compressed file whose text is empty has fewer bytes than this: gzip needs 20 bytes and the name of the
+# file.
 _EMPTY_BYTES = 512
 
 
 @dataclass(frozen=True)
 class RawFiles:
-    """The raw files of one table and day. The order of names must be the order in time.
+    """The raw files of one table and day. The names of the files must be in the order of the rows' times.
 
     Attributes:
         dt: the day as an ISO date. For a table without dates, it is the run date.
@@ -43,7 +44,7 @@ class RawFiles:
         digest: if the folder of the files has a manifest, the digest in this manifest. Otherwise, a digest of
             the files' names, sizes and modification times, which changes if a file arrives late or is
             replaced. Here a name is a path relative to the last folder before a wildcard.
-        recorder: records further inputs of the run that are read with these files, such as tables of
+        recorder: records other inputs of the run that are read with these files, such as tables of
             attributes.
     """
 
@@ -66,9 +67,9 @@ def find_raw(
 
     `recorder` records the files as inputs of the run.
 
-    If the folder of the raw files has a manifest, only files that the manifest lists are returned. So files
-    of an interrupted or replaced delivery are ignored. Otherwise, all files that match the table's path are
-    returned. Wildcards are also allowed in the folders of this path. A wildcard does not match names that
+    If the folder of the raw files has a manifest, only files that the manifest lists are returned. This
+    ignores the files of an interrupted or replaced delivery. Otherwise, all files that match the table's path
+    are returned. Wildcards are also allowed in the folders of this path. A wildcard does not match names that
     begin with a dot or an underscore. For a table of Spark's catalogue, the files are the files of its copy.
 
     Raises:
@@ -90,7 +91,7 @@ def find_raw(
     _require_readable(matches, table.format)
     digest = digest_of([[below, info.size, info.mtime_ns] for _, below, info in matches])
     extension = READER.find_in_package(table.format)
-    if extension is not None:  # the rows depend on the version of the package's reader
+    if extension is not None:  # the rows also depend on the version of the reader that a package adds
         digest = digest_of([digest, extension.digest()])
     size = sum(info.size for _, _, info in matches)
     recorder.record_read(pattern, digest, size_bytes=size)
@@ -104,7 +105,10 @@ def _of_manifest(folder: Partition, dt: str) -> RawFiles:
 
 
 def _find_delta(path: str, dt: str, recorder: LineageRecorder) -> RawFiles | None:
-    """Does the same as `find_raw` for a Delta table. The files are in the order of their creation."""
+    """Does the same as `find_raw` for a Delta table.
+
+    The files are in the order in which they were created.
+    """
     files = files_at(path)
     if not files:
         return None
@@ -218,14 +222,16 @@ def _absolute(path: str) -> str:
 
 # Finds the log of the items that were shown to users on one day (`serving.impressions`).
 #
-# build_features adds positions of this log to the rows of the click log if `row_column` is set. Then the log
-# is an input of everything that is computed from these rows. etl/readers/impressions.py reads the log.
+# build_features adds positions of this log to the rows of the click log if `row_column` is set. In this case,
+# the log of impressions is an input of everything that is computed from these rows.
+# etl/readers/impressions.py reads the log.
 
 
 def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
     """Returns the files with the impressions of the day of a click log.
 
-    Returns None if there are none, or if positions are not a column of the click log's rows.
+    Returns None if there are no such files, or if the configuration does not add positions to the rows
+    (`row_column`).
 
     Args:
         config: the configuration, whose section `serving.impressions` has the path.
@@ -238,8 +244,8 @@ def impressions_of(config: Config, raw: RawFiles) -> RawFiles | None:
 def impression_inputs(config: Config, raw: RawFiles) -> dict[str, str]:
     """Returns the input `impressions` of everything that is computed from the prepared rows of a day.
 
-    The input is the digest of the day's impressions, or `none` without a file. The result is empty if
-    positions are not a column of the rows.
+    The input is the digest of the day's impressions, or `none` without a file. The result is empty if the
+    configuration does not add positions to the rows.
     """
     if config.serving.row_column is None:
         return {}
@@ -250,7 +256,7 @@ def impression_inputs(config: Config, raw: RawFiles) -> dict[str, str]:
 def rows_digest(config: Config, raw: RawFiles) -> str:
     """Returns a digest of the files from which the prepared rows of a day are computed.
 
-    It is the digest of the click log, unless the positions of impressions are a column of the rows.
+    It is the digest of the click log if the configuration does not add positions to the rows.
     """
     inputs = impression_inputs(config, raw)
     return digest_of([raw.digest, inputs]) if inputs else raw.digest

@@ -1,4 +1,7 @@
-"""Computes a digest of parsing rules and settings. If the digest changes, stored days are obsolete."""
+"""Computes a digest of the rules and settings by which raw tables are parsed.
+
+If it changes, the stored rows of days are obsolete.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from etl.raw.files import RawFiles, find_raw
 from storage.manifest import Manifest, current_manifest, digest_of, is_published, read_manifest
 from storage.paths import LakePaths, Partition
 
-# Increase this number if new code accepts or rejects different lines. Then all stored days are written again.
+# Increase this number if new code accepts or rejects other lines than before. Jobs then write all stored days
+# again.
 _RULES = 3
 
 # The version of the parsing rules of earlier releases that stored clicks in the table `last_clicks`.
@@ -32,7 +36,7 @@ def layout_digest(config: Config) -> str:
 
 
 def earlier_layout_digest(config: Config) -> str:
-    """Returns the digest that an earlier release wrote for the same settings, with its rules of parsing.
+    """Returns the digest that an earlier release computed for the same settings, with its own parsing rules.
 
     Use this digest for rows that cannot be parsed again because their raw log was deleted. If a setting is
     used that the earlier release did not have, the result differs from every digest of that release.
@@ -55,8 +59,8 @@ def _settings(table: RawTable) -> dict[str, Any]:
     """Returns the settings of a table.
 
     The result is the same whether the configuration contains the default separator or omits it. Keys that did
-    not exist in earlier releases are included only if they are set. So days that an earlier release has
-    stored remain valid.
+    not exist in earlier releases are included only if they are set. So days that an earlier release stored
+    remain valid.
     """
     settings = table.model_dump(exclude={"path", "missing", "title", "image", "columns", "max_expansion"})
     if table.time_zone == UTC:
@@ -102,7 +106,8 @@ log = logging.getLogger("nightrank.etl")
 METHOD = "clicks before the row"
 GROUP_METHOD = "clicks before the group"
 
-# A function that publishes a missing or obsolete partition of a day, with these inputs.
+# A function that publishes a missing or obsolete partition of a day. Its arguments include the inputs to
+# record.
 Publish = Callable[[RawFiles, Partition, dict[str, str]], Manifest]
 
 
@@ -138,7 +143,7 @@ def _published(
 
 
 def _without_raw_log(config: Config, partition: Partition, method: str) -> Manifest | None:
-    """Returns the manifest of a day whose raw log does not exist; None if its clicks cannot be used."""
+    """Returns the manifest of a day without a raw log; None if the clicks of the day cannot be used."""
     if not is_published(partition):
         return None
     manifest = read_manifest(partition)

@@ -1,7 +1,8 @@
 """Reads the footers of Parquet files of raw tables, and checks the types of the listed columns.
 
-A footer contains the Parquet type of each listed column in its file, and shows whether the file is complete.
-So the files of a day may have different types, and columns that are not listed may have any type.
+A column is listed if the configuration names it. A footer contains the Parquet type of each listed column in
+its file, and shows whether the file is complete. So the files of a day may have different types, and columns
+that are not listed may have any type.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from etl.raw.text_values import WHOLE_RULE
 from storage import file_io
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
-_SMALLEST_BYTES = 12  # magic, length of the footer, magic
-_UNREADABLE_CODECS = ("LZO",)  # Arrow has no decoder for them
-_MOST_DIGITS = 38  # largest number of digits of a decimal
+_SMALLEST_BYTES = 12  # A file has at least the magic bytes, the length of the footer, and the magic bytes.
+_UNREADABLE_CODECS = ("LZO",)  # Compressions for which Arrow has no decoder.
+_MOST_DIGITS = 38  # Maximum number of digits of a decimal.
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
-# The names of the types of columns without a logical type, and of integers.
+# Names, for messages, of types without a logical type and of integers.
 _PLAIN = {
     "BOOLEAN": "boolean",
     "INT32": "int",
@@ -188,7 +189,10 @@ def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
 
 
 def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
-    """Returns the stored form of a plain column. Raises an error if its declared type does not fit."""
+    """Returns the stored form of a plain column.
+
+    Raises an error if its declared type cannot hold the stored type.
+    """
     logical, physical = leaf.logical_type, leaf.physical_type
     kind = logical.type
     shown = physical if kind == "NONE" else f"{physical} ({logical})"
@@ -200,7 +204,10 @@ def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
 
 
 def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> Stored:
-    """Returns the stored form of a text or number. Error messages contain its Parquet type `shown`."""
+    """Returns the stored form of a text or number.
+
+    `shown` is the name of its Parquet type for error messages.
+    """
     physical, kind = leaf.physical_type, leaf.logical_type.type
     if kind in _TEXTS:
         return Stored("string")
@@ -241,7 +248,7 @@ def _refused(
 
 
 def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, index: int) -> None:
-    """Raises DataError if a column cannot be decompressed."""
+    """Raises DataError if no decoder exists for the compression of a column."""
     for group in range(footer.num_row_groups):
         chunk = footer.row_group(group).column(index)
         if chunk.compression in _UNREADABLE_CODECS:
@@ -276,13 +283,13 @@ def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> D
 # Reads the footers of Parquet files, even if the writer used types that this version of Arrow does not
 # support.
 #
-# Arrow's writers store the Arrow schema in the footer, beside the Parquet schema. The Arrow schemas of newer
-# writers, such as delta-rs, may contain types that pyarrow 14 refuses, such as string views. The Parquet
-# types suffice to read such a file.
+# Programs that use Arrow store an Arrow schema in the footer, beside the Parquet schema. If the program is
+# newer, like delta-rs, this schema may contain types that pyarrow 14 refuses, such as string views. The
+# Parquet types suffice to read such a file.
 
 _FOOTER_MAGIC = b"PAR1"
-_END_BYTES = 8  # length of the footer, magic
-_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # both have the same length
+_END_BYTES = 8  # Size of the end of a file: the length of the footer, and the magic bytes.
+_ARROW_SCHEMA, _UNUSED = b"ARROW:schema", b"-----:schema"  # Both keys have the same length.
 
 
 def parquet_metadata(source: pa.NativeFile) -> pq.FileMetaData:

@@ -1,7 +1,7 @@
 """Describes rejected rows in error messages: file, line, column, value, rule and remedy.
 
-The remedy depends on the reason. For example, a wrong separator has another remedy than a label that is a
-text.
+The remedy depends on the reason. For example, the remedy for a wrong separator differs from the remedy for a
+label that is a text.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from conf.time_notation import ISO, only_date
 from etl.raw import row_rules, text_values
 from etl.raw.csv_header import common_header
 
-_SHOWN = 100  # maximum number of characters of a value or line in a message
-_MOST_VALUES = 5  # maximum number of values of one reason in a message
+_SHOWN = 100  # Maximum number of characters of a value or line in a message.
+_MOST_VALUES = 5  # Maximum number of values of one reason in a message.
 _IS_NOT = {
     "integer": "is not an integer of 64 bits",
     "number": "is not a number within the range of float32",
@@ -65,7 +65,7 @@ _ABOUT_COLUMNS = {
 }
 
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9.]*[0-9],[0-9]+")
-# The notations of dates, and of times after dates, that a message may propose.
+# Notations that a message may propose: of dates, and of times that follow a date.
 _DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y%m%d")
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 
@@ -104,7 +104,7 @@ def description(table: RawTable, rejected: RejectedLine) -> str:
 
 
 def values_of(table: RawTable, rejected: Sequence[RejectedLine]) -> list[str]:
-    """Returns some distinct values for which rows were rejected. `rows` have the same reason."""
+    """Returns some distinct values for which rows were rejected. All `rows` have the same reason."""
     column = _split(rejected[0].reason)[1] if rejected else ""
     if not column:
         return []
@@ -158,7 +158,7 @@ def _json_value(line: str, path: str) -> Any:
     """Returns the value of a path such as `a.b` in the text of a JSON object; None if there is none."""
     try:
         value = json.loads(line)
-    except ValueError:  # DuckDB accepts some texts that Python refuses
+    except ValueError:  # the text is one of those that DuckDB accepts and Python refuses
         return None
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -328,7 +328,7 @@ def _split(reason: str) -> tuple[str, str]:
 
 
 def _quoted(text: str) -> str:
-    """Returns a text in the double quotes of YAML."""
+    """Returns a text as a YAML string in double quotes."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -1,8 +1,8 @@
-"""The rules for rows: columns that are computed from raw columns, and reasons to reject a row.
+"""The rules for rows. A rule computes a column from a raw column, and has reasons to reject a row.
 
-A rule computes the label, the weight, the id of a user, item or group, or the time, from an array of raw
-values (etl/text/parse_block.py). `row_rules` returns the rules in the order in which rows are checked. If a
-row violates several rules, the first reason is used.
+The computed columns are the label, the weight, the ids of user, item and group, and the time.
+etl/text/parse_block.py applies the rules to arrays of raw values. `row_rules` returns the rules in the order
+in which rows are checked. If a row violates several rules, the first reason is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from etl.raw.text_values import numbers, text_array
 from etl.raw.time_text import FIRST_DAY, LAST_DAY, starts_of_days
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
-# Checks ids of users, items and groups. The rule has two forms: Spark expressions and Arrow operations.
+# Checks ids of users, items and groups. The rule exists in two forms: as Spark expressions and as Arrow
+# operations.
 
 MAX_KEY_BYTES = 256  # bytes of the text in UTF-8
 RULE = (
@@ -72,7 +73,7 @@ class RowRule:
     Attributes:
         output: the name of the computed column.
         column: the raw column.
-        checks: the conditions that reject a row, in order.
+        checks: the conditions that reject a row, in the order in which they are checked.
         compute: takes an array of n raw values, and returns the n computed values.
     """
 
@@ -95,7 +96,7 @@ def row_rules(
         types: maps each raw column to the type that operators receive: int, float or string.
         label, keys, event_time: sections of the configuration.
         log: the table of the rows. The declared types of its columns show whether times are integers,
-            timestamps or dates. None: times are integers.
+            timestamps or dates. If it is None, times are integers.
     """
     rules = _label_rules(label, keys, types)
     rules += [
@@ -108,7 +109,7 @@ def row_rules(
 
 
 def reasons_left_out(label: Label, keys: Keys | None) -> tuple[str, ...]:
-    """Returns the reasons of rows that are neither used nor quarantined, by the label and the keys."""
+    """Returns the reasons, given by the label and the keys, of rows that are neither used nor quarantined."""
     others = [OTHER_EVENT] if label.weights is not None and label.other_events == "drop" else []
     if keys is not None and keys.rows_without_user == "leave_out":
         others.append(_missing_key(keys.user))
@@ -139,7 +140,7 @@ def _label_rules(label: Label, keys: Keys | None, types: Mapping[str, str]) -> l
 def _always_one(column: str) -> RowRule:
     """Returns the rule of a label that is 1 in every row.
 
-    The values of `column` are not used, only their number.
+    Only the number of values of `column` matters.
     """
     return RowRule(LABEL, column, (), lambda values: pa.array(np.ones(len(values), np.float32)))
 
@@ -167,7 +168,7 @@ def _label_of_event(label: Label, column: str, is_text: bool) -> RowRule:
 
 
 def _weight_of_event(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of the weight of a row, which is the weight of its event. It rejects no row."""
+    """Returns the rule of a row's weight: the weight of the row's event. The rule rejects no row."""
     named = _events(label.event_weights, is_text)
     weights = [*label.event_weights.values()]
 
@@ -196,7 +197,7 @@ def _label(label: Label, column: str, is_text: bool) -> RowRule:
             (
                 RowCheck(
                     f"label:{column}",
-                    # Do not use is_in, which treats -0.0 and 0.0 as different.
+                    # Do not use is_in, because it treats -0.0 and 0.0 as different.
                     lambda values: pc.invert(pc.fill_null(_is_zero_or_one(array(values)), False)),
                 ),
             ),
@@ -227,7 +228,7 @@ def _key(output: str, column: str, is_text: bool) -> RowRule:
 
 
 def time_rule(event_time: EventTime, kind: ColumnType = "int", time_zone: str = UTC) -> RowRule:
-    """Returns the rule of the event time, which is converted to µs since 1970-01-01 UTC in 64 bits.
+    """Returns the rule of the event time. It converts times to µs since 1970-01-01 UTC in 64 bits.
 
     Args:
         event_time: column of the time, and unit of integers. Nanoseconds are rounded down.
@@ -300,9 +301,9 @@ def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:
 # Counts the rows of a day's log whose event_time is outside this day, in `log.time_zone` (default: UTC).
 #
 # A log may have some such rows: late events, or days of another time zone. If nearly all rows have such
-# times, the configured unit is probably wrong, or the file is of another day.
+# times, the configured unit is probably wrong, or the file belongs to another day.
 
-# The fact of a quarantine manifest. Manifests of earlier releases lack it.
+# Key of the fact with the counts in a quarantine manifest. Manifests of earlier releases lack it.
 MISDATED = "misdated"
 
 
@@ -344,7 +345,7 @@ def bounds_of_day(config: Config, dt: str) -> tuple[int, int] | None:
     """Returns the first µs of a day in `log.time_zone`, and the first µs after the day, since 1970-01-01 UTC.
 
     A day on which clocks change has 23 or 25 hours. Returns None if the log is not stored by day, or has no
-    event_time. Then no time can be outside its day.
+    event_time. In these cases, no time can be outside its day.
     """
     if not config.log.by_day or config.log.event_time is None:
         return None

@@ -16,7 +16,7 @@ from storage.manifest import digest_of
 from storage.paths import LakePaths, Partition, Table
 
 COPIES = "copies"
-ALL_DAYS = "all"  # name of the partition if the table is not read by day
+ALL_DAYS = "all"  # Name of the partition if the table is not read by day.
 # The fact in a copy's manifest with the name of the column of user ids; missing if there is no such column.
 USER_COLUMN = "user"
 # The fact with the digest of the rows. When erase_user removes rows, it also removes this fact.

@@ -37,7 +37,7 @@ _MOST_DIGITS = 38  # largest number of digits of a decimal in Spark, Arrow and P
 _DECIMAL = r"^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)$"
 _BOOLEANS = {1: ("true", "t", "yes", "y", "1"), 0: ("false", "f", "no", "n", "0")}
 
-# Integers of up to 18 digits fit into 64 bits. Longer integers are rare, so they are converted one by one.
+# Integers of up to 18 digits fit into 64 bits. Longer integers are rare, so Python converts them one by one.
 _SHORT_INTEGER = r"^-?[0-9]{1,18}$"
 
 
@@ -168,7 +168,8 @@ ARROW_TYPES: Mapping[OperatorType, pa.DataType] = {
     "strings": pa.list_(pa.string()),
 }
 
-# For each type whose texts may be malformed: the reason, and the function that converts texts.
+# For each type whose texts may be malformed: the reason for rejecting the row, and the function that converts
+# texts.
 _CONVERT: Mapping[ColumnType, tuple[str, Callable[[pa.Array, Column, str], pa.Array]]] = {
     "int": ("integer", lambda text, column, zone: integers(text)),
     "float": ("number", lambda text, column, zone: numbers(text)),
@@ -220,8 +221,8 @@ def typed_column(
 ) -> tuple[pa.Array, pa.Array | None]:
     """Converts n fields to typed values. Returns an array of n values, and an array of n reasons or None.
 
-    A field that is one of `null_values` becomes null. A malformed field also becomes null, and has a reason.
-    The reasons of all other fields are null. If no field is malformed, the second result is None.
+    A field that is one of `null_values` becomes null. A malformed field also becomes null, and its reason
+    says why. The reasons of all other fields are null. If no field is malformed, the second result is None.
 
     Args:
         raw: (n,) texts.
@@ -287,8 +288,9 @@ def split_line(line: str, separator: str) -> list[str] | None:
 #
 # Both engines, `sql` and `arrow`, convert a value to the same bytes.
 
-# Floats below the bound of their type represent every integer exactly. At and above the bound, an integer may
-# have been rounded. The keys are the names of the types in Arrow. Spark has the same names, except halffloat.
+# Maps types of floats to a bound. Below the bound, floats of the type represent every integer exactly. At and
+# above it, an integer may have been rounded. The keys are Arrow's names of the types. Spark uses the same
+# names, except halffloat.
 EXACT_BELOW = {"halffloat": 2.0**11, "float": 2.0**24, "double": 2.0**53}
 WHOLE_RULE = (
     "only a whole number becomes a text, and a float only below 2⁵³ (2²⁴ for 32 bits), because larger floats "
@@ -357,7 +359,8 @@ def whole_number_texts(values: pa.Array) -> pa.Array:
 def joined_column(values: Sequence[SparkColumn]) -> SparkColumn:
     """Returns a Spark expression that joins the values of several columns to one text.
 
-    The text is null if all values of the row are null. The text of a single value is not changed.
+    The text is null if all values of the row are null. If there is only one column, the result is the text of
+    its value.
     """
     if len(values) == 1:
         return text_column(values[0])

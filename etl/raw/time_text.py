@@ -6,7 +6,7 @@ valid. The hour 24 is not valid either.
 
 A text without an offset is a local time, which two rules convert to an instant. If a local time occurs twice
 because clocks are set back, the first of the two instants is used. If clocks skip a local time, it is moved
-forward by the length of the gap. Both rules are those of Python's zoneinfo with fold=0 (PEP 495).
+forward by the length of the gap. Python's zoneinfo applies the same rules with fold=0 (PEP 495).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ US_OF_SECOND, US_OF_DAY = 1_000_000, 86_400_000_000
 FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, in days since 1970-01-01
 _EPOCH = datetime(1970, 1, 1)
 _FIRST_US = FIRST_DAY * US_OF_DAY
-_DATE_BYTES = 10  # length of YYYY-MM-DD
-_MINUTE_BYTES = 16  # length of YYYY-MM-DDTHH:MM
-_ROWS = 1 << 16  # number of texts that are converted at once; it limits the memory of their characters
+_DATE_BYTES = 10  # Length of YYYY-MM-DD.
+_MINUTE_BYTES = 16  # Length of YYYY-MM-DDTHH:MM.
+_ROWS = 1 << 16  # Number of texts that are converted at once; it limits the memory of their characters.
 # largest number of bytes of a text. Longer texts are not times, except for times with many blanks
 _LONGEST = 64
-_PADDING = 16  # number of zeros after the characters of a text, so that a cursor may look ahead
-_MOST_DAYS = 1 << 17  # number of days of time zones whose offsets are kept
+_PADDING = 16  # Number of zeros after the characters of a text, so that a cursor may look ahead.
+_MOST_DAYS = 1 << 17  # Number of days of time zones whose offsets are kept.
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july"),
     *("august", "september", "october", "november", "december"),
 )
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_SHORT = 3  # number of letters of an abbreviated name
-_FIRST_YEAR_OF_1900 = 69  # years of two digits: 69 to 99 are 1969 to 1999, 00 to 68 are 2000 to 2068 (POSIX)
+_SHORT = 3  # Number of letters of an abbreviated name.
+_FIRST_YEAR_OF_1900 = 69  # Years of two digits: 69 to 99 are 1969 to 1999, 00 to 68 are 2000 to 2068 (POSIX).
 _NOON = 12
 
 Ints = NDArray[np.int64]
@@ -78,9 +78,9 @@ def timestamps(text: pa.Array, pattern: str, time_zone: str) -> pa.Array:
 def _plain_iso(text: pa.Array, time_zone: str) -> pa.Array | None:
     """Converts texts with Arrow's faster parser.
 
-    Returns None if Arrow's rules for one of the texts may differ. Arrow also accepts hours without minutes,
-    and the year 0. It refuses fractions of more than six digits. Its rules for offsets differ, so this
-    function accepts only texts without an offset, or with Z.
+    Returns None if Arrow may read one of the texts by other rules. Arrow also accepts hours without minutes,
+    and the year 0. It refuses fractions of more than six digits. Arrow also has other rules for offsets, so
+    this function accepts only texts without an offset, or with Z.
     """
     lengths = pc.binary_length(text)
     fits = pc.or_(pc.equal(lengths, _DATE_BYTES), pc.greater_equal(lengths, _MINUTE_BYTES))
@@ -187,7 +187,7 @@ def days_before(year: Ints, month: Ints, day: Ints) -> Ints:
 
 
 class _Cursor:
-    """The characters of n texts, the reading position in each text, and the parts that were read so far.
+    """A cursor over n texts: their characters, the reading position in each text, and the parts read so far.
 
     Attributes:
         chars: (n, width) uint8, filled with zeros after the end of a text.
@@ -215,7 +215,10 @@ class _Cursor:
         return self.chars[self._rows, np.minimum(self.at + ahead, self.chars.shape[1] - 1)]
 
     def skip(self, char: str, when: Bools | None = None) -> None:
-        """Reads one character, which all texts (or all texts in `when`) must have at their position."""
+        """Reads one character.
+
+        All texts (or all texts in `when`) must have this character at their position.
+        """
         where = np.ones(len(self.at), bool) if when is None else when
         self.ok &= ~where | (self.peek() == ord(char))
         self.at += where
@@ -287,7 +290,7 @@ class _Cursor:
         return match_index
 
     def finish(self) -> None:
-        """Checks the end of each text, and that its day exists."""
+        """Checks that each text ends at its position, and that its day exists."""
         leap = (self.year % 4 == 0) & ((self.year % 100 != 0) | (self.year % 400 == 0))
         last = _MONTH_DAYS[np.clip(self.month, 0, 12)] + (leap & (self.month == 2))
         self.ok &= (self.at == self.ends) & (self.year >= 1) & (self.day <= last)
@@ -408,7 +411,10 @@ def _names(names: tuple[str, ...], short: bool) -> tuple[str, ...]:
 
 
 def _converted(text: pa.Array, convert: Callable[[_Cursor], Ints]) -> pa.Array:
-    """Applies `convert` to the non-null texts of an array, some at a time. Other texts become null."""
+    """Applies `convert` to the texts of an array, a limited number at a time.
+
+    Texts that it cannot convert become null.
+    """
     parts = []
     for start in range(0, len(text), _ROWS):
         part = text.slice(start, _ROWS)

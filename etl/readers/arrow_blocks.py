@@ -63,7 +63,7 @@ def typed_block(
     path: str,
     rows_before: Callable[[], int],
 ) -> RawBlock:
-    """Returns the block of n stored rows, whose values are converted to the declared types.
+    """Returns n stored rows as a block, with the values converted to the declared types.
 
     Args:
         rows: the columns of the table that are in the file, by their names in the file. Other columns of the

@@ -1,4 +1,4 @@
-"""Converts Arrow columns to the declared types of raw columns, by one rule for all binary formats.
+"""Converts Arrow columns to the declared types of raw columns, by the same rules for all binary formats.
 
 Each distinct value is converted once.
 
@@ -13,7 +13,7 @@ Each distinct value is converted once.
 | list<int> | list of int64 | lists of whole numbers; null elements are left out |
 | list<string> | list of strings | lists of texts in UTF-8 or of whole numbers; empty texts are left out |
 
-NaN is null. Texts in a column of another type are converted as in text files.
+NaN is null. If the declared type is not string, texts are converted as in text files.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Converted:
 
     Attributes:
         values: n values: a dictionary array whose dictionary has no null, or an array of lists.
-        malformed: (m,) int64, ascending: the rows whose value does not fit. Their value is null.
+        malformed: (m,) int64, ascending: the rows whose value does not fit the declared type. They have null
+            in `values`.
         reason: the reason of these rows in the quarantine, such as `integer:age`.
     """
 
@@ -101,7 +102,10 @@ class NoTextError(Exception):
         self.column, self.row, self.value, self.count = column, row, value, count
 
     def error(self, path: str, first_row: int) -> DataError:
-        """Returns the error for the user. `first_row` is the index of the first row in the file `path`."""
+        """Returns the error to report to the user.
+
+        `first_row` is the index in the file `path` of the first converted row.
+        """
         return no_text(path, self.column, first_row + self.row + 1, self.value, self.count)
 
 
@@ -122,7 +126,7 @@ def convert(
         values: the values. Dictionary arrays of texts are fastest.
         column: name and declared type.
         unit: for the column of the event time, the unit of its integers: s, ms, us or ns. Timestamps are
-            converted to this unit and rounded down. A time beyond 64 bits is null.
+            converted to this unit and rounded down. A time that does not fit into 64 bits becomes null.
         time_zone: the time zone of timestamps without a zone, for the types `date` and `timestamp`.
 
     Raises:
@@ -144,12 +148,12 @@ def convert(
     indices = encoded.indices if encoded.indices.type == pa.int32() else encoded.indices.cast(pa.int32())
     if typed.null_count:
         return Converted(without_null_values(indices, typed), malformed, reason_of(column))
-    # The indices come from `encoded`, so they need no check.
+    # The indices come from `encoded`, so they are valid and need no check.
     return Converted(pa.DictionaryArray.from_arrays(indices, typed, safe=False), malformed, reason_of(column))
 
 
 def malformed_rows(values: pa.Array | pa.ChunkedArray, column: Column, time_zone: str = UTC) -> np.ndarray:
-    """Returns the rows of a column whose value does not fit, ascending: (m,) int64.
+    """Returns the rows whose value in a column does not fit the declared type, ascending: (m,) int64.
 
     Raises:
         NoTextError: see `convert`.
@@ -184,7 +188,7 @@ def null_values(column: Column, rows: int) -> pa.Array:
 
 
 def instants(values: pa.Array | pa.ChunkedArray, unit: str, time_zone: str = UTC) -> pa.Array:
-    """Converts n timestamps to integers (int64) in a unit, rounded down. A value beyond 64 bits is null.
+    """Converts n timestamps to int64 in a unit, rounded down. A value that does not fit becomes null.
 
     Timestamps without a time zone are in `time_zone`. If `time_zone` is not UTC, they are rounded down to µs.
     """
@@ -201,7 +205,7 @@ def instants(values: pa.Array | pa.ChunkedArray, unit: str, time_zone: str = UTC
 
 
 def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Returns a column as one array, with one dictionary, without extension types."""
+    """Returns a column as one array with one dictionary. Extension types are removed."""
     if isinstance(values, pa.ChunkedArray):
         if pa.types.is_dictionary(values.type):
             values = values.unify_dictionaries()
@@ -212,7 +216,7 @@ def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
             values = chunks[0]
         elif pa.types.is_dictionary(values.type):
             indices = pa.concat_arrays([chunk.indices for chunk in chunks])
-            # The indices come from the chunks, so they need no check.
+            # The indices come from the chunks, so they are valid and need no check.
             values = pa.DictionaryArray.from_arrays(indices, chunks[-1].dictionary, safe=False)
         else:
             values = pa.concat_arrays(chunks)
@@ -300,7 +304,7 @@ _ACCEPTED: Mapping[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "list<int>": (_is_list_of_whole,),
     "list<string>": (_is_list_of_texts,),
 }
-# The declared type that can hold values of a type, for error messages.
+# For error messages: the declared type that can hold the values of an Arrow type.
 _DECLARE: Mapping[Callable[[pa.DataType], bool], str] = {
     pa.types.is_boolean: "int",
     pa.types.is_timestamp: "timestamp",
@@ -316,7 +320,7 @@ _DECLARE: Mapping[Callable[[pa.DataType], bool], str] = {
 def _typed(
     values: pa.Array, column: Column, unit: str | None, time_zone: str
 ) -> tuple[pa.Array, np.ndarray | None]:
-    """Returns n values in the declared type, and (n,) bool: which values do not fit; None if all fit."""
+    """Returns n values in the declared type, and which of them do not fit it: (n,) bool, None if all fit."""
     kind, declared = values.type, column.type
     if pa.types.is_null(kind):
         return values.cast(VALUE_TYPES[declared]), None
@@ -428,7 +432,10 @@ _TIMESTAMP = Column(name="timestamp", type="timestamp")
 
 
 def _converted_lists(values: pa.Array, column: Column) -> Converted:
-    """Converts n lists, without null and empty elements. A list with a wrong element is malformed."""
+    """Converts n lists, without null and empty elements.
+
+    A list with an element of a wrong type is malformed.
+    """
     lists = values.cast(pa.list_(values.type.value_type))
     elements = lists.flatten()
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
@@ -487,8 +494,8 @@ def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tup
 
     Returns the values, and an array of reasons (None if no value is rejected). As in
     `etl.raw.text_values.typed_column`, a value that does not fit is null, and has a reason. Timestamps are
-    rounded down to µs. Timestamps without a time zone are in `time_zone`. A timestamp beyond 64 bits in µs
-    and NaN become null. Null or empty elements of lists are left out.
+    rounded down to µs. Timestamps without a time zone are in `time_zone`. NaN becomes null, and so does a
+    timestamp that does not fit into 64 bits in µs. Null or empty elements of lists are left out.
 
     Args:
         values: n values of an Arrow type for which `can_hold` is true.

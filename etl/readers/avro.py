@@ -1,7 +1,7 @@
-"""Reads Avro object container files. A file split is a range of bytes, in which blocks of the file begin.
+"""Reads Avro object container files.
 
-Blocks end with a marker of 16 bytes, which the header contains. So a task finds the first block of its range
-by searching for this marker.
+A file split consists of the file's blocks that begin in a range of bytes. Each block ends with a marker of 16
+bytes, which the header contains. So a task finds the first block of its range by searching for this marker.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PRIMITIVES: Mapping[str, pa.DataType] = {
     "enum": pa.string(),
 }
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
-# represents records, maps and unions of several types; no column can have these types
+# stands for records, maps and unions of several types, which no column can have
 _NESTED = pa.struct([])
 _WIDER = ({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64())
 
@@ -93,7 +93,7 @@ class AvroReader(TableReader):
 
     @classmethod
     def open(cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> AvroReader:
-        """Reads the headers of the files, except those of empty files, and checks the listed columns.
+        """Reads the headers of all files that are not empty, and checks the listed columns.
 
         Raises:
             DataError: a file is damaged, lacks a column, or has a column of a type that cannot be read.
@@ -132,7 +132,7 @@ class AvroReader(TableReader):
 
 @contextmanager
 def _damage(path: str) -> Iterator[None]:
-    """Converts the errors of decoders, which are of many kinds, to DataError."""
+    """Converts the errors of decoders, which have many types, to DataError."""
     try:
         yield
     except DataError:
@@ -143,7 +143,7 @@ def _damage(path: str) -> Iterator[None]:
 
 def _read_header(path: str, table: RawTable, event_time: EventTime | None) -> _File | None:
     """Returns the header of a file, after its listed columns have been checked; None if the file is empty."""
-    import fastavro  # takes 0.1 s, so it is imported only if it is needed
+    import fastavro  # the import takes 0.1 s, so only processes that need the module import it
 
     files, inner = file_io.filesystem(path)
     with files.open_input_file(inner) as source:
@@ -248,7 +248,8 @@ def _time_type(logical: str) -> pa.DataType | None:
 def _plain(schema: Any) -> Any:
     """Returns a schema for the same bytes that does not convert values to objects such as dates.
 
-    Texts are bytes, because an invalid text must be shown. Logical types except decimals are left out.
+    Texts are read as bytes, because error messages must show invalid texts. All logical types except decimals
+    are left out.
     """
     if schema == "string":
         return "bytes"

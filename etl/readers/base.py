@@ -18,10 +18,10 @@ from etl.raw.file_splits import FileSplit
 
 @dataclass(frozen=True)
 class RawBlock:
-    """The rows of a part of one raw file, with typed columns, before the rules of the log are applied.
+    """Rows from a part of one raw file, with typed columns, before the rules of the log are applied.
 
     Attributes:
-        bytes: size of the block in memory, about the size of its text.
+        bytes: size of the block in memory, which is about the size of its text.
         lines: number of lines (text) or rows (other formats) in the block, including rejected ones.
         row_lines: (n,) int64, ascending: for each row, the index of its line in the block, from 0.
         columns: maps each column of the table to n values: a dictionary array of int64, double or string, or
@@ -29,7 +29,7 @@ class RawBlock:
         counts: maps columns to an int64 array. Entry i of the array is the number of rows with the value i of
             the column's dictionary. Columns whose values were not counted are missing.
         broken: maps the index of each line that is not a row to the reason, such as `field_count`.
-        malformed: maps the index of each row with a value that does not fit to the reason, such as
+        malformed: maps the index of each row with a value that does not fit its column to the reason, such as
             `integer:age`. The value itself is null.
         texts: returns the texts of the lines with these indices, for the quarantine.
         exact_time: (n,) int64 µs since 1970-01-01 UTC if the time is stored as a timestamp, otherwise None.
@@ -54,12 +54,13 @@ _Result = TypeVar("_Result")
 def map_in_threads(
     items: Iterable[_Item], function: Callable[[_Item], _Result], threads: int
 ) -> Iterator[_Result]:
-    """Yields the results of a function for some items, in order.
+    """Yields the results of a function for some items, in the order of the items.
 
     Args:
         items: the arguments of the calls, such as the texts of blocks. This thread iterates over `items`;
             files are read and decompressed during the iteration.
-        function: spends most of its time in compiled code, which threads run in parallel.
+        function: the function to call. It should spend most of its time in compiled code, which threads run
+            in parallel.
         threads: number of threads, including this one. At most this number of items is in memory at a time.
     """
     if threads <= 1:
@@ -115,12 +116,12 @@ class TableReader(ABC):
 
     @abstractmethod
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
-        """Yields the rows of a file split, block by block, in order.
+        """Yields the rows of a file split, block by block, in the order of the rows.
 
         Args:
             file_split: one of the results of `splits`.
-            wanted: the columns to return. Other columns may be missing in the result. The values of these
-                columns are still checked if they may not fit the declared type.
+            wanted: the columns to return. Other columns may be missing in the result. Their values are still
+                checked if they may not fit the declared type.
 
         Raises:
             DataError: the file is damaged.

@@ -1,7 +1,7 @@
 """Reads Delta tables: the Parquet files of the current version, with their partition columns.
 
 If a column was added to the table after a file was written, the column is null in the rows of this file. Rows
-that a deletion vector deletes are left out: they are counted as lines, but not as rows or rejected rows.
+that a deletion vector deletes are left out. They count as lines, but neither as rows nor as rejected rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DeltaReader(TableReader):
     """Reads `delta`.
 
     Attributes:
-        parquet: reads the columns that are in the files.
+        parquet: the reader of the columns that are in the files.
         values: maps each partition column of the table to an array with its value in each file, in the order
             of `paths`.
         kept: maps files with deletion vectors to (n,) bool: whether each of their first n rows is kept. All

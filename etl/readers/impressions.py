@@ -54,10 +54,11 @@ def read_impressions(workers: Workers, config: Config, raw: RawFiles) -> Rows:
 
     An empty field is null. A value that does not have the type of its column, or a position below 1, is null
     too. `event_time` is in µs, and null if the log has no times or the field has no time. A part of a file
-    that cannot be read has one row, whose column `error` has the reason. In all other rows, `error` is null.
+    that cannot be read is represented by one row, whose column `error` has the reason. In all other rows,
+    `error` is null.
 
     Args:
-        workers: run a task for each file split.
+        workers: the processes that run a task for each file split.
         config: the configuration, with the section `serving.impressions`.
         raw: the files of the log of impressions of the day.
 
@@ -146,7 +147,7 @@ def _layout(config: Config, paths: tuple[str, ...]) -> _Layout:
 def _with_times_of_log(table: RawTable, settings: Impressions, config: Config) -> RawTable:
     """Returns the table.
 
-    If the section does not set type, format and zone of times, those of the click log are used.
+    Settings of times (type, format and zone) that the section does not set are taken from the click log.
     """
     log_time = config.log.event_time
     if settings.time is None or log_time is None:

@@ -5,12 +5,13 @@ as lines with escapes. If the library is missing, DuckDB reads all lines. Each d
 once:
 
 * `source` of a column is a path: `a.b` is the field `b` of the object in the field `a`.
-* A field that a line lacks is null, and so is a JSON null. `optional` has no effect on a single line.
+* A field that a line lacks is null, and so is a JSON null. This also holds for a column that is not
+  `optional`.
 * A string is converted like a field of a text file, with `null_values`. A number is converted like its text,
   so the string "5" and the number 5 are equal. The text of a number is its shortest notation: 1.50 is 1.5.
-* true and false are 1 and 0 in columns of numbers, and their names in columns of texts.
-* An array fits only the types list<int> and list<string>; its null elements are dropped. A row with an
-  object, or with an array in another column, is rejected with the reason `json:<column>`.
+* true and false become 1 and 0 in columns of numbers, and the texts `true` and `false` in columns of texts.
+* An array fits only the types list<int> and list<string>. Null elements of an array are dropped. A row with
+  an object, or with an array in another column, is rejected with the reason `json:<column>`.
 * A line that is not a JSON object, such as an empty line, is rejected with the reason `json`. DuckDB's parser
   accepts a comma after the last field. If several fields have the same name, the first is used.
 """
@@ -113,11 +114,11 @@ class JsonLinesReader(TableReader):
         for column in self.table.columns:
             place = names.index(column.source_name)
             encoded = scanned.columns[place]
-            if broken:  # leaves out the broken lines
+            if broken:  # `take` leaves out the broken lines
                 encoded = pa.DictionaryArray.from_arrays(
                     encoded.indices.take(pa.array(rows)), encoded.dictionary
                 )
-            # the values are only checked for objects and arrays
+            # these values are checked only for objects and arrays
             if column.type == "string" and column.name not in wanted:
                 _reject(malformed, encoded, column)
                 continue
@@ -133,7 +134,8 @@ class JsonLinesReader(TableReader):
                 columns[column.name] = values.take(encoded.indices)
                 continue
             if column.type == "string" and not (_first_bytes(encoded.dictionary) == _QUOTE).any():
-                columns[column.name] = without_null_values(encoded.indices, values)  # the texts are distinct
+                # The texts of a dictionary are distinct.
+                columns[column.name] = without_null_values(encoded.indices, values)
             else:
                 columns[column.name] = _distinct(encoded.indices, values)
             if len(columns[column.name].dictionary) == len(values):
@@ -199,8 +201,8 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
         table: the table, with its texts for null and its time zone.
 
     Returns:
-        n values, and n reasons. A value that does not fit is null and has a reason. All other reasons are
-        null.
+        n values, and n reasons. A value that does not fit the type of the column is null and has a reason.
+        All other reasons are null.
     """
     first = _first_bytes(tokens)
     is_list = (first == _ARRAY) if column.type in LIST_TYPES else np.zeros(len(tokens), bool)
@@ -212,7 +214,8 @@ def typed_tokens(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.
         texts = _unquoted(texts, first == _QUOTE)
     if column.type in NUMBER_TYPES:
         if table.decimal_separator != POINT:
-            has_comma = pc.fill_null(pc.match_substring(texts, ","), False)  # numbers of JSON have points
+            # Numbers of JSON always have decimal points.
+            has_comma = pc.fill_null(pc.match_substring(texts, ","), False)
             texts = pc.if_else(has_comma, with_decimal_points(texts), texts)
         is_plain = pa.array(first != _QUOTE)
         for name, number in (("true", "1"), ("false", "0")):
@@ -287,7 +290,7 @@ def _lines_of(block: bytes | memoryview) -> tuple[pa.Array, dict[int, str]]:
 
 
 def _split(block: bytes | memoryview) -> pa.Array:
-    """Returns the lines of a block without copying them. They may contain invalid UTF-8."""
+    """Returns the lines of a block without copying them. The lines may contain invalid UTF-8."""
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + 1
     if len(block) and block[-1] != ord("\n"):
         ends = np.append(ends, len(block))
@@ -305,7 +308,7 @@ def _tokens(lines: pa.Array, names: Sequence[str]) -> tuple[np.ndarray, list[pa.
     found = f"SELECT TRY(json_extract(text, [{pointers}]::VARCHAR[])) AS found FROM block"
     is_valid, *tokens = _run(f"SELECT found IS NOT NULL AS is_valid{values} FROM ({found})", lines).columns
     is_object = _one_array(is_valid).to_numpy(zero_copy_only=False) & (_first_bytes(lines) == _OBJECT)
-    if not is_object.all():  # blanks may stand before an object
+    if not is_object.all():  # blanks may precede an object
         others = np.flatnonzero(~is_object)
         trimmed = pc.utf8_ltrim_whitespace(lines.take(pa.array(others)))
         valid = _one_array(is_valid).to_numpy(zero_copy_only=False)[others]
@@ -370,8 +373,8 @@ def _run(query: str, texts: pa.Array) -> pa.Table:
 
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
-    """Returns the database of this process. It has one thread, because workers share the cores."""
-    import duckdb  # takes 0.06 s, so it is imported only if it is needed
+    """Returns the database of this process. It uses one thread, because several workers share the cores."""
+    import duckdb  # the import takes 0.06 s, so only processes that need the module import it
 
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": 1,

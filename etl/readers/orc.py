@@ -28,7 +28,7 @@ class _File:
         path: the path of the file.
         bytes: size of the content.
         stripes: number of stripes.
-        names: the names in the file of the table's columns that the file has.
+        names: the table's columns that the file has, by their names in the file.
     """
 
     path: str
@@ -51,7 +51,7 @@ class OrcReader(TableReader):
 
     @classmethod
     def open(cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> OrcReader:
-        """Reads the footers of the files, except those of empty files, and checks the listed columns.
+        """Reads the footers of all files that are not empty, and checks the listed columns.
 
         Raises:
             DataError: a file is damaged, lacks a column, or has a column of a type that cannot be read.

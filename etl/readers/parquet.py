@@ -46,7 +46,7 @@ from storage.file_digests import open_file
 
 # The types for which etl.raw.parquet_columns has rules.
 _PLAIN_TYPES = ("int", "float", "string")
-# Bytes in memory of a dictionary code or a number, even if the file stores fewer.
+# Number of bytes that a dictionary code or a number takes in memory, even if the file stores fewer.
 _VALUE_BYTES = 4
 # A row group that is larger than this multiple of a split is read as several blocks.
 _BLOCK_SPLITS = 4
@@ -105,7 +105,7 @@ class ParquetReader(TableReader):
     def open(
         cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None
     ) -> ParquetReader:
-        """Reads the footers of the files, except those of empty files, and checks the listed columns.
+        """Reads the footers of all files that are not empty, and checks the listed columns.
 
         Raises:
             DataError: a file is damaged, lacks a column, or has a column of a type that cannot be read.
@@ -265,7 +265,7 @@ class ParquetReader(TableReader):
         return row_texts(self._shown_columns(file, taken), len(taken))
 
     def _shown_columns(self, file: _File, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-        """Returns the columns in the text of a row, with timestamps of 96 bits in Spark's format."""
+        """Returns the columns for the JSON of a row, with timestamps of 96 bits in Spark's format."""
         shown = {}
         for column, stored in zip(self.table.columns, file.columns, strict=True):
             if not stored.is_stored:
@@ -283,8 +283,9 @@ def _read(
 ) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
     """Yields the rows of a file split, with the columns `names` of the file.
 
-    With `counted`, columns that can be read by their pages are not in the table. They are returned
-    separately, with the number of rows with each value. Without names, the table has one column of nulls.
+    With `counted`, columns whose pages this module can decode are not in the table. They are returned
+    separately, with the number of rows with each value. If `names` is empty, the table has one column of
+    nulls.
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
@@ -294,7 +295,7 @@ def _read(
     if not names:
         yield pa.table({"": pa.nulls(count)}), {}
         return
-    with open_file(file.path) as source:  # copied tables are in the lake, whose storage may be remote
+    with open_file(file.path) as source:  # copies of tables are in the lake, whose storage may be remote
         try:
             footer = parquet_metadata(source)
             paged = read_paged(source, footer, groups, names) if counted and end is not None else {}
@@ -306,7 +307,8 @@ def _read(
             parquet = pq.ParquetFile(
                 source,
                 metadata=footer,
-                read_dictionary=[name for name in names if name in paths],  # affects only columns of texts
+                # This has an effect only on columns of texts.
+                read_dictionary=[name for name in names if name in paths],
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
             )
@@ -339,7 +341,7 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
     """Returns the values of a column as they are stored.
 
     Some writers store a time before 1970 in 96 bits as a day and a negative number of nanoseconds of the day.
-    Arrow reads this number as unsigned. Then the times are 2⁶⁴ ns too late, in the years 2262 to 2554.
+    Arrow reads this number as unsigned. Such times are 2⁶⁴ ns too late, in the years 2262 to 2554.
     """
     values = rows.column(column.source_name)
     if not stored.is_int96:
@@ -383,7 +385,7 @@ def _columns_of(
 
 
 def _is_checked(column: Column, stored: str | None) -> bool:
-    """Returns whether some values of a column may not fit, if Spark reads the column as `stored`."""
+    """Returns whether some values of a column, stored as `stored`, may not fit the declared type."""
     if stored is None:
         return False
     if column.type == "string":
@@ -405,9 +407,10 @@ def _group_bytes(footer: pq.FileMetaData, table: RawTable) -> tuple[int, ...]:
 # Reads columns whose pages are all dictionary-encoded, without Arrow.
 #
 # Such a column chunk has one page with its distinct values, and pages with the index of each row's value.
-# Arrow creates an array for each chunk. Then the dictionaries must still be merged, and the rows counted. The
-# compiled library does all this in one pass over the pages (etl/native/pages.cpp). Most columns of a log are
-# stored in this way. Arrow reads nested columns, and columns with other pages.
+# Arrow would create an array for each chunk. After that, the dictionaries must be merged, and the rows of
+# each value counted. The compiled library does all this in one pass over the pages (etl/native/pages.cpp).
+# Most columns of a log are stored in this way. Arrow reads all other columns: nested columns, and columns
+# with other kinds of pages.
 
 _CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "ZSTD": "zstd", "UNCOMPRESSED": None}
 # Fields of the header of a page, by the identifiers of parquet.thrift, and some of their values.
@@ -419,8 +422,8 @@ _COUNT, _ENCODING = (
 )
 _LEVEL_ENCODING, _LEVEL_BYTES, _IS_COMPRESSED = (5, 3), (8, 5), (8, 7)
 _PLAIN, _OLD_DICTIONARY, _RUNS, _DICTIONARY = 0, 2, 3, 8
-_LENGTH_BYTES = 4  # size of the length before the levels
-_LEAST_BYTES = 4  # smallest size of a number, and size of the length of a text
+_LENGTH_BYTES = 4  # Size of the length that precedes the levels.
+_LEAST_BYTES = 4  # Smallest size of a number, and size of the length of a text.
 
 
 @dataclass(frozen=True)
@@ -435,7 +438,7 @@ class _Page:
 def read_paged(
     source: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]
 ) -> dict[str, tuple[pa.DictionaryArray, np.ndarray]]:
-    """Reads the columns that have only dictionary-encoded pages, and verifies the checksums of the pages.
+    """Reads the columns whose pages are all dictionary-encoded, and verifies the checksums of these pages.
 
     Args:
         source: the open file.
@@ -508,7 +511,7 @@ def _read_column(
 
 
 def _pages(data: memoryview, chunk: pq.ColumnChunkMetaData, nullable: bool) -> list[_Page] | None:
-    """Returns the pages of a column chunk, first the page of values.
+    """Returns the pages of a column chunk, beginning with the page of distinct values.
 
     Returns None if a page has another encoding.
     """
@@ -524,7 +527,7 @@ def _pages(data: memoryview, chunk: pq.ColumnChunkMetaData, nullable: bool) -> l
 
 
 def _is_read(header: Header, is_first: bool, nullable: bool) -> bool:
-    """Returns whether this module can read a page: the first must have values, the others indices."""
+    """Returns whether this module can read a page. The first page must have values, all others indices."""
     kind = header[_TYPE]
     encodings = (_PLAIN, _OLD_DICTIONARY) if is_first else (_OLD_DICTIONARY, _DICTIONARY)
     has_runs = kind != _DATA or not nullable or header.get(_LEVEL_ENCODING) == _RUNS
@@ -532,7 +535,7 @@ def _is_read(header: Header, is_first: bool, nullable: bool) -> bool:
 
 
 def _page(header: Header, stored: memoryview, codec: str | None, nullable: bool) -> _Page | None:
-    """Decompresses a page; None if its sizes are wrong."""
+    """Returns the decompressed page; None if the sizes in its header are wrong."""
     kind, count, size = header[_TYPE], header.get(_COUNT[header[_TYPE]], -1), header.get(_BYTES, -1)
     if min(count, size) < 0:
         return None

@@ -25,7 +25,7 @@ Header = dict[tuple[int, ...], int]
 
 
 class WrongPageError(Exception):
-    """The content of a page differs from its checksum, or the page has no valid header."""
+    """The checksum of a page does not match its content, or the page has no valid header."""
 
 
 def verify_pages(
@@ -100,7 +100,7 @@ def _integers(data: memoryview, position: int, fields: Header, outer: tuple[int,
     Args:
         data: bytes that contain the header of a page.
         position: the position of the struct.
-        fields: the integers by the identifiers of their fields.
+        fields: maps the identifiers of fields to their integers; the function adds entries.
         outer: the identifiers of the fields around the struct.
 
     Raises:
@@ -128,7 +128,10 @@ def _integers(data: memoryview, position: int, fields: Header, outer: tuple[int,
 
 
 def _after(data: memoryview, position: int, kind: int) -> int:
-    """Returns the position after a value. Lists, sets and maps do not occur in page headers."""
+    """Returns the position after a value.
+
+    It accepts no lists, sets and maps, because page headers have none.
+    """
     if kind == _BYTE:
         return position + 1
     if kind == _DOUBLE:

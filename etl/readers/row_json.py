@@ -26,11 +26,11 @@ _SMALLEST, _LARGEST = 1e-3, 1e7
 def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> list[str]:
     """Returns the JSON of n rows. Nulls are left out.
 
-    Timestamps are integers of their unit. Timestamps of 96 bits must be converted first. Floats have the
-    fewest digits that identify them, as in Java since version 19.
+    Timestamps are integers of their unit. Timestamps of 96 bits must be converted first. Floats are written
+    with the fewest digits that identify them, as Java does since version 19.
 
     Args:
-        columns: maps the name of each column, in order, to its n values.
+        columns: maps the name of each column to its n values, in the order in which columns are written.
         rows: the number n of rows.
     """
     parts = []
@@ -42,23 +42,24 @@ def row_texts(columns: Mapping[str, pa.Array | pa.ChunkedArray], rows: int) -> l
         key = _text(name)
         members = [f"{key}:{_value(value)}" for value in _python_values(encoded.dictionary)]
         parts.append(pa.array(members, pa.string()).take(encoded.indices))
-    # For a row in which each part is null, Arrow returns null. So the first part is an empty text.
+    # Arrow returns null for a row in which all parts are null. So the first part is an empty text, which is
+    # never null.
     empty = pa.array([""]).take(pa.array(np.zeros(rows, np.int32)))
     joined = pc.binary_join_element_wise(empty, *parts, ",", null_handling="skip")
     return [f"{{{text[1:]}}}" for text in joined.to_pylist()]
 
 
 def _encoded(array: pa.Array) -> pa.DictionaryArray:
-    if pa.types.is_dictionary(array.type):  # drops values of the dictionary that other rows have
+    if pa.types.is_dictionary(array.type):  # removes values of the dictionary that occur only in other rows
         array = array.dictionary_decode()
-    if pa.types.is_nested(array.type):  # Arrow cannot compute distinct lists
+    if pa.types.is_nested(array.type):  # Arrow cannot find the distinct values of lists
         indices = pa.array(np.arange(len(array), dtype=np.int32), mask=np.asarray(array.is_null()))
         return pa.DictionaryArray.from_arrays(indices, array)
     return array.dictionary_encode()
 
 
 def _python_values(values: pa.Array) -> list[Any]:
-    """Returns the values of an array as Python objects, but floats of 32 bits as NumPy objects."""
+    """Returns the values of an array as Python objects, except floats of 32 bits, which are NumPy objects."""
     if pa.types.is_float32(values.type):
         return list(values.to_numpy(zero_copy_only=False))
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):

@@ -1,4 +1,4 @@
-"""Checks the first rows of tables before a run reads its log, so that a run with a bad table ends early."""
+"""Checks the first rows of tables before a run reads its log, so that an invalid table stops it early."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader
 from etl.readers.discovery import open_table
 
-_ROWS = 100  # number of rows of each file that are checked
-_BYTES = 1 << 16  # number of bytes of text that are read at once
-_GROUP_BYTES = 64 << 20  # larger row groups and stripes are not read
+_ROWS = 100  # Number of rows that are checked in each file.
+_BYTES = 1 << 16  # Number of bytes of text that are read at once.
+_GROUP_BYTES = 64 << 20  # Row groups and stripes that are larger than this are not read.
 
 
 def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: str | None) -> None:
     """Checks the header or schema, and the values of the first rows, of every file of a table.
 
     Reads at most the first block of a text file, and the first row group or stripe of other files. If Spark
-    will read the table, a later check may still refuse it, because Spark can read fewer types of columns.
+    reads the table later, it may still refuse the table, because it can read fewer types of columns.
 
     Args:
         table: a table other than the log. All rows of the table must be valid.
@@ -50,7 +50,7 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
             positions, width = positions_in(common_header(paths, table), table, paths)
         rejected = (_first_bad_line(path, table, positions, width, id_column) for path in paths)
     else:
-        reader = open_table(table, tuple(paths))  # checks the columns of every file
+        reader = open_table(table, tuple(paths))  # `open` checks the columns of every file
         text_id = id_column if id_column is not None and table.type_of(id_column) == "string" else None
         firsts: dict[str, FileSplit] = {}
         for file_split in reader.splits(_BYTES):
@@ -89,7 +89,7 @@ def _first_bad_line(
         pc.if_else(pa.array(is_utf8, pa.bool_()), pa.scalar(None, pa.string()), "not_utf8"), unsplit
     )
     for column, position in zip(table.columns, positions, strict=True):
-        if position is None:  # an optional column that the file does not have
+        if position is None:  # the column is optional, and the file does not have it
             continue
         values, malformed = typed_column(
             fields[position], column, table.null_values, table.time_zone, table.decimal_separator
@@ -108,7 +108,7 @@ def _first_bad_line(
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    """Yields the lines of a text file, which is read block by block."""
+    """Yields the lines of a text file. Reads the file block by block."""
     end = None if compression(path) else _BYTES
     for block in read_blocks(FileSplit(path, 0, end), _BYTES):
         yield from bytes(block).removesuffix(b"\n").split(b"\n")

@@ -32,7 +32,8 @@ class TextReader(TableReader):
         positions: for each column of the table, the index of its field in a line; None for an optional column
             that the files do not have.
         width: number of fields in a line.
-        of_files: positions and width in csv files whose header differs from that of the first file, by path.
+        of_files: maps the path of each csv file whose header differs from the first file's header to its
+            positions and width.
         scanner: finds the fields of a block.
     """
 
@@ -71,7 +72,8 @@ class TextReader(TableReader):
         """Yields the rows of the lines that begin in the range of bytes."""
         positions, width = self.of_files.get(file_split.path, (self.positions, self.width))
         reader = replace(self, positions=positions, width=width)
-        has_header = file_split.start == 0 and self.table.format == "csv"  # the header is the first line
+        # The header is the first line of the file.
+        has_header = file_split.start == 0 and self.table.format == "csv"
 
         def parse(numbered: tuple[int, bytes | memoryview]) -> RawBlock:
             index, block = numbered
@@ -151,7 +153,10 @@ class TextReader(TableReader):
 
 
 def without_first_line(block: RawBlock) -> RawBlock:
-    """Returns the block without the row or the rejection of its first line. The line is still counted."""
+    """Returns the block with its first line removed from the rows and the rejected lines.
+
+    The line is still counted.
+    """
     rows = np.flatnonzero(block.row_lines >= 1)
     first = len(block.row_lines) - len(rows)
     columns = block.columns
@@ -162,7 +167,7 @@ def without_first_line(block: RawBlock) -> RawBlock:
         columns.slice(first, len(block.row_lines))
         if isinstance(columns, DeviceColumns)
         else {name: array.slice(first) for name, array in columns.items()},
-        {},  # the scanner has counted the header
+        {},  # the scanner has also counted the values of the header
         _without_first(block.broken, 1),
         _without_first(block.malformed, first, first),
         block.texts,
@@ -215,10 +220,11 @@ def _nulls_of(column: Column, rows: int) -> pa.Array:
 def without_null_values(indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
     """Returns a dictionary array of the values at `indices`, without nulls in the dictionary.
 
-    A row whose value is null gets a null index, because Arrow cannot unify dictionaries with nulls.
+    A row whose value is null gets a null index, because Arrow cannot unify dictionaries that contain null.
     """
     if not values.null_count:
-        return pa.DictionaryArray.from_arrays(indices, values, safe=False)  # the indices need no check
+        # The indices are valid, so they need no check.
+        return pa.DictionaryArray.from_arrays(indices, values, safe=False)
     valid = np.append(values.is_valid().to_numpy(zero_copy_only=False), False)
     new_codes = np.cumsum(valid, dtype=np.int32) - 1
     codes = indices.fill_null(len(values)).to_numpy(zero_copy_only=False)

@@ -46,7 +46,8 @@ def read_whole_table(
     Returns:
         A table with the columns of `table`, in the order of the files and lines, and the blocks of the table.
         Each column is one chunk: a dictionary array of int64, double or string, or an array of lists.
-        Dictionaries have no null, but may have a value twice, such as the integer of the texts `7` and `07`.
+        Dictionaries contain no null, but may contain a value twice. For example, the texts `7` and `07` are
+        the same integer.
 
     Raises:
         DataError: a file is damaged or lacks a column, or rows cannot be parsed.
@@ -57,7 +58,7 @@ def read_whole_table(
     bad = 0
     for path, first_line, block in _blocks(table, paths):
         reasons = first_reasons(block, text_id)
-        if reasons:  # only the first rejected row of each file is kept, because the message shows the first
+        if reasons:  # keep only the first rejected row of each file, because the message shows no other rows
             bad += len(reasons)
             line = min(reasons)
             if not any(known.file == path for known in rejected):
@@ -83,7 +84,10 @@ def _blocks(table: RawTable, paths: tuple[str, ...]) -> Iterator[tuple[str, int,
 
 
 def _joined(table: RawTable, read: Sequence[ReadBlock]) -> pa.Table:
-    """Returns the rows of all blocks. Without blocks, the types follow from the declared types."""
+    """Returns the rows of all blocks.
+
+    If there are no blocks, the columns have the types that the table declares.
+    """
     columns = {}
     for column in table.columns:
         chunks = [block.columns[column.name] for block in read] or [null_values(column, 0)]

@@ -1,8 +1,9 @@
-"""Copies rows of tables of Spark's catalogue into the lake, as Parquet files that tasks read like any others.
+"""Copies rows of tables of Spark's catalogue into the lake, as Parquet files that tasks can read.
 
 A copy is written again only if the rows of its day have changed. Spark can compute a state of the table
-without reading its rows. If this state is the same, the rows are the same. If the state differs, a digest of
-the rows decides. So the copies of old days stay if a table gets new days, or if its files are compacted.
+without reading its rows. If this state is the same, the rows are the same. If the state differs, the digest
+of the rows is compared. So the copies of old days remain valid if a table gets new days, or if its files are
+compacted.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ from storage.publish import (
 
 log = logging.getLogger("nightrank.etl")
 
-_STATE = "state"  # the fact with the result of `state_of`
-_TABLE = "table"  # the input: the digest of the table's rows when they were copied
-# Otherwise Spark would write timestamps of 96 bits, which do not record whether they have a time zone. Spark
-# would also refuse dates before 1900.
+_STATE = "state"  # Name of the fact with the result of `state_of`.
+_TABLE = "table"  # Name of the input: the digest of the rows that were copied.
+# Without these settings, Spark would write timestamps of 96 bits, which do not record whether they have a
+# time zone. It would also refuse dates before 1900.
 _EXACT = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -102,7 +103,7 @@ def _copy(
     if published is not None and not is_whole(partition, published):
         published = None
     rows = open_rows(spark, table.table, dt, table.key)
-    if rows is None:  # each day has a table, but there is no table for this day
+    if rows is None:  # each day is a separate table, but there is no table for this day
         if published is None or published.files:
             publish_facts(partition, inputs={}, facts={})
         return
@@ -129,7 +130,7 @@ def _publish(
 ) -> Manifest:
     """Writes and publishes the rows.
 
-    Computes the digest from the written rows, because the table may change meanwhile.
+    Computes the digest from the written rows, because the table may change while it is copied.
     """
     order = order_of(rows, table.table)
     attempt = new_attempt(partition)
@@ -155,7 +156,7 @@ def _content(spark: SparkSession, partition: Partition, published: Manifest) -> 
 
 
 def _with_plain_ids(rows: DataFrame, table: CopiedTable) -> DataFrame:
-    """Converts ids of users to texts as readers do, so that an erasure finds a user's id in the copy."""
+    """Converts ids of users to the texts that readers return, so that an erasure finds them in the copy."""
     declared = {column.source_name: column.type for column in table.table.columns}
     if table.user is None or table.user not in rows.columns or declared.get(table.user) != "int":
         return rows
@@ -163,7 +164,7 @@ def _with_plain_ids(rows: DataFrame, table: CopiedTable) -> DataFrame:
 
 
 def _without_erased(rows: DataFrame, config: Config, table: CopiedTable, dt: str) -> DataFrame:
-    """Leaves out the rows of erased users, as readers do, so that the lake does not contain them."""
+    """Leaves out the rows of erased users, so that the lake does not contain these rows."""
     if table.user is None or table.user not in rows.columns:
         return rows
     erased = erased_of_day(config, dt) if table.key == LOG else erased_of_table(config, table.table, dt)
@@ -172,7 +173,7 @@ def _without_erased(rows: DataFrame, config: Config, table: CopiedTable, dt: str
 
 @contextmanager
 def _exact_times(spark: SparkSession) -> Iterator[None]:
-    """Makes Spark write times unchanged while the block runs."""
+    """Makes Spark write times unchanged while the `with` block runs."""
     before = {key: spark.conf.get(key, None) for key in _EXACT}
     for key, value in _EXACT.items():
         spark.conf.set(key, value)
@@ -187,15 +188,15 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_MOST_FIELDS = 2**31 - 1  # no limit, so that the text of a plan contains the names of all fields
-# part of the text of a plan with user code; this code may change while the text stays the same
+_MOST_FIELDS = 2**31 - 1  # No limit: the text of a plan must contain the names of all fields.
+# A plan with user code has this word in its text. The code may change while the text stays the same.
 _FUNCTION_OF_USER = "UDF"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
-# Spark's messages if the class path lacks the jar of a format or of a catalogue.
+# Parts of Spark's messages if the class path lacks the jar of a format or of a catalogue.
 _JAR_MISSING = re.compile(
     r"ClassNotFoundException|NoClassDefFoundError|DATA_SOURCE_NOT_FOUND|Cannot find catalog plugin class"
 )
-# Spark's messages if the metastore cannot be reached. Then a retry may help.
+# Parts of Spark's messages if the metastore cannot be reached. In this case, a retry may succeed.
 _UNREACHABLE = re.compile(
     r"Connection refused|TTransportException|SocketException|UnknownHostException|[Tt]imed out|"
     r"SessionHiveMetaStoreClient"
@@ -208,7 +209,9 @@ _CATALOGUE = (
 
 
 def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFrame | None:
-    """Returns the rows of a day of a table. The listed columns have the same names as in the table.
+    """Returns the rows of a day of a table.
+
+    The frame has the columns that the configuration lists, with their names in the table.
 
     Args:
         spark: the session, whose catalogue has the table.
@@ -237,7 +240,7 @@ def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFr
 
 
 def identity(spark: SparkSession, table: RawTable, dt: str) -> str:
-    """Returns a URI of a table, or of its rows of a day, for the lineage."""
+    """Returns a URI that identifies a table, or its rows of a day, in the lineage."""
     parts, conditions = split_table_path(table.path)
     known = spark.catalog.getTable(".".join(map(_quoted, _named(parts, dt))))
     path = ".".join([*(known.namespace or []), known.name])
@@ -248,7 +251,8 @@ def identity(spark: SparkSession, table: RawTable, dt: str) -> str:
 def order_of(rows: DataFrame, table: RawTable) -> list[str]:
     """Returns the columns by which copied rows are sorted: the time of the event, and then all other columns.
 
-    Rows with equal values in all columns are interchangeable. So the order of a copy depends only on rows.
+    Rows with equal values in all columns are interchangeable. So the order of a copy's rows depends only on
+    the rows.
     """
     time = time_column(table)
     return [_quoted(name) for name in sorted(rows.columns, key=lambda name: (name != time, name))]
@@ -271,7 +275,7 @@ def with_plain_integers(rows: DataFrame, column: str) -> DataFrame:
         return rows
     text = F.col(_quoted(column))
     plain = F.regexp_replace(text, "[.]0*$", "").cast(T.DecimalType(38, 0)).cast("string")
-    is_integer = text.rlike("^[+-]?[0-9]{1,19}([.]0*)?$")  # as in etl/raw/text_values.py
+    is_integer = text.rlike("^[+-]?[0-9]{1,19}([.]0*)?$")  # the same rule as in etl/raw/text_values.py
     return rows.withColumn(column, F.when(is_integer, plain).otherwise(text))
 
 
@@ -293,13 +297,13 @@ def content_of(rows: DataFrame) -> str:
 def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
     """Returns a digest of the sources of the rows, without reading the rows.
 
-    The digest is computed from Spark's plan and, depending on the table, from the names, sizes and times of
-    files, the snapshot of an Iceberg table, or the version of a Delta table with deletion vectors. If the
-    digest has not changed, the rows have not changed.
+    The digest is computed from Spark's plan and from a state of the table. Depending on the table, this state
+    is the names, sizes and times of files, an Iceberg snapshot, or the version of a Delta table with deletion
+    vectors. If the digest has not changed, the rows have not changed.
 
     Returns:
-        The digest. None if only the rows show whether they have changed, as for JDBC, random values and rows
-        in memory.
+        The digest. None if a change can be found only by reading the rows, as for JDBC, random values and
+        rows in memory.
     """
     try:
         plan = rows._jdf.queryExecution().optimizedPlan()
@@ -313,7 +317,8 @@ def state_of(spark: SparkSession, rows: DataFrame) -> str | None:
         if _FUNCTION_OF_USER in text:
             return None
         return digest_of([text, states, _stamps(spark, rows.inputFiles())])
-    except Py4JError:  # another release wrote the plan, or a folder was deleted: the rows must be compared
+    except Py4JError:
+        # Another release wrote the plan, or a folder was deleted. The rows themselves must be compared.
         return None
 
 
@@ -333,7 +338,8 @@ def _open(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> Dat
     try:
         if not spark.catalog.tableExists(quoted):
             return None
-        spark.catalog.refreshTable(quoted)  # otherwise, Spark may use the cached files of an earlier run
+        # Without this, Spark may use its cached list of files from an earlier run.
+        spark.catalog.refreshTable(quoted)
         rows = spark.table(quoted)
         rows.schema  # noqa: B018 - the analysis may fail here
     except (PySparkException, Py4JError) as error:
@@ -423,7 +429,7 @@ def _is_of(rows: DataFrame, table: str, name: str, value: str, time_zone: str, k
 
 
 def _state_of_leaf(leaf: Any) -> str | None:
-    """Returns a text that identifies the data of a plan's leaf, apart from its files; None if unknown."""
+    """Returns a text that identifies the data of a plan's leaf, without its files; None if there is none."""
     name = leaf.getClass().getSimpleName()
     if name == "OneRowRelation":
         return ""
@@ -440,7 +446,10 @@ def _state_of_leaf(leaf: Any) -> str | None:
 
 
 def _state_of_delta(location: Any) -> str | None:
-    """Returns the version of a Delta table with deletion vectors. Such deletions do not change its files."""
+    """Returns the version of a Delta table with deletion vectors.
+
+    Deletion vectors change the rows of a table without changing its data files.
+    """
     if not location.getClass().getName().startswith(("org.apache.spark.sql.delta", "io.delta")):
         return ""
     prepared = location.getClass().getSimpleName() == "PreparedDeltaFileIndex"
@@ -465,7 +474,7 @@ def _stamps(spark: SparkSession, files: Sequence[str]) -> list[list[Any]]:
 
 
 def _elements(sequence: Any) -> list[Any]:
-    """Returns the elements of a sequence of Scala."""
+    """Returns the elements of a Scala sequence."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 

@@ -172,7 +172,7 @@ def prepare_frame(
         workers, plan: the workers and the plan of the run.
         rows: the good rows of the day, with row_id, label, keys, event_time, weight and raw columns.
         raw: the files of the day.
-        earlier: reads the clicks of earlier days; None if histories need none.
+        earlier: the reader of the clicks of earlier days; None if histories need no such clicks.
 
     Raises:
         DataError: see the called functions.
@@ -211,7 +211,7 @@ def prepare_frame(
 # has an event time, a row gets the position of the last impression at or before its own time. If several
 # impressions have this time, the row gets the smallest of their positions. So no row uses a later impression.
 # Without an event time, a row gets the smallest position of the day. A row whose item was not shown to its
-# user gets null. Every row occurs once in the result.
+# user gets null as position. Every row occurs once in the result.
 
 _POSITION, _IS_ROW = "position", "_is_row"
 
@@ -219,7 +219,7 @@ _POSITION, _IS_ROW = "position", "_is_row"
 def add_positions(workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: RawFiles) -> DataFrame:
     """Adds the column `serving.impressions.row_column` (bigint) if it is configured.
 
-    Logs a warning if too many impressions are invalid. Invalid impressions give no position.
+    Logs a warning if too many impressions are invalid. Invalid impressions are ignored.
 
     Args:
         workers, plan: the workers and the plan of the run.
@@ -237,7 +237,7 @@ def add_positions(workers: Workers, plan: FeaturePlan, rows: DataFrame, raw: Raw
         return rows.withColumn(settings.row_column, F.lit(None).cast("bigint"))
     logged = frame_of(workers.spark, read_impressions(workers, plan.config, files))
     _check(logged, settings, raw.dt)
-    # Spark reads the files again for the join. If a file cannot be read then, the job must stop.
+    # Spark reads the files again for the join. If a file cannot be read at that time, the job must stop.
     readable = F.when(F.col(ERROR).isNotNull(), F.raise_error(F.col(ERROR)).cast("boolean"))
     valid = logged.where(readable.otherwise(_is_valid(settings)))
     return join_positions(rows, valid, settings.row_column)

@@ -1,14 +1,14 @@
-"""Computes the history of each row: the items that its user clicked last before the row.
+"""Computes the history of each row: the last items that the row's user clicked before the row.
 
 Rows of a user are ordered by event_time, then by row_id; without an event_time, by row_id. The history of a
-row has only clicks of earlier rows in this order, so the row's own click and later clicks are not in it. If
-the log is stored by day, the clicks of earlier days precede the clicks of the row's day.
+row contains only clicks of earlier rows in this order. So it contains neither the row's own click nor later
+clicks. If the log is stored by day, the clicks of earlier days precede the clicks of the row's day.
 
 In the functions below, a click is a struct `time`, `item`. `time` is the event_time, or null if the log has
 none. An array of clicks is ordered from the oldest to the most recent click.
 
-If the log has groups (keys.group), the rows of a group compete for one click. This click is not known when
-the group is shown. So all rows of a group on a day have the history of the group's first row.
+If the log has groups (keys.group), the rows of a group compete for one click. The click is not known when the
+group is shown. So all rows of a group on a day get the history of the group's first row.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def as_history(clicks: DataFrame, history: History) -> DataFrame:
 def _items_and_ages(clicks: Column, items: str, ages: str) -> tuple[Column, Column]:
     """Returns the columns `items` and `ages` of arrays of clicks, with the most recent click first.
 
-    A click of an earlier day may have a later time than a click of the day; its age is 0.
+    A click of an earlier day may have a later time than the first click of the list. Its age is then 0.
     """
     newest = clicks[0]["time"]
 
@@ -134,7 +134,7 @@ def _last(values: Column, length: int) -> Column:
     return F.slice(values, F.greatest(F.size(values) - length + 1, F.lit(1)), F.lit(length))
 
 
-# The table `last_clicks` of a lake, from which the histories of later days are computed.
+# Publishes and reads the table `last_clicks` of a lake. The histories of later days are computed from it.
 #
 # The partition of a day has one row per user with a click on that day, sorted by user_key. The columns are
 # user_key, items (item keys, oldest first) and, if the log has an event_time, times (event_time of each

@@ -26,8 +26,8 @@ from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT, raw_keys
 from storage.lineage import NOT_RECORDED, LineageRecorder
 
-# Each file split has fewer lines than this. So row_ids can be in the order of the lines without counting
-# lines first.
+# Each file split has fewer lines than this. So Spark can assign row_ids in the order of the lines without
+# counting the lines first.
 _LINES_OF_SPLIT = 2**40
 _FIXED = {
     **dict.fromkeys((USER_KEY, ITEM_KEY, GROUP_KEY), pa.string()),
@@ -47,7 +47,7 @@ def ordered_rows(
 
     Args:
         workers, plan, raw: the workers, the plan of the run, and the files of the day.
-        columns: raw columns to read in addition.
+        columns: the raw columns to read besides the columns of label, keys and time.
 
     Raises:
         DataError, ConfigError: a file is damaged or lacks a column.
@@ -101,10 +101,10 @@ def read_attributes(
     id_column: str | None = None,
     recorder: LineageRecorder = NOT_RECORDED,
 ) -> DataFrame:
-    """Reads a table as a frame, with one row per key. Tasks read the blocks of its reader.
+    """Reads a table as a frame, with one row per key.
 
-    The arguments are those of etl.prepare.attributes.read_attribute_table, which returns the same rows as a
-    table of this process, and raises the same errors.
+    Tasks read the blocks of the table's reader. etl.prepare.attributes.read_attribute_table has the same
+    arguments, and raises the same errors. It returns the same rows as an Arrow table.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)
     reader = open_table(table, raw.paths)
@@ -124,7 +124,8 @@ def read_attributes(
     if checked is None:
         raise ValueError("internal error, please report: an aggregation has no row")
     if checked["rejected"] or checked["keys"] != checked["rows"]:
-        read_attribute_table(config, table, key, section, dt, id_column)  # its error contains file and line
+        # Raises an error that contains file and line.
+        read_attribute_table(config, table, key, section, dt, id_column)
         raise ValueError(f"internal error, please report: {section} has invalid rows in Spark only")
     return rows.drop(_REJECTED)
 

@@ -1,1 +1,1 @@
-"""Divides rows into train, validation and test, and draws negatives for them."""
+"""Divides rows into the splits train, validation and test, and draws negatives for the rows."""

@@ -18,14 +18,14 @@ from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# A part of the digest of prepared rows, so that they are prepared again when this text changes. Change the
-# text whenever a change of the code makes it draw different negatives from the same log.
+# A part of the digest of prepared rows. Change this text if the code draws different negatives from the same
+# log. Jobs then prepare the rows again.
 DRAW = "from the split of the row and before"
 _SINCE = "_since"
 
 
 def add_negatives(rows: DataFrame, config: Negatives, item_column: str, weighted: bool = False) -> DataFrame:
-    """Adds up to `per_positive` negatives for each positive row: items for which the user has no row.
+    """Adds up to `per_positive` negatives for each positive row: items that its user has no row for.
 
     The negatives of a positive row are drawn only from rows of the same split and of earlier splits: for a
     train row from the train rows, for a test row from all rows. So validation and test rows do not change the
@@ -37,18 +37,18 @@ def add_negatives(rows: DataFrame, config: Negatives, item_column: str, weighted
 
     Let m be the number of distinct items in the rows from which the negatives of a positive row are drawn.
     These items are ordered by the first split in which they occur, then by item key. Draw n, from 1 to
-    `per_positive`, takes the item at index pmod(xxhash64(row_id, n, seed), m). If the user already has one of
-    these rows with the drawn item, the draw adds no negative. The result depends only on the log and the
-    configuration.
+    `per_positive`, takes the item at index pmod(xxhash64(row_id, n, seed), m). If the user already has a row
+    with the drawn item among the rows from which negatives are drawn, the draw adds no negative. The result
+    depends only on the log and the configuration.
 
     A negative has label 0 and, if rows have weights, the weight 1. Except for the item, its other columns
     have the values of the positive row. The row_id of every row becomes row_id * (per_positive + 1) + n. Here
-    n is 0 for the rows of the log, and the draw for negatives.
+    n is 0 for the rows of the log, and the number of the draw for negatives.
 
     Args:
         rows: frame with keys, label and row_id.
-        config: maximum number of negatives per positive row, the seed, and whether train rows get negatives.
-            With `train: false`, the frame must have the column `split`.
+        config: the section `negatives`: maximum number of negatives per positive row, the seed, and whether
+            train rows get negatives. With `train: false`, the frame must have the column `split`.
         item_column: the raw column of the item key.
         weighted: whether rows have the column `weight`.
     """

@@ -1,4 +1,4 @@
-"""Divides rows into train, validation and test, always by time."""
+"""Divides rows into the splits train, validation and test. All methods divide rows by time."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def assign_split(rows: DataFrame, config: SplitConfig) -> DataFrame:
 def _by_fraction(rows: DataFrame, config: SplitConfig) -> DataFrame:
     """Divides rows by event time, or by row_id if the log has no times.
 
-    Let rank be the index of a row in the order of event_time or row_id, from 0, and n the number of rows. A
-    row is in the train split if rank <= (n - 1) * `train`, as for a percentile. Rows with equal times are in
-    the same split. Dropped rows, such as quarantined rows, have no rank and are not counted in n.
+    Let n be the number of rows, and rank the index (from 0) of a row in the order of event_time or row_id. A
+    row is in the train split if rank <= (n - 1) * `train`. This is the rule for percentiles. Rows with equal
+    times are in the same split. Dropped rows, such as quarantined rows, have no rank and are not counted in
+    n.
 
     Raises:
         DataError: there are no rows.
@@ -83,7 +84,7 @@ def no_good_row() -> DataError:
 
 
 def no_training_row(days: Sequence[str], config: SplitConfig) -> DataError:
-    """Returns the error for a fit whose train split has no row on any of `days`."""
+    """Returns the error for a fit if the train split has no row on any of `days`."""
     remedy = {
         "day": "check which rows the operators of `prepare` leave out",
         "fraction": "raise split.train, or check which rows the operators of `prepare` leave out",
@@ -102,7 +103,7 @@ def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
     Returns None if there are no rows.
     """
     shares = [config.train, config.train + config.validation]
-    # The frequency of each row is 1. The accelerator supports only frequencies of type long.
+    # Each row has the frequency 1. It has the type long, because the accelerator supports no other type here.
     once = F.lit(1).cast("bigint")
     cuts = F.percentile(EVENT_TIME, F.array(*(F.lit(share) for share in shares)), once)
     row = rows.agg(cuts.alias("cuts")).first()
@@ -112,9 +113,8 @@ def _time_cuts(rows: DataFrame, config: SplitConfig) -> list[float] | None:
 def _position_cuts(rows: DataFrame, config: SplitConfig) -> list[int] | None:
     """Returns the row_ids of the last train row and of the last validation row; None if there are no rows.
 
-    One pass counts the rows of each block of 2**16 row_ids. The rows of a block are read again only if a
-    split ends in the block and some row_ids of the block are missing, because rows with these row_ids were
-    dropped.
+    One pass counts the rows of each block of 2**16 row_ids. A block is read again only if a split ends in it
+    and some of its row_ids are missing. Row_ids are missing if their rows were dropped.
     """
     block = F.shiftright(ROW_ID, _BLOCK_BITS)
     counted = rows.groupBy(block.alias("block")).agg(
@@ -146,7 +146,8 @@ def last_ranks(total: int, config: SplitConfig) -> tuple[int, int]:
 
     Indices count from 0. `total`, the number of rows, is at least 1.
     """
-    # Use exact decimals. In binary, 0.7 + 0.2 is less than 0.9, so one of ten rows would be lost.
+    # Use exact decimals. In binary floating point, 0.7 + 0.2 is less than 0.9, so one of ten rows would be in
+    # a wrong split.
     train = Fraction(str(config.train))
     first, second = (
         math.floor((total - 1) * share) for share in (train, train + Fraction(str(config.validation)))
@@ -155,7 +156,7 @@ def last_ranks(total: int, config: SplitConfig) -> tuple[int, int]:
 
 
 def _leave_last_out(rows: DataFrame) -> DataFrame:
-    """Uses the last two positive rows of each user for validation and test.
+    """Divides the rows of each user at the user's last two positive rows, for validation and test.
 
     The test split contains the user's last positive row and all later rows. The validation split contains the
     second last positive row and all rows before the test split. The train split contains all earlier rows. A
@@ -165,7 +166,7 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     by_user = Window.partitionBy(USER_KEY)
     until_now = by_user.orderBy(*order).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     total = F.sum(LABEL).over(by_user)
-    later = total - F.sum(LABEL).over(until_now)  # number of positives after this row
+    later = total - F.sum(LABEL).over(until_now)  # number of positive rows of the user after this row
     split = (
         F.when(total == 0, "train")
         .when(later == 0, "test")
@@ -175,7 +176,7 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     return rows.withColumn(SPLIT, split)
 
 
-# The days that a run reads, which end on the run date: train, validation and test days.
+# Finds the days that a run reads: train, validation and test days. The last of them is the run date.
 
 
 def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:

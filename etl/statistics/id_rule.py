@@ -1,4 +1,4 @@
-"""The rule by which values of a vocabulary get ids, for Spark frames and for Arrow tables.
+"""Assigns ids to the values of a vocabulary by one rule, in Spark frames and in Arrow tables.
 
 New ids continue after the highest id of the column, or start at the rule's first id. They are assigned in
 the order of `_ORDER`. Values with fewer than `min_count` occurrences, and values beyond `max_size`, keep a
@@ -45,8 +45,8 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
     Returns a frame with the columns of `counts` and the new ids. New ids continue after the highest id of the
     column, or start at the rule's first id. They are assigned by descending count; values with equal counts
     are sorted by their UTF-8 bytes. Values with fewer than `min_count` occurrences, and values beyond
-    `max_size`, keep a null id. When the vocabulary is extended later, new occurrences are added to the counts
-    of these values.
+    `max_size`, keep a null id. The counts of these values are kept. When the vocabulary is extended later,
+    new occurrences are added to them.
 
     Args:
         counts: a frame with the columns column, value, id, count, last_seen. The id is null for values
@@ -58,7 +58,7 @@ def assign_ids(counts: DataFrame, rules: Mapping[str, IdRule]) -> DataFrame:
         F.col("id").isNull() & (F.col("count") >= _by_column(rules, lambda rule: rule.min_count)),
     )
     by_column = Window.partitionBy("column")
-    # Only values that may get a new id are ranked, so no window partition contains all values.
+    # Only values that may get a new id are ranked, so no partition of the window contains all values.
     ranked = (
         marked.where("is_new")
         .withColumn("rank", F.row_number().over(by_column.orderBy(*_spark_order())))

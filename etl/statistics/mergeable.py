@@ -40,7 +40,7 @@ _SCHEMA = "statistic int, state binary"
 
 @dataclass(frozen=True)
 class MeasuredStatistic:
-    """A statistic of a column.
+    """A statistic and the column for which it is computed.
 
     Attributes:
         name: name of the column for error messages.
@@ -52,7 +52,7 @@ class MeasuredStatistic:
     kind: Type
 
     def measure(self, values: pa.Array, counts: np.ndarray) -> bytes:
-        """Returns the state of n values without null, shape (n,), that occur `counts` times, shape (n,).
+        """Returns the state of n values without null. values[i] occurs counts[i] times.
 
         Raises:
             DataError: the state is larger than the statistic allows.
@@ -61,7 +61,7 @@ class MeasuredStatistic:
         return self._checked(self.statistic.measure(values.cast(kind), counts))
 
     def merge(self, states: Iterable[bytes]) -> bytes:
-        """Merges states. Without states, returns the state of an empty set of values.
+        """Merges states. If there are no states, returns the state of an empty set of values.
 
         Raises:
             DataError: a state is larger than the statistic allows.

@@ -1,4 +1,4 @@
-"""Exact mean, variance and quantiles of many columns, independent of the order of rows and partitions.
+"""Computes exact means, variances and quantiles that do not depend on the order of rows and partitions.
 
 Floating-point sums depend on the order of addition. But statistics are part of digests, so they must be
 reproducible. Values are therefore rounded to multiples of 2**-24 (6e-8) and summed exactly, as integers. At
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _UNITS = 2**24
-_LIMIT = 2.0**69  # the upper part of smaller numbers, including all 64-bit integers, has at most 31 bits
-_UPPER = 2.0**38  # unit of the upper part: 2**62 units of 2**-24
+_LIMIT = 2.0**69  # Numbers below this, such as all 64-bit integers, have an upper part of at most 31 bits.
+_UPPER = 2.0**38  # Unit of the upper part: 2**62 units of 2**-24.
 _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
 _PRODUCTS = ("upper_upper", "upper_high", "upper_low", "high_high", "high_low", "low_low")
@@ -55,7 +55,8 @@ def measure_moments(rows: DataFrame, values: Mapping[str, Column]) -> dict[str, 
     # Use several selects: in a single select, Spark would repeat the expression of a value at each of its
     # dozens of uses.
     reals = rows.select(*(value.cast("double").alias(f"real_{i}") for i, value in enumerate(values.values())))
-    # A cast rounds towards zero, so the remainder has the sign of the value, and no digit is lost.
+    # A cast rounds towards zero. So the remainder has the sign of the value, and the parts add up exactly to
+    # the value.
     with_upper = reals.select(
         "*",
         *(
@@ -126,7 +127,7 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
     """Returns the exact sums of n distinct values, of which values[i] occurs counts[i] times.
 
     Args:
-        name: a name of the values for the error message.
+        name: the name of the values in the error message.
         values: (n,) float64, the distinct values.
         counts: (n,) int64, the number of occurrences of each value.
 
@@ -146,7 +147,7 @@ def sums_of_counts(name: str, values: np.ndarray, counts: np.ndarray) -> ExactSu
         """Returns the exact sum of numbers[i] * counts[i].
 
         Each half of a number has at most 31 bits, so its product with a count fits into 64 bits. For fewer
-        than 2**31 rows, the sum of the products fits too. Otherwise, Python integers are added.
+        than 2**31 rows, the sum of the products fits too. For more rows, Python integers are added.
         """
         most, least = (numbers >> _HALF_BITS) * counts, (numbers & (_HALF - 1)) * counts
         if few_rows:
@@ -187,7 +188,10 @@ def _unfit(name: str, count: int) -> DataError:
 
 
 def _halves(number: Column) -> tuple[Column, Column]:
-    """Returns (h, l) with number = h * 2**31 + l. A number of 62 bits has halves of 31 bits; h is signed."""
+    """Returns (h, l) with number = h * 2**31 + l.
+
+    Both halves of a number of 62 bits have 31 bits. h has the sign.
+    """
     return F.shiftright(number, _HALF_BITS), number.bitwiseAND(F.lit(_HALF - 1))
 
 
@@ -199,7 +203,7 @@ def _moments(rows: int, total: int, squares: int) -> Moments:
     return Moments(rows, float(mean), math.sqrt(variance))
 
 
-# Exact quantiles of many columns. Values are counted and sorted by all tasks; no task needs all values.
+# Exact quantiles of many columns. All tasks together count and sort the values, so no task needs all values.
 
 # (index of a column, Spark partition, position) of a quantile. The quantile is the value at this position
 # among the column's sorted values in this Spark partition, counted from 1.
@@ -260,7 +264,8 @@ def quantiles_of_counts(
         chosen = is_wanted[_ranges(values)]
         held.append((values[chosen], counts[chosen]))
     values, weights = _merged(held)
-    # Number of values before each collected value: in ranges that were left out, and among collected values.
+    # For each collected value, the number of smaller values: in ranges that were left out, and among
+    # collected values.
     left_out = np.cumsum(np.where(is_wanted, 0, in_range))[_ranges(values)]
     reached = left_out + np.cumsum(weights)
     return [float(values[np.searchsorted(reached, position)]) for position in positions]
@@ -279,7 +284,7 @@ def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
     if not parts:
         return np.zeros(0), np.zeros(0, np.int64)
     values, position = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-    # Weights are doubles, exact for counts up to 2**53.
+    # np.bincount adds doubles, which are exact for counts up to 2**53.
     weights = np.bincount(position, np.concatenate([part[1] for part in parts]), len(values))
     return values, weights.astype(np.int64)
 

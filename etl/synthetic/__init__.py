@@ -1,9 +1,10 @@
-"""Generates click logs with users, items, impressions and clicks. The best possible AUC of a log is known.
+"""Generates click logs with users, items, impressions and clicks.
 
-The content of a day depends only on the seed, the configured sizes and the date. So a day has the same bytes
-at any time and on any worker. Read the modules of `clicks` in this order: `columns`, `click` (the click
-probability), `world` (users and items), `impressions` (which user sees which item), `layout` (conversion of
-rows to lines), `blocks` (lines and counts of a file). Then read `generate`, which writes the files.
+The best AUC that any model can reach on such a log is known. The content of a day depends only on the seed,
+the configured sizes and the date. So a day has the same bytes whenever and on whichever worker it is
+generated. Read the modules of `clicks` in this order: `columns`, `click` (the click probability), `world`
+(users and items), `impressions` (which user sees which item), `layout` (conversion of rows to lines),
+`blocks` (lines and counts of a file). After that, read `generate`, which writes the files.
 
 In the layout `criteo`, a row consists of the label (1 for a click) and the columns in the order below,
 separated by tabs. Rows are in the order of time. In the layout `named`, a row consists of `clicked` (the
@@ -13,8 +14,8 @@ with n levels has the codes 0 to n - 1. Codes are written as 8 hex digits in the
 example as `segment_3` in the layout `named`. Integers are decimal.
 
 In the table below, a number at the end of a meaning is the number of levels of a category. The last column of
-the table shows whether a column changes the click probability. In it, "with item_category" means that each
-pair of values of the two columns has its own effect.
+the table shows whether a column changes the click probability. In this column, "with item_category" means
+that each pair of values of the two columns has its own effect.
 
     criteo  named                  meaning                                            changes the probability
     I1      user_days_registered   age of the account in days                         no

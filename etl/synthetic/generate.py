@@ -30,9 +30,10 @@ from storage.manifest import (
 from storage.paths import LakePaths, Partition
 
 log = logging.getLogger("nightrank.generate")
-_NOT_OF_ROWS = ("days", "first_date", "compression")  # keys on which the rows of a day do not depend
+# Configuration keys on which the rows of a day do not depend.
+_NOT_OF_ROWS = ("days", "first_date", "compression")
 
-# Number of tasks of each worker between two log messages.
+# A progress message is logged after this number of tasks per worker.
 _ROUNDS = 4
 
 
@@ -87,7 +88,10 @@ def generate_days(workers: Workers, lake: LakePaths, config: Generate, dates: li
 
 
 def _write(config: Generate, root: str, tasks: list[tuple[str, int]], index: int) -> str:
-    """Writes the file of a task in the lake with this root, and returns the pickled WrittenFile as base64."""
+    """Writes the file of a task to the lake with the root `root`.
+
+    Returns the pickled WrittenFile as base64.
+    """
     dt, file = tasks[index]
     written = write_file(config, LakePaths(root).raw.partition(dt), file)
     return b64encode(pickle.dumps(written)).decode()
@@ -131,7 +135,7 @@ def _delete_superseded(partition: Partition, manifest: Manifest) -> None:
 
 PREFIX = "clicks-"
 _GZIP_LEVEL = 3
-_GZIP_WINDOW = 31  # zlib's code for gzip framing with a header that has no time and no name
+_GZIP_WINDOW = 31  # zlib's code for the gzip format with a header that contains no time and no name
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,8 @@ def write_file(config: Generate, partition: Partition, file: int) -> RawFile:
     Args:
         config: the section `generate`.
         partition: the partition of the raw log, which has the folder and the date of the file.
-        file: index of the file. Each file has one time interval of the day, so the order of names is the
-            order of time.
+        file: index of the file. Each file has one time interval of the day. In the order of their names, the
+            files are in the order of time.
 
     Raises:
         InfrastructureError: the file could not be written completely.

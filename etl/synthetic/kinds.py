@@ -20,7 +20,8 @@ class ClickLogKind:
     Attributes:
         layout: the layout of the files.
         blocks: function that yields the lines and the summary of each block of a file. Its arguments are the
-            configuration, the day and the index of the file. Summaries have `rows` and can be added.
+            configuration, the day and the index of the file. Summaries have an attribute `rows`, and can be
+            added to each other.
         facts: function that returns the facts for a day's manifest, such as `best_auc`. Its arguments are the
             configuration, the day and the sum of the summaries of all files.
     """

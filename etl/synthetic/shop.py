@@ -1,10 +1,10 @@
 """Generates the export of an invented web shop: events by day, and tables of users and items, as CSV files.
 
-docs/tutorial.md uses it, because readers of the tutorial should be able to read the export. The generator of
-click logs (generate.py) writes logs of impressions with known click probabilities, for measurements. Users of
-the shop prefer some categories and one price level, and some items are popular. After an item, users often
-view its companion, an item that fits it. So a model can be better than a list of popular items, but no list
-is perfect.
+docs/tutorial.md uses the export, because it is easy to read. The generator of click logs (generate.py) serves
+another purpose. It writes logs of impressions with known click probabilities, for measurements. Users of the
+shop prefer some categories and one price level, and some items are popular. After an item, users often view
+its companion, which is a matching item. So a model can predict views better than a list of popular items
+does, but no model can predict all views.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import numpy as np
 from conf.errors import ConfigError
 
 FIRST_DAY = date(2026, 1, 1)
-_FORMAT = 1  # part of each seed; increase this number if the same seed draws other values
+# Part of each random seed; increase this number if a change of the code draws other values from the same seed
+_FORMAT = 1
 _BRANDS = ("Nordvik", "Brückner", "Olmeca", "Atelier Noé", "Hartwell & Sons", "Kumo", "Faro", "Łódź Works")
 _COLOURS = ("black", "white", "navy", "olive", "red", "sand")
 _NOUNS = {
@@ -40,10 +41,10 @@ _LEVELS = 3  # of prices
 _ITEMS_PER_CATEGORY = 15
 # factor of the popularity of an item whose price is one level above or below the user's level
 _LEVEL_FACTOR = 0.25
-_TOGETHER = 0.35  # probability that the next viewed item is the companion of the item before
-_ACTIVE_A_DAY = 0.55  # mean share of the users who visit the shop on a day
-_MORE_VIEWS = 3.0  # mean number of further views in a visit, after the first view
-_CART, _PURCHASE = 0.2, 0.4  # probabilities of a cart after a view, and of a purchase after a cart
+_TOGETHER = 0.35  # Probability that the next viewed item is the companion of the item before.
+_ACTIVE_A_DAY = 0.55  # Mean share of the users who visit the shop on a day.
+_MORE_VIEWS = 3.0  # Mean number of further views in a visit, after the first view.
+_CART, _PURCHASE = 0.2, 0.4  # Probabilities of a cart after a view, and of a purchase after a cart.
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class _Shop:
 def write_shop(folder: Path, days: int, users: int, seed: int) -> list[str]:
     """Writes the files `events_<date>.csv`, `users.csv` and `items.csv`, and returns the dates, oldest first.
 
-    The file of a day does not depend on the number of days. A file that already has the same content is not
-    written again, so its modification time does not change.
+    The content of a day's file does not depend on the number of days. A file that already has the same
+    content is not written again, so its modification time does not change.
 
     Args:
         folder: the folder of the files; it is created if it does not exist.

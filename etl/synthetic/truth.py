@@ -1,4 +1,4 @@
-"""The true probabilities of users and items on one day, from which the best possible lists follow.
+"""Computes the true probabilities of users and items on one day. The best possible lists follow from them.
 
 Let a be the probability that an impression of a day is an impression of a certain user. Let e be the
 probability that an impression of this user shows a certain item, and p the probability that the user clicks
@@ -48,9 +48,9 @@ class GeneratedDays:
 def generated_days(lake: LakePaths, keys: Keys | None, days: Sequence[str]) -> GeneratedDays | None:
     """Returns the settings with which days of the log were generated.
 
-    Returns None if the true probabilities are unknown. This is the case if there are no days, if
-    generate_clicks did not write all days into the lake with equal settings, if the days have the layout
-    `outbrain`, or if `keys` are not the user and the item of the generator.
+    Returns None if the true probabilities are unknown. This is the case if there are no days, or if the days
+    have the layout `outbrain`. It is also the case if generate_clicks did not write all days into the lake
+    with equal settings, or if `keys` are not the user and the item of the generator.
     """
     settings = [published_settings(lake.raw.partition(day)) for day in days]
     first = settings[0] if settings else None
@@ -67,8 +67,8 @@ def generated_days(lake: LakePaths, keys: Keys | None, days: Sequence[str]) -> G
 def published_settings(partition: Partition) -> Generate | None:
     """Returns the settings with which a day of the raw log was generated.
 
-    The keys on which the rows of a day do not depend have their defaults. Returns None if the day was not
-    generated, or if a release generated it that did not record the settings.
+    Settings on which the rows of a day do not depend have their default values. Returns None if the day was
+    not generated, or if a release that did not record the settings generated it.
     """
     if not is_published(partition):
         return None

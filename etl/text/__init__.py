@@ -1,4 +1,5 @@
-"""Processes the days of a log in two passes, in Python workers that read the raw files themselves.
+"""Processes the days of a log in two passes.
 
-Each task reads one file split, which is a part of a file (etl.readers).
+The tasks of both passes run in Python workers, which read the raw files. Each task reads one file split,
+which is a part of a file (etl/readers).
 """

@@ -1,8 +1,8 @@
 """Divides the rows of a log into splits by their position, and counts the values of each split.
 
-The scan pass has counted the good rows of each block. These numbers show in which blocks train and validation
-end. Only these blocks are read once more, to count the values of each of their splits. The scan pass has
-saved these blocks, so they are parsed again only if their files are lost.
+The scan pass has counted the good rows of each block. These numbers show in which blocks the train split and
+the validation split end. Only these blocks are read once more, to count the values of each of their splits.
+The scan pass has saved the parsed blocks. They are parsed again only if the saved files are lost.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class CountedRows:
 
 
 def rows_of_splits(good: Sequence[int], config: SplitConfig) -> list[list[SplitRows]]:
-    """Returns, for each block, its rows in each split, in order. Splits without rows are left out.
+    """Returns, for each block, its rows in each split, in the order of the rows.
+
+    Splits without rows are left out.
 
     Args:
         good: the number of good rows of each block, in the order of the log.
@@ -108,7 +110,7 @@ class CutTask:
 def count_parts(
     workers: Workers, tasks: Sequence[CutTask], layout: FileLayout, counted: Sequence[str]
 ) -> list[list[CountedRows]]:
-    """Counts the values of the rows of each split, and returns the counts of each task in order."""
+    """Counts the values of the rows of each split, and returns the counts in the order of the tasks."""
     texts = workers.collect(len(tasks), partial(_count_task, tuple(tasks), layout, tuple(counted)))
     return [[CountedRows(**part) for part in json.loads(text)] for text in texts]
 

@@ -1,4 +1,4 @@
-"""The encode pass: computes the features of every file split and writes them as Parquet, in the workers."""
+"""The encode pass: tasks compute the features of every file split, and write them as Parquet."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ from storage.file_digests import new_file
 from storage.publish import null_column, own_path
 
 # Largest size of the model inputs of a row group in the memory of a training rank: 4 bytes for each number,
-# and lists padded to the length of the longest list. A rank has at least one row group of each of its shards
-# in memory. So this size determines the memory that training on many rows needs.
+# and lists padded to the length of the longest list. A rank (a training process) has at least one row group
+# of each of its shards in memory. So this size determines how much memory training on many rows needs.
 ROW_GROUP_BYTES = 32 * 2**20
-# A GPU decodes the pages of a column in parallel, and readers can skip pages. With pyarrow's 1 MiB, most
-# columns of a row group would be one page. Files become a little smaller; a CPU decodes them a little slower.
+# A GPU decodes the pages of a column in parallel, and readers can skip pages. With pyarrow's default of 1
+# MiB, most columns of a row group would be one page. Smaller pages make files a little smaller, but a CPU
+# decodes them a little more slowly.
 _PAGE_BYTES = 64 * 2**10
 _RAW_KEYS = (USER_KEY, ITEM_KEY, GROUP_KEY)
 _KEY_TYPES = {ROW_ID: pa.int64(), **dict.fromkeys(_RAW_KEYS, pa.string()), EVENT_TIME: pa.int64()}
@@ -58,7 +59,8 @@ class EncodeTask:
             name (storage.publish.own_path).
         dt: the day of the rows, as an ISO date.
         split: the split of the rows, if one partition of the log contains several splits; otherwise None.
-        saved: the blocks with these rows that the scan pass saved, in order; empty if it did not save them.
+        saved: the blocks with these rows that the scan pass saved, in the order of the rows; empty if it did
+            not save them.
         saved_line: index in the file split of the first line of the first saved block.
         lines: first line, and the line after the last one, of the rows to encode; None for all rows.
     """
@@ -75,7 +77,7 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The data that all tasks need: source of rows, fitted chains with their tables, columns to write."""
+    """The data for all tasks: the source of rows, fitted chains with tables, and the columns to write."""
 
     source: RowSource
     chains: tuple[FittedChain, ...]
@@ -85,7 +87,7 @@ class Encoding:
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of the feature table, in order.
+        """Returns the columns of the feature table, in the order in which they are written.
 
         Model inputs other than lists are declared as not nullable, because Parquet decodes such columns
         faster.
@@ -161,7 +163,7 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
         for first_row, parsed in _parsed_blocks(task, encoding.source, names):
             pending.append((first_row, parsed))
             pending_bytes += parsed.bytes
-            if pending_bytes + parsed.bytes // 2 >= FILE_SPLIT_BYTES:  # saved_runs uses the same condition
+            if pending_bytes + parsed.bytes // 2 >= FILE_SPLIT_BYTES:  # `saved_runs` uses the same condition
                 _write(writer, pending, encoding, task)
                 pending, pending_bytes = [], 0
         _write(writer, pending, encoding, task)
@@ -184,7 +186,7 @@ def _parsed_blocks(
 
 
 def rows_in(block: ParsedBlock, lines: tuple[int, int] | None, lines_before: int) -> ParsedBlock:
-    """Returns the rows of a block whose line in the file split is within bounds.
+    """Returns the rows of a block whose lines in the file split are between two bounds.
 
     Args:
         block: a block of the file split.
@@ -242,7 +244,7 @@ def _rows_of_group(schema: pa.Schema, columns: Mapping[str, pa.Array]) -> int:
 
     Args:
         schema: the columns of the feature table.
-        columns: the values of those columns that are lists, and others.
+        columns: the values of all list columns. Other columns are allowed too.
     """
     numbers = 0
     for field in schema:
@@ -254,10 +256,11 @@ def _rows_of_group(schema: pa.Schema, columns: Mapping[str, pa.Array]) -> int:
 
 
 def _dealt(table: pa.Table, groups: int) -> pa.Table:
-    """Distributes n rows to groups in turn. Returns the rows 0, groups, 2 * groups, …, 1, 1 + groups, … .
+    """Distributes n rows round-robin over groups.
 
-    The columns of `table` have one chunk. Columns are processed one after the other, so that a column stays
-    in the core's cache while the values of all groups are copied.
+    Returns the rows 0, groups, 2 * groups, …, 1, 1 + groups, … . The columns of `table` have one chunk.
+    Columns are processed one after the other. So a column stays in the cache of a processor core while its
+    values are copied to all groups.
     """
     order = pa.array(_dealt_values(np.arange(len(table)), groups))
     columns = [_dealt_column(column.chunk(0), groups, order) for column in table.columns]
@@ -312,7 +315,10 @@ def _columns(
 
 
 def _joined(parts: Sequence[pa.Array]) -> pa.Array:
-    """Concatenates arrays of a raw column. Dictionaries, also of list elements, become one dictionary."""
+    """Concatenates arrays of a raw column.
+
+    The dictionaries of several arrays, or of their list elements, become one dictionary.
+    """
     return unify(parts) if isinstance(parts[0], pa.DictionaryArray) else pa.concat_arrays(parts)
 
 
@@ -354,13 +360,13 @@ def _read(
         lines += block.lines
 
 
-# Looks up features of rows in tables on a device.
+# Computes features of rows on a device, by look-up tables.
 #
 # On the host, a chain that reads one raw column computes each distinct value once. The results are a look-up
 # table, with one value for each code. The device looks up the values of all rows, and distributes the rows
-# over row groups. Then all columns are copied to the host at once. The host computes all other features
-# (etl/workflow/fitted_chains.py): features of several columns, lists, and features that depend on the
-# position of a training row.
+# over row groups. After that, all columns are copied to the host at once. The host computes all other
+# features (etl/workflow/fitted_chains.py): features of several columns, lists, and features that depend on
+# the position of a training row.
 
 
 @dataclass(frozen=True)
@@ -380,7 +386,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class DeviceFeatures:
-    """The features of the rows of some blocks that a device looks up.
+    """The features that a device looks up for the rows of some blocks.
 
     Attributes:
         tables: the look-up tables of each feature, by name.
@@ -391,7 +397,7 @@ class DeviceFeatures:
     def dealt(self, groups: int) -> dict[str, pa.Array]:
         """Looks up the features of all rows.
 
-        The rows are distributed to groups in turn (device.columns.look_up).
+        The rows are distributed round-robin over groups (device.columns.look_up).
         """
         if not self.tables:
             return {}
@@ -414,7 +420,9 @@ def device_features(
     tables: LocalTables,
     place: RowPlace,
 ) -> DeviceFeatures:
-    """Returns the features that a device can look up. Features that are null in some row are left out.
+    """Returns the features that a device can look up.
+
+    Features that are null in at least one row are left out.
 
     Args:
         chains: the fitted chains.
@@ -455,7 +463,7 @@ def _columns_of(chain: FittedChain, blocks: Sequence[ParsedBlock]) -> tuple[Devi
 
 
 def _each_code(column: DeviceColumn) -> pa.DictionaryArray:
-    """Returns k + 1 rows: one with each value of the dictionary, and one with null."""
+    """Returns k + 1 rows: one row for each of the k values of the dictionary, and one row for null."""
     codes = np.arange(len(column.dictionary) + 1, dtype=np.int32)
     is_null = codes == len(column.dictionary)
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=is_null), column.dictionary)

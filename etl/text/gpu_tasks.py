@@ -1,8 +1,8 @@
-"""Runs tasks of the scan pass and of the encode pass in processes that have a GPU of their own.
+"""Runs tasks of the scan pass and of the encode pass in processes that each use one GPU.
 
-Such a process runs a group of tasks in threads. One task at a time scans its text on the GPU, while the
-others read files, apply rules to distinct values, and write Parquet. So one process per GPU is enough to use
-several cores. Without GPUs, a process runs one task at a time, with the compiled scanner.
+Such a process runs a group of tasks in threads. One task at a time scans its text on the GPU. Meanwhile, the
+other tasks read files, apply rules to distinct values, and write Parquet. So one process per GPU is enough to
+use several processor cores. Without GPUs, a process runs one task at a time, with the compiled scanner.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark.gpus import slot_of_task
 from spark.local_workers import are_cancelled
 from spark.workers import Workers
 
-if TYPE_CHECKING:  # only a process with a GPU imports torch
+if TYPE_CHECKING:  # only processes with a GPU import torch
     import torch
 
 log = logging.getLogger("nightrank.etl")
@@ -37,7 +37,8 @@ class GpuTasks:
 
     Attributes:
         groups: the indices of the tasks of each group, in order.
-        threads: number of threads of a process of this machine. In Spark, they are the cores of the task.
+        threads: number of threads of a process of this machine. In Spark, this is the number of cores of a
+            task.
     """
 
     groups: tuple[range, ...]
@@ -57,7 +58,7 @@ class GpuTasks:
         device = device_of_gpu(gpu)
 
         def run_task(task: int) -> _Result:
-            with _current(device):  # each thread has its own current GPU
+            with _current(device):  # the current GPU is a setting of each thread
                 return function(task, on_device)
 
         on_device = layout if device is None else scanned_on(layout, device)
@@ -80,7 +81,7 @@ def gpu_tasks(workers: Workers, layout: FileLayout, tasks: int) -> GpuTasks | No
     """Divides tasks among the GPUs. Returns None if the compiled scanner runs all of them on CPUs.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         layout: the layout of the log. Only text without nested fields (`tsv`, `csv`) is scanned on GPUs.
         tasks: number of tasks.
     """
@@ -104,7 +105,7 @@ class DeviceScan:
     """A scanner with the interface and the results of `etl.native.scan.scan`.
 
     The host scans blocks that the device cannot scan. Threads may share the scanner. It scans one block at a
-    time, so the temporary memory on the device is that of one block.
+    time, so the device needs temporary memory for only one block.
 
     Args:
         device: torch's device of a GPU.

@@ -1,6 +1,6 @@
-"""Applies the rules of a log to the typed blocks that a reader returns. Rejected lines get a reason.
+"""Applies the rules of a log to the typed blocks that a reader returns.
 
-With `workflow.engine: sql`, Spark parses the log instead, and returns the same rows and reasons.
+Rejected lines get a reason. A log is parsed in this way with both engines, `sql` and `arrow`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ParsedBlock:
             of the column's dictionary. If rows or a header line were removed after the scan, the mapping is
             empty, because the scanner's counts include them.
         rejected: maps the index in the block of every line that is not a valid row to the reason, ascending.
-            This includes lines that the operators `filter` and `dropna` drop.
+            Lines that the operators `filter` and `dropna` drop are also rejected lines.
         texts: returns the texts of the lines with these indices.
     """
 
@@ -176,7 +176,10 @@ def _derived_columns(
 
 
 def _may_have_null(encoded: Values) -> bool:
-    """Returns False if no row is null. If codes are on a device, returns True without searching them."""
+    """Returns False if no row is null.
+
+    If the codes are on a device, returns True without searching the codes.
+    """
     return isinstance(encoded, DeviceColumn) or encoded.indices.null_count > 0
 
 
@@ -209,8 +212,8 @@ class FileLayout:
         keys: columns of user, item and group.
         event_time: column and unit of the time.
         filters: the operators that drop rows.
-        erased: maps the path of a file to the erased users whose rows in it are left out. Files without such
-            users are missing.
+        erased: maps the path of a file to the erased users whose rows in it are left out. Files without rows
+            of such users are missing.
         device: `workflow.device` of the configuration.
     """
 
@@ -259,7 +262,7 @@ def file_layout(plan: FeaturePlan, paths: tuple[str, ...]) -> FileLayout:
     log = plan.config.log
     filters = plan.filters
     for row_filter in filters:
-        row_filter.inputs(log.types)  # raises an error if the operator cannot process blocks of rows
+        row_filter.inputs(log.types)  # `inputs` raises an error if the operator cannot process blocks of rows
     reader = open_table(log, paths, log.event_time)
     device = plan.config.workflow.device
     return FileLayout(reader, log.label, plan.config.keys, log.event_time, filters, device=device)
@@ -269,10 +272,10 @@ def file_layout(plan: FeaturePlan, paths: tuple[str, ...]) -> FileLayout:
 
 
 class RowSource(Protocol):
-    """Reads the blocks of file splits. Objects are pickled for tasks."""
+    """Reads the blocks of file splits. Objects of this class are pickled for tasks."""
 
     def blocks(self, file_split: FileSplit, features: Sequence[str]) -> Iterator[ParsedBlock]:
-        """Yields the rows of a file split, block by block, in order.
+        """Yields the rows of a file split, block by block, in the order of the rows.
 
         Args:
             file_split: the part of a file to read.
@@ -306,8 +309,9 @@ def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, 
 # Stores parsed blocks of file splits on a worker's local disk, so that they are not parsed a second time.
 #
 # A block has no file on a worker if another machine parsed the split, if the disk was nearly full, or if the
-# file was lost. Then the split is parsed again. The files are in Spark's local directories, which Spark
-# deletes when the application ends. `load` deletes a file after reading it, unless other tasks also read it.
+# file was lost. In these cases, the split is parsed again. The files are in Spark's local directories, which
+# Spark deletes when the application ends. `load` deletes a file after reading it, unless other tasks also
+# read it.
 
 _ROW_LINES, _LINES, _BYTES = "nightrank.places", b"nightrank.lines", b"nightrank.bytes"
 
@@ -342,7 +346,7 @@ def save(name: str, block: ParsedBlock) -> bool:
     batch = pa.RecordBatch.from_arrays([*arrays.values()], [*arrays])
     facts = {_LINES: str(block.lines).encode(), _BYTES: str(block.bytes).encode()}
     schema = batch.schema.with_metadata(facts)
-    # Another attempt at the task may run on the same machine, so the name contains the process id.
+    # The name contains the process id, because another attempt at the task may run on the same machine.
     written = path.with_suffix(f".{os.getpid()}")
     try:
         with pa.OSFile(str(written), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -375,12 +379,12 @@ def load(saved: SavedBlock, columns: set[str]) -> ParsedBlock | None:
             batch = reader.get_batch(0)
             facts = reader.schema.metadata
             lines, size = int(facts[_LINES]), int(facts[_BYTES])
-    except (OSError, pa.ArrowInvalid):  # incomplete: the worker was killed
+    except (OSError, pa.ArrowInvalid):  # the file is incomplete, because the worker was killed
         return None
     finally:
         if not saved.shared:
             with suppress(OSError):
-                path.unlink()  # the mapping stays readable after the file is deleted
+                path.unlink()  # the memory mapping stays readable after the file is deleted
     arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
     row_lines = np.asarray(arrays.pop(_ROW_LINES))
     block = ParsedBlock(size, lines, row_lines, arrays, {}, NOTHING_REJECTED)

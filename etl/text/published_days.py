@@ -52,7 +52,7 @@ class ScannedDay:
     summaries: Mapping[int, SplitSummary]
 
     def split_summaries(self) -> Iterator[tuple[FileSplit, SplitSummary]]:
-        """Returns the day's file splits with their summaries, in order."""
+        """Returns the day's file splits with their summaries, in the order of the day's lines."""
         return ((file_split, self.summaries[task]) for task, file_split in self.splits.items())
 
     def first_lines(self) -> list[tuple[int, str, int, int]]:
@@ -96,8 +96,9 @@ def publish_quarantine(
 ) -> None:
     """Publishes the lines of a day that cannot be parsed, with their line numbers.
 
-    If a file split has too many of them, the partition has only the first ones. The manifest has the number
-    of all such lines (`dropped`), and the number of lines that are missing (`not_kept` in its facts).
+    If a file split has too many such lines, the partition contains only the first of them. The manifest has
+    the number of all such lines (`dropped`), and the number of lines that the partition does not contain
+    (`not_kept` in its facts).
 
     Args:
         plan: the plan of the run.
@@ -154,7 +155,7 @@ def _numbered(day: ScannedDay, scanned: pa.Table, filtered: Sequence[str]) -> pa
         pc.is_valid(scanned["reason"]),
         pc.invert(pc.is_in(scanned["reason"], pa.array(filtered, pa.string()))),
     )
-    lines = scanned.filter(is_bad)  # in the order of the tasks
+    lines = scanned.filter(is_bad)  # in the order of the tasks, which is the order of the log
     tasks = lines["task"].to_numpy()
     for task, path, first_row, first_line in day.first_lines():
         first, last = np.searchsorted(tasks, [task, task + 1])
@@ -208,8 +209,8 @@ def publish_counts(
         day: the day to publish.
         attempt: folder of the files below the partition (storage.publish.new_attempt).
         inputs: the inputs for the partition's manifest.
-        parts: for each file split of the day, the counts of its rows in each split, in order; None if all
-            rows of the day are in one split.
+        parts: for each file split of the day, the counts of its rows in each split, in the order of the rows;
+            None if all rows of the day are in one split.
 
     Raises:
         DataError: the day has no line.
@@ -274,7 +275,7 @@ def _sum_by_name(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class EncodePart:
-    """Rows of a day that one task encodes. The attributes are those of EncodeTask."""
+    """Rows of a day that one task encodes. The attributes have the same meaning as in EncodeTask."""
 
     file_split: FileSplit
     first_row: int = 0
@@ -313,11 +314,11 @@ def encode_days(
     """Writes the feature partitions of days in one pass, and publishes them.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         plan: the plan of the run.
         table: the table of features of the workflow.
-        workflow: computes the features.
-        source: reads the file splits of the parts.
+        workflow: the workflow that computes the features.
+        source: the source that reads the file splits of the parts.
         days: the days, by date.
         rules: checks for the columns of the table.
 
@@ -368,5 +369,8 @@ def encode_days(
 
 
 def labelled_file(attempt: str, split: Split | None, name: str) -> str:
-    """Returns the path of a file below the folder of an attempt. Each split has its own folder."""
+    """Returns the path of a file below the folder of an attempt.
+
+    The files of each split are in a separate folder.
+    """
     return f"{attempt}/{split}/{name}" if split else f"{attempt}/{name}"

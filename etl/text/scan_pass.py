@@ -1,4 +1,4 @@
-"""The scan pass parses every line of the given days once, counts values, and returns rejected lines.
+"""The scan pass: parses every line of some days once, counts values, and returns rejected lines.
 
 Each task reads one file split. The task writes the value counts of each block as Parquet. It returns the
 rejected lines for the quarantine and the number of lines. The driver computes row_ids from these numbers.
@@ -33,7 +33,7 @@ from etl.value_counts.count_file_format import write_counts
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, LABEL
 
-if TYPE_CHECKING:  # Python workers do not import pyspark
+if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
     from pyspark.sql import DataFrame
 
 # Number of blocks whose counts a task keeps before it merges them. This limits the memory of a task.
@@ -49,11 +49,11 @@ class ScanTask:
         counts_file: path of the files to write. Each file has the value counts of one block, and gets
             different digits in its name.
         buckets: number of hash buckets into which the value counts are divided.
-        scratch: the name for saved blocks of the split. The name of a block has its index after a dot. None
-            to save nothing.
+        scratch: the name for saved blocks of the split. The name of a block is this name, a dot and the index
+            of the block. If it is None, no block is saved.
         day: the bounds of the day of the split (etl.raw.row_rules); None if times are not compared with them.
-        spill: the settings to store the good rows for their preparation, instead of counting their values;
-            None to count the values.
+        spill: the settings to store the good rows, which are then prepared; None to count the values of the
+            rows instead.
     """
 
     file_split: FileSplit
@@ -95,8 +95,8 @@ class SplitSummary:
         dropped: maps each reason to the number of lines that are not valid rows for this reason.
         not_kept: maps reasons to the number of lines that are counted in `dropped`, but not returned for the
             quarantine, because the split has too many of them (`_KEPT_LINES`).
-        blocks: the blocks of the split, in order; at least one. Empty if the rows were stored instead of
-            counting their values.
+        blocks: the blocks of the split, in the order of the lines; at least one. Empty if the rows were
+            stored, so that their values were not counted.
         stored: path of the file with the stored rows; empty if there are none, or if they are on the local
             disk.
         misdated: number of good lines whose event_time is outside the day, with their first and last time.
@@ -129,11 +129,11 @@ def scan_splits(
 
     The result has one row (task, summary) per task, and one row (task, line, reason, text) per quarantined
     line. Here `line` is the index of the line in its split. If Spark evaluates the frame again, it writes the
-    files of value counts again, under new names. So first publish the files that the summaries refer to, and
-    then release the frame.
+    files of value counts again, under new names. So publish the files that the summaries refer to first, and
+    release the frame after that.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         tasks: the file splits to scan.
         layout: the layout of the log.
         counted: raw columns whose values are counted. Labels are counted too, under the name LABEL_CELLS.
@@ -237,8 +237,9 @@ def _writer(spill: Spill | RowsFile, index: int) -> SpillWriter | RowsFileWriter
 def _counted(task: ScanTask, index: int, parsed: ParsedBlock, counted: Sequence[str]) -> CountedBlock:
     """Counts the values of a block, and saves the block if the task has a `scratch` name.
 
-    A block that a device has scanned is not saved, because the device scans it again faster than the host
-    could save and load it. Compressed files are an exception, because the host decompresses them.
+    A block that a device has scanned is not saved, because the device can scan it again in less time than the
+    host needs to save and load it. Blocks of compressed files are saved, because the host would have to
+    decompress them again.
     """
     name = f"{task.scratch}.{index}" if task.scratch else ""
     if isinstance(parsed.columns, DeviceColumns) and task.file_split.end is not None:
@@ -274,7 +275,7 @@ def _counts_on(column: DeviceColumn, counts: np.ndarray | None) -> tuple[pa.Arra
 # Limits of the number of lines that the quarantine stores for a file split. A split of hostile bytes can have
 # tens of millions of rejected lines. Lines beyond the limits are only counted.
 _KEPT_LINES = 100_000
-# the first lines of each reason are kept, even if the lines of other reasons have reached the limit
+# for each reason, this number of lines is kept even if the lines of other reasons have reached the limit
 _KEPT_OF_REASON = 1_000
 _KEPT_BYTES = 64 << 20
 
@@ -313,14 +314,17 @@ class _Sample:
         self._kept.update(kept.counts())
         self.not_kept.update(rejected.counts())
         self.not_kept.subtract(kept.counts())
-        self.not_kept = +self.not_kept  # removes reasons with the number zero
+        self.not_kept = +self.not_kept  # the unary plus removes reasons with the number zero
         return kept, lines_of_texts[:count]
 
 
 def _rejected_lines(
     index: int, lines_before: int, parsed: ParsedBlock, left_out: frozenset[str], sample: _Sample
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the lines for the quarantine. Lines with one of the reasons `left_out` are omitted."""
+    """Yields the lines for the quarantine.
+
+    Omits lines that were rejected for one of the reasons `left_out`.
+    """
     wanted = np.array([reason not in left_out for reason in parsed.rejected.reasons], bool)
     kept, texts = sample.choose(parsed.rejected.where(wanted[parsed.rejected.codes]), parsed.texts)
     if len(kept):

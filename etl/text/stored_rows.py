@@ -1,6 +1,6 @@
 """Stores the good rows of a log until they are prepared: in the lake for Spark, on the local disk for tasks.
 
-In the lake, the scan pass writes one file per file split. Any worker of a cluster can read this file.
+In the lake, the scan pass writes one file per file split. Every worker of a cluster can read this file.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class RowsFileWriter:
             schema,
             compression="snappy",
             write_statistics=False,
-            store_schema=False,  # so that Spark reads the columns as texts
+            store_schema=False,  # Spark must read these columns as texts
         )
         return self._open.enter_context(writer)
 
 
 # Stores the good rows of a log on the local disk, divided by the hash of a column, until they are prepared.
 #
-# The scan pass writes the rows of each file split, in one file per hash bucket. So one later task can read
+# The scan pass writes the rows of each file split, in one file per hash bucket. So one task can later read
 # all rows of a user. The files are in the folder of temporary files of the workers, and only processes of
 # this machine read them.
 

@@ -62,7 +62,7 @@ from storage.publish import Rules, new_attempt
 
 log = logging.getLogger("nightrank.etl")
 
-# Version of the files of value counts. Days with another version are scanned again.
+# Version of the files of value counts. Days whose files have a different version are scanned again.
 _COUNTS_FORMAT = 2
 
 
@@ -86,13 +86,14 @@ class TextPasses:
     def __init__(self, workers: Workers, plan: FeaturePlan, lake: LakePaths) -> None:
         self._workers, self._plan, self._lake = workers, plan, lake
         self._splits: dict[str, list[_ScannedSplit]] = {}
-        # the scanned blocks of each file split that this run has scanned
+        # maps each file split that this run has scanned to its scanned blocks
         self._scratch: dict[FileSplit, Sequence[CountedBlock]] = {}
 
     def scan_days(self, days: Sequence[RawFiles]) -> dict[str, DayCounts]:
         """Scans the days that are not scanned yet, and returns the row counts of each day.
 
-        The days are scanned together. Then their quarantine and their value counts are published.
+        The days are scanned together. After that, the quarantine and the value counts of each day are
+        published.
         """
         missing = [raw for raw in days if not self.is_scanned(raw)]
         if missing:
@@ -155,7 +156,7 @@ class TextPasses:
         )
 
     def table_inputs(self, raw: RawFiles) -> dict[str, str]:
-        """Returns an empty mapping: without a preparation, rows are not joined with tables."""
+        """Returns an empty mapping, because rows that need no preparation are not joined with tables."""
         return {}
 
     def training_blocks(self, days: Sequence[RawFiles]) -> TrainingBlocks:
@@ -206,9 +207,9 @@ class TextPasses:
         )
 
     def _encode_parts(self, dt: str) -> list[EncodePart]:
-        """Returns the parts of a scanned day, in the order of its lines.
+        """Returns the parts of a scanned day, in the order of the day's lines.
 
-        A file split whose blocks this machine has saved consists of several parts, so that several tasks
+        A file split whose blocks this machine has saved is divided into several parts, so that several tasks
         encode it.
         """
         parts, first_row = [], 0
@@ -265,8 +266,8 @@ class TextPasses:
             for day in scanned_days:
                 partition = self._lake.quarantine.partition(day.raw.dt)
                 publish_quarantine(self._plan, partition, day, scanned, self._inputs(day.raw)[0])
-            # When an executor is lost, Spark evaluates `scanned` again and writes files of counts under new
-            # names. It never changes the files that the summaries refer to.
+            # If an executor is lost, Spark evaluates `scanned` again, and writes files of counts under new
+            # names. The files that the summaries refer to never change.
             for day in scanned_days:
                 partition = self._lake.value_counts.partition(day.raw.dt)
                 attempt = attempts[day.raw.dt]
@@ -322,7 +323,7 @@ class TextPasses:
 
 
 def _by_path(file_splits: Sequence[FileSplit]) -> dict[str, list[FileSplit]]:
-    """Returns the file splits of each file, in order."""
+    """Returns the file splits of each file, in the order of the lines."""
     by_path: dict[str, list[FileSplit]] = {}
     for part in file_splits:
         by_path.setdefault(part.path, []).append(part)
@@ -353,7 +354,7 @@ class SavedRun:
 
 
 def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> list[SavedRun]:
-    """Returns the runs of a file split, in order.
+    """Returns the runs of a file split, in the order of the lines.
 
     Args:
         blocks: the blocks of the split; empty if this process has not scanned the split.
@@ -361,8 +362,8 @@ def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> lis
         divided: whether every worker can read every saved block. If not, or if a block was not saved, the
             split is one run.
 
-    A run has the number of rows that the encode pass writes at once. So the row groups do not depend on the
-    number of runs.
+    Otherwise, a run has as many rows as the encode pass writes at once. So the row groups do not depend on
+    the number of runs.
     """
     if not blocks or not all(block.saved for block in blocks):
         return [SavedRun(0, lines)]
@@ -391,7 +392,7 @@ def frame_of_blocks(workers: Workers, blocks: TrainingBlocks, plan: FeaturePlan)
     Args:
         workers: Spark's workers, which read the blocks.
         blocks: the training rows.
-        plan: has the chains of operators.
+        plan: the plan of the run, which has the chains of operators.
     """
     read = {name for chain in plan.chains for name in chain.inputs}
     read |= {name for chain in plan.chains for step in chain.steps for name in step.operator.reads()}

@@ -1,1 +1,1 @@
-"""Value counts of each day, and statistics that are computed from these counts instead of from rows."""
+"""The value counts of each day, and statistics that are computed from these counts instead of rows."""

@@ -1,8 +1,8 @@
-"""Files of value counts: the number of rows with each value of each column in one file split of a day.
+"""Reads and writes files of value counts: the number of rows with each value of each column in a file split.
 
-A file split is a byte range of a raw file. A file of value counts has one row group per column or, if the day
-is large, one row group per hash bucket of a column. The footer maps (column, bucket) to row groups. So a task
-that merges one bucket reads only the row groups of this bucket.
+A file split is a byte range of a raw file. A file of value counts has one row group per column. If the day is
+large, it has one row group per hash bucket of a column. The footer maps (column, bucket) to row groups. So a
+task that merges one bucket reads only the row groups of this bucket.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from storage.publish import own_path
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
 
-# Key in the footer. Its value is a JSON list with (column, bucket, number of buckets) of each row group.
+# Key in the footer. Its value is a JSON list that has (column, bucket, number of buckets) for each row group.
 _GROUPS = b"nightrank.groups"
 
-# Lengths and counts are stored as differences, which are smaller and faster to read than plain numbers.
+# Lengths of texts and counts are stored as differences, which take less space and less time to read than
+# plain numbers.
 DELTAS = {"value": "DELTA_LENGTH_BYTE_ARRAY", "count": "DELTA_BINARY_PACKED"}
 
 # Maximum number of bytes of a day's raw text per hash bucket.
@@ -92,7 +93,8 @@ def write_counts(
             compression="zstd",
             use_dictionary=["column"],
             column_encoding=DELTAS,
-            write_statistics=["column"],  # no reader searches for a value or a count
+            # No reader searches for a value or a count, so only this column needs statistics.
+            write_statistics=["column"],
         ) as writer,
     ):
         for name, _, values, value_counts in groups:
@@ -112,7 +114,8 @@ def _by_bucket(
         return []
     if buckets == 1:
         return [(ALL, (values, counts))]
-    # If null occurs, it is the last value. It has the hash of the empty text, so its bucket is set here.
+    # If null occurs, it is the last value. Its hash is that of the empty text, so its bucket is set
+    # separately.
     of_value = buckets_of(values, buckets)
     if values.null_count:
         of_value[-1] = 0
@@ -177,7 +180,8 @@ def assign_to_tasks(values: Mapping[K, int], slots: int) -> list[list[tuple[K, B
     for key, count in values.items():
         of = buckets_for(count, MERGE_VALUES)
         buckets += [(count / of, key, Bucket(index, of)) for index in range(of)]
-    ordered = sorted(buckets, key=lambda entry: -entry[0])  # stable: buckets of equal size keep their order
+    # The sort is stable: buckets of equal size keep their order.
+    ordered = sorted(buckets, key=lambda entry: -entry[0])
     tasks = max(1, min(len(ordered), _TASKS_PER_SLOT * slots))
     return [[(key, bucket) for _, key, bucket in ordered[task::tasks]] for task in range(tasks)]
 

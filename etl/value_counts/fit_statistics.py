@@ -1,8 +1,8 @@
-"""Computes the statistics for fitting a workflow from value counts of the training days, without rows.
+"""Computes the statistics for fitting a workflow from value counts of the training days instead of rows.
 
 Normally, one task merges the counts of a column. If a vocabulary has very many values, they are divided into
-hash buckets, and one task per bucket merges the counts. Such a task writes the rare values of its bucket
-itself. It sends the values that may get an id to one further task, which assigns the ids.
+hash buckets, and one task per bucket merges the counts. Such a task writes the rare values of its bucket. It
+sends the values that may get an id to another task, which assigns the ids of the vocabulary.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def compute_statistics(
 
     The result is {rows, mean, std} for moments, {quantiles} for quantiles, {merged} for a statistic that an
     operator defines itself, and {facts, files} for a vocabulary. The list of quantiles has one value for each
-    probability; it is empty if there are no values. The files of vocabularies are written to `folders`. The
+    probability; it is empty if there are no values. Tasks write the files of vocabularies to `folders`. The
     caller must publish these files.
 
     Raises:
@@ -70,7 +70,7 @@ def compute_statistics(
             by_request = results.repartition(len(tasks), "request")
             results = by_request.mapInArrow(combine, results.schema)
         rows = [row.asDict() for row in results.select("request", "result").collect()]
-    # each request has one row
+    # the result of each request is in one row
     return {all_requests[row["request"]].key: json.loads(row["result"]) for row in rows}
 
 
@@ -82,7 +82,7 @@ def moments_from(result: Mapping[str, Any]) -> Moments:
 def _max_values(request: CountRequest, counts: Counts) -> int:
     """Returns an upper bound for the number of values of a requested vocabulary.
 
-    The result is 0 for requests that one task always computes.
+    The result is 0 for requests that are never divided into buckets.
     """
     if request.statistic != "vocabulary" or request.fixed_values is not None:
         return 0
@@ -99,7 +99,8 @@ def _merge_buckets(
     """Runs one task: merges the counts of its requests, or of hash buckets of requests.
 
     If a request is not divided into buckets, yields the request's result. For one bucket of a request, yields
-    the vocabulary entries that have or may get an id, and the facts of the rare values, which get no id.
+    the vocabulary entries that have or may get an id. It also yields the facts of the rare values, which get
+    no id.
 
     Args:
         tasks: for each task, its pairs (index of a request, hash bucket).
@@ -120,7 +121,7 @@ def _combine_buckets(
 ) -> Iterator[pa.RecordBatch]:
     """Combines the results of requests that are divided into buckets. Yields one result for each request.
 
-    `batches` contain all rows of a request, or none.
+    If `batches` contain a row of a request, they contain all its rows.
     """
     results: dict[int, list[dict[str, Any]]] = {}
     entries: dict[int, list[pa.Table]] = {}
@@ -182,8 +183,8 @@ def _entry_batches(index: int, entries: pa.Table) -> Iterator[pa.RecordBatch]:
 
 # Builds a vocabulary from value counts: merges the counts, assigns ids and writes files.
 #
-# If an earlier workflow version (the parent) is extended, the new counts are added to the counts in the
-# parent's vocabulary.
+# If an earlier workflow version (the parent) is extended, the counts of the new days are added to the counts
+# in the parent's vocabulary.
 
 VOCABULARY_SCHEMA = pa.schema(
     [
@@ -232,7 +233,7 @@ def merge_entries(request: CountRequest, counts: Counts, bucket: Bucket) -> pa.T
             texts, times = derived_texts(column, path, bucket)
             sums.add(texts, times, day=day)
     values, summed, last = sums.result()
-    # The parent's entries were added first, each exactly once. So they are the first values of the result.
+    # The parent's entries were added first, each of them once. So they are the first values of the result.
     known_ids = np.concatenate(ids)
     all_ids = np.concatenate([known_ids, np.zeros(len(values) - len(known_ids), np.int32)])
     return pa.table(
@@ -344,7 +345,7 @@ def _write(
 ) -> str:
     """Writes one file of a vocabulary. Returns the last part of its name (storage.file_digests.named).
 
-    The name is different for every attempt.
+    Every attempt at the task uses a different name.
     """
     column = pa.array([request.key]).take(pa.array(np.zeros(len(part), np.int64)))
     with new_file(own_path(f"{folder}/{name}")) as file:
@@ -355,7 +356,7 @@ def _write(
             row_group_size=folders.row_group_rows,
             use_dictionary=["column", "last_seen"],
             column_encoding=DELTAS,
-            # `_parent_entries` finds row groups by the statistics of this column
+            # `_parent_entries` uses the statistics of this column to find row groups
             write_statistics=["column"],
         )
     return file.name.rsplit("/", 1)[1]

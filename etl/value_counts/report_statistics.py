@@ -1,7 +1,7 @@
-"""Computes column summaries and comparisons of days for the data report from value counts, not from rows.
+"""Computes the column summaries and the comparisons of days in the data report from value counts.
 
-Usually one task processes a whole column. A column with very many values is divided into hash buckets. Then
-one task processes each bucket, and the results of the buckets are added.
+Usually one task processes a whole column. A column with very many values is divided into hash buckets. In
+this case, one task processes each bucket, and the results of the buckets are added.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def summarise_and_compare(
     All tasks run at once. The driver collects a few rows per column.
 
     Args:
-        workers: run the tasks.
+        workers: the processes that run the tasks.
         days: the value counts of the days to summarise; may be empty.
         train: the value counts of the training days.
         day: the value counts of the day that is compared with the training days.
         columns: the columns to summarise. Columns that are not numeric are also compared.
 
     Returns:
-        For each of `days`, a dictionary that maps each column and the label to its summary; and a mapping
-        from the name of each categorical column to its comparison. A column without a value on all compared
-        days has no comparison.
+        Two values. The first has a dictionary for each of `days`, which maps each column and the label to its
+        summary. The second maps the name of each categorical column to its comparison. A column without a
+        value on all compared days has no comparison.
     """
     by_name = {column.name: column for column in [CountedColumn(LABEL_CELLS, "float"), *columns]}
     compared = {name: not column.numeric for name, column in by_name.items() if name != LABEL_CELLS}
@@ -92,14 +92,15 @@ def _figures(
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    # Counts of the same files are equal: if the log is not divided by days, all splits have the same day.
+    # Days with the same files share one sum. If the log is not divided by days, all splits have the same
+    # files.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
     # One sum for each summarised day, one for the other training days, and one for the compared day.
     of_train = {counts.files for counts in train}
     side_of = {files: side for side, files in enumerate(summarised)}
     side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}
-    # the sums have no unneeded columns, because each column needs memory and time
+    # The sums have only the columns that are needed, because each column takes memory and time.
     sides = max(side_of.values()) + 1
     sums, nulls = Sums(sides), dict.fromkeys(summarised, 0)
     for counts in {counts.files: counts for counts in (*days, *others)}.values():

@@ -1,4 +1,4 @@
-"""Describes the statistics that a fit needs from value counts, and computes the values for these statistics.
+"""Describes statistics that a fit requests from value counts, and computes the values that they describe.
 
 A chain is a sequence of steps (operators) that computes features. The statistics of a step may be about
 values that earlier steps of the chain compute from a raw column.
@@ -52,8 +52,8 @@ class CountRequest:
         mergeable: the requested statistic if an operator defines it, otherwise None.
         rule: the rule that decides which values of a vocabulary get an id.
         fixed_values: all values of the vocabulary, if the configuration lists them; None if they are counted.
-        parent: if an earlier workflow version is extended, its files: (files of vocabularies, files of rare
-            values). Both are empty for a new workflow.
+        parent: the files of the earlier workflow version that is extended: (files of vocabularies, files of
+            rare values). Both are empty for a new workflow.
     """
 
     key: str
@@ -84,7 +84,10 @@ class Counts:
 
 
 def join_days(latest: int, days: Sequence[Counts]) -> Counts:
-    """Combines the value counts of several days. The result has the given `latest`."""
+    """Combines the value counts of several days.
+
+    The attribute `latest` of the result is the argument `latest`.
+    """
     values: Counter[str] = Counter()
     for day in days:
         values.update(day.values)
@@ -99,7 +102,7 @@ def derived_values(column: DerivedColumn, path: str) -> tuple[pa.Array, np.ndarr
             may occur more than once in `values`.
     """
     raw, counts, nulls = read_counts(path, column.column)
-    if nulls:  # a step may replace nulls by values
+    if nulls:  # Nulls are passed to the steps too, because a step may replace nulls by values.
         raw, counts = pa.concat_arrays([raw, pa.nulls(1, pa.string())]), np.append(counts, nulls)
     values = {column.chain.inputs[0]: raw.cast(_TYPES[column.chain.types[0]])}
     for step in column.chain.steps:

@@ -1,4 +1,4 @@
-"""The plan of a run: the configuration, resolved and checked at the start of build_features."""
+"""The plan of a run: its configuration, which build_features resolves and checks at its start."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _COUNTED = ("int", "float", "string")
 class FeaturePlan:
     """A resolved configuration. It describes everything that build_features does to raw rows.
 
-    A stage resolves its configuration with `plan_of`, and passes the plan on. Which days a run reads depends
-    on the logs that exist (etl.checked_days.raw_days).
+    A stage of the run resolves its configuration with `plan_of`, and passes the plan to the functions that it
+    calls. Which days a run reads depends on the logs that exist (etl.checked_days.raw_days).
 
     Attributes:
         config: the configuration of the run.
-        filters: operators that drop rows. They run first.
-        changers: operators that add columns or combine rows, in order.
+        filters: operators of `prepare` that drop rows. They run before all others.
+        changers: operators of `prepare` that add columns or combine rows, in the order of the configuration.
         columns: maps each column that exists after the changers to its type.
         chains: the chains that compute the features.
         features: names of the features, in the order of the FeatureSpec. A fit may remove some features.
         engine: whether tasks (`arrow`) or Spark frames (`sql`) compute the features.
         division: the rule that divides a day into splits.
         layout: digest of the rules by which the log and the tables of users and items are parsed.
-        methods: versions of the methods that prepare rows (etl.workflow.feature_plan.preparation).
+        methods: versions of the methods that prepare rows, as `preparation` returns them.
     """
 
     config: Config
@@ -112,17 +112,18 @@ class FeaturePlan:
 
     @cached_property
     def reasons_left_out(self) -> tuple[str, ...]:
-        """Returns the reasons of rows that are not used, and not quarantined either.
+        """Returns the reasons of rows that are neither used nor quarantined.
 
-        These are rows of events that `log.label` does not list, rows without a user if the configuration
-        leaves them out, rows that operators of `prepare` drop, and rows of erased users.
+        There are four kinds of such rows: rows of events that `log.label` does not list, rows without a user
+        (if the configuration leaves them out), rows that operators of `prepare` drop, and rows of erased
+        users.
         """
         others = reasons_left_out(self.config.log.label, self.config.keys)
         return (*others, *(operator.reason for operator in self.filters), ERASED)
 
     @cached_property
     def external_tables(self) -> dict[str, JoinedTable]:
-        """Returns the tables that the operator `join_external` reads, by a text that identifies each."""
+        """Returns the tables that `join_external` reads, as a mapping from a text that identifies a table."""
         operators = [(step, step.operator) for chain in self.chains for step in chain.steps]
         return {
             f"join_external.path={operator.path}": operator.source(step)[0]
@@ -131,7 +132,7 @@ class FeaturePlan:
         }
 
     def raw_columns(self, wanted: Collection[str], *, everything: bool = False) -> tuple[str, ...]:
-        """Returns the fixed columns, then the log's columns in `wanted`, or all if `everything` is true."""
+        """Returns the fixed columns, then the log's columns: those in `wanted`, or all (`everything`)."""
         fixed = self.fixed_columns
         names = [name for name in self.config.log.names if everything or name in wanted]
         return (*fixed, *(name for name in names if name not in fixed))
@@ -189,7 +190,7 @@ def _division(config: Config) -> Division:
 def plan_features(
     groups: Sequence[FeatureGroup], columns: Mapping[str, Type], label: str | None
 ) -> tuple[tuple[Chain, ...], tuple[str, ...]]:
-    """Returns the chains of feature groups, and the names of their features in order.
+    """Returns the chains of feature groups, and the names of their features in the order of the groups.
 
     Args:
         groups: the section `features` of the configuration.
@@ -205,7 +206,7 @@ def plan_features(
     return chains, features
 
 
-# Checks that the parts of a configuration fit together: keys, names, tables, scopes of features.
+# Checks that the parts of a configuration are consistent: keys, names, tables and scopes of features.
 
 Chains = tuple[Chain, ...]
 
@@ -285,12 +286,12 @@ def history_types(history: History) -> dict[str, Type]:
 
 
 def require_scopes(config: Config, features: tuple[str, ...], chains: Chains) -> None:
-    """Raises ConfigError if a scope lists a feature that it must not contain.
+    """Raises ConfigError if a scope (a list of features) contains a feature that is not allowed in it.
 
     If the section `users` is set, features in the scope `user` must be computed from columns of this table.
-    The same holds for the section `items` and the scope `item`. If the section `negatives` is set, features
-    in the scope `item` must not read columns of the log. Features of users and items must not read the
-    position of an impression, because a position belongs to a row.
+    In the same way, the section `items` restricts the features in the scope `item`. If the section
+    `negatives` is set, features in the scope `item` must not read columns of the log. Features of users and
+    items must not read the position of an impression, because a position belongs to a row.
     """
     scopes = config.scopes
     unknown = [name for name in (*scopes.user, *scopes.item, *scopes.context) if name not in features]
@@ -432,7 +433,7 @@ def _require_reads(chains: Chains, columns: Mapping[str, Type]) -> None:
 
 
 def features_with_oov_id(feature_plan: FeaturePlan) -> list[str]:
-    """Returns the features, in order, whose values get OOV_ID if they are not in the vocabulary.
+    """Returns the features with a vocabulary in which unknown values get OOV_ID, in the plan's order.
 
     The ids come from `categorify`. With `oov_buckets` above 1, unknown values have several ids, so such a
     feature is not in the result.
@@ -460,7 +461,8 @@ def _has_oov_id(chain: Chain) -> bool:
     )
 
 
-# The versions of the methods that prepare rows. They are inputs of everything that is computed from rows.
+# The versions of the methods that prepare rows. Everything that is computed from prepared rows has them as
+# inputs.
 
 # Part of the digest of prepared rows. Change this text if the code computes other positions for the same log.
 _POSITIONS = "last impression before the row, or smallest position of the day"
@@ -473,8 +475,8 @@ def preparation(config: Config) -> dict[str, str]:
     operators of `prepare` that other packages add.
 
     The result is part of the inputs of workflows, profiles and feature partitions. So if a method changes,
-    jobs compute these again. The result contains only methods that differ from those of an earlier release.
-    If there are none, the result is empty, and partitions of the earlier release remain valid.
+    jobs compute all of these again. The result contains only methods that differ from those of an earlier
+    release. If there are none, the result is empty, and partitions of the earlier release remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
     operators = operator_digests(
@@ -493,19 +495,20 @@ def preparation(config: Config) -> dict[str, str]:
 
 
 def _settings_of(history: History) -> dict[str, Any]:
-    """Returns the settings; `ages`, which earlier releases did not have, only if it is set."""
+    """Returns the settings, without `ages` if it is not set. Earlier releases did not have `ages`."""
     return history.model_dump(exclude={"ages"} if history.ages is None else None)
 
 
 def _positions_method(config: Config) -> str | None:
     """Returns the version of the method and a digest of its settings; None without positions.
 
-    The unit of the impressions' times is a setting of the click log.
+    The digest does not include the unit of the times, because the unit is a setting of the click log.
     """
     settings = config.serving.row_positions
     if settings is None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
     names |= {"null_values", "decimal_separator", "time_zone", "columns"}
-    values = {"separator": ",", **settings.model_dump(include=names)}  # the default of earlier releases
+    # This was the default of earlier releases.
+    values = {"separator": ",", **settings.model_dump(include=names)}
     return f"{_POSITIONS}, {digest_of(values)}"

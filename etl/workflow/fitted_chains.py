@@ -1,4 +1,4 @@
-"""Computes features from raw values with fitted chains, in Spark (engine `sql`) or in Arrow (`arrow`)."""
+"""Computes features from raw values with fitted chains, in Spark (engine `sql`) or Arrow (engine `arrow`)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class RowPlace:
 
     Attributes:
         row_ids: (n,) int64, the ids of the rows: the position of a row in the log of its day, or in the frame
-            that a workflow was fitted on.
-        dt: the day of the rows as an ISO date; None for all rows of a frame that a workflow was fitted on.
+            on which a workflow was fitted.
+        dt: the day of the rows as an ISO date; None for all rows of a frame on which a workflow was fitted.
         split: the split of the rows, if one partition of the log contains several splits; otherwise None.
     """
 
@@ -110,8 +110,8 @@ class FittedChain:
     ) -> dict[str, pa.Array]:
         """Computes the outputs of the chain in the engine `arrow`. Returns one array per output.
 
-        Steps process each distinct value of a dictionary-encoded input only once, as long as they read one
-        input. If the chain has a single input of strings, this input is encoded first.
+        A step that reads only one input processes each distinct value of a dictionary-encoded input only
+        once. If the chain has a single input of strings, this input is encoded first.
 
         Args:
             arrays: one array of n values per input. Arrays, and the elements of lists, may be
@@ -135,7 +135,7 @@ class FittedChain:
     ) -> dict[str, RowValues]:
         """Returns the inputs of the chain, and the outputs of all its steps, by name.
 
-        The arguments are those of `compute`.
+        The arguments have the same meaning as in `compute`.
         """
         encode = len(arrays) == 1
         values = {name: row_values(array, encode) for name, array in zip(self.inputs, arrays, strict=True)}
@@ -167,7 +167,8 @@ class FittedChain:
         """Creates the chain from the result of `to_json`.
 
         Raises:
-            ConfigError: an operator does not exist here, such as one of a package that is not installed.
+            ConfigError: an operator does not exist in this environment, for example because its package is
+                not installed.
         """
         steps = tuple(
             stored_fitted_type(step["op"], step.get("package")).from_state(
@@ -180,7 +181,7 @@ class FittedChain:
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Pickles a chain as JSON values if it has operators of other packages.
 
-        So a worker that lacks such a package raises the ConfigError of `from_json`, and not a
+        A worker that lacks such a package then raises the ConfigError of `from_json` instead of a
         ModuleNotFoundError.
         """
         if any(self._extensions()):
@@ -205,8 +206,9 @@ def apply_chains(
     Args:
         features: the features to compute, in the order and with the dtypes of the result.
         arrow: whether to use Python workers. If true, these workers compute all chains that are not
-            `out_of_fold` in one pass. Spark expressions and joins always compute the `out_of_fold` chains,
-            because a batch of a frame may have rows of several days and splits.
+            `out_of_fold` in one pass. The `out_of_fold` chains are always computed by Spark expressions and
+            joins. Python workers cannot compute them, because a batch of a frame may have rows of several
+            days and splits.
     """
     in_workers = [chain for chain in chains if arrow and not chain.out_of_fold]
     values: dict[str, Column] = {}
@@ -333,11 +335,12 @@ def _cast(value: RowValues, kind: pa.DataType) -> pa.Array:
     return RowValues(value.distinct.cast(kind, safe=False), value.codes).plain
 
 
-# The values of rows between the steps of a chain: plain, or distinct values with an index for each row.
+# The values of rows between two steps of a chain. They are stored as n values, or as distinct values with an
+# index for each row.
 #
 # Most raw columns have few distinct values. So steps process distinct values, and the features of all rows
 # are gathered by index at the end. Lists may have dictionary-encoded elements. The elements are decoded only
-# for steps that need plain values.
+# for steps that do not accept dictionary codes.
 
 
 @dataclass(frozen=True)
@@ -402,13 +405,16 @@ def row_values(array: pa.Array, encode: bool) -> RowValues:
 
 
 def dictionary_with_null(array: pa.DictionaryArray) -> tuple[pa.Array, pa.Array]:
-    """Returns (values, codes) of a dictionary array. The codes are not null; the last value is null."""
+    """Returns (values, codes) of a dictionary array.
+
+    No code is null, because null is added as the last value.
+    """
     distinct = pa.concat_arrays([array.dictionary, pa.nulls(1, array.dictionary.type)])
     return distinct, _codes_with_null(array.indices, len(array.dictionary))
 
 
 def _codes_with_null(indices: pa.Array, null: int) -> pa.Array:
-    """Replaces nulls in n indices by `null`, which is above all indices.
+    """Replaces nulls in n indices by `null`, a number above all indices.
 
     NumPy needs a third of Arrow's time.
     """
@@ -437,7 +443,7 @@ def decoded(array: pa.Array) -> pa.Array:
 
 
 def common_codes(values: Sequence[RowValues]) -> pa.Array | None:
-    """Returns the codes that all values share; None if the codes differ, or if there are none."""
+    """Returns the codes if all values have the same codes; None if the codes differ or are missing."""
     codes = values[0].codes
     return codes if all(value.codes is codes for value in values) else None
 

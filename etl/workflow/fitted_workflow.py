@@ -33,7 +33,7 @@ class FittedWorkflow(LocalWorkflow):
     """A fitted workflow that computes the features of Spark frames.
 
     Attributes:
-        open_frames: opens the tables of this version as Spark frames.
+        open_frames: function that opens the tables of this version as Spark frames.
         engine: the engine that computes the features.
     """
 
@@ -92,7 +92,7 @@ def load_workflow(
         version: the workflow version.
         broadcast_max_rows: maximum number of rows of a table that Spark sends to every task.
         engine: `workflow.engine` of the configuration.
-        workers: provide the Spark session that opens tables as frames. None for the running session.
+        workers: workers whose Spark session opens tables as frames; None for the running session.
 
     Raises:
         DataError: the version does not exist, or its files are damaged.

@@ -36,7 +36,7 @@ class LocalWorkflow:
     """A fitted workflow that needs no Spark session. It computes features from Arrow arrays.
 
     Attributes:
-        parent: the version that this version extends; None if all steps were newly fitted.
+        parent: the version that this version extends; None if all steps were fitted for this version.
         descriptions: one text for each chain, which describes its columns and operators. Another
             configuration can extend this version only if its chains have the same texts.
         counted: maps each training day of this version, and of the versions that it extends, to the digest of
@@ -45,7 +45,7 @@ class LocalWorkflow:
             `occurrences` is the number of rows with these values. `rare_values` is the number of values
             without an id, and `rare_occurrences` is the number of rows with these rare values. `highest` is
             the largest id.
-        local: opens the tables of this version.
+        local: the object that opens the tables of this version.
     """
 
     version: str
@@ -91,7 +91,7 @@ class LocalWorkflow:
         return self._encoded(rows, features, None)
 
     def encode_training(self, rows: pa.Table) -> pa.Table:
-        """Does the same as `encode_table`, for all rows that the workflow was fitted on, in their order.
+        """Does the same as `encode_table` for all rows on which the workflow was fitted, in the same order.
 
         Unlike in `encode_table`, target encodings are out of fold.
         """
@@ -208,7 +208,7 @@ def workflow_exists(lake: LakePaths, version: str) -> bool:
 
 
 def has_chains(lake: LakePaths, version: str) -> bool:
-    """Returns whether the lake has a version, and whether it was not written by an early release.
+    """Returns whether the lake has a version that was not written by an early release.
 
     Raises:
         DataError: the file of the version is damaged.
@@ -262,8 +262,7 @@ def _require_parts(stored: dict[str, Any]) -> None:
 def table_names(stored: Mapping[str, Any]) -> list[str]:
     """Returns the names of the tables that are needed to compute features.
 
-    The table `rare` with the values without an id is left out, because only an extension of the workflow
-    needs it.
+    The table `rare` (values without an id) is left out, because only an extension of the workflow reads it.
     """
     return [name for name in stored["tables"] if name != RARE]
 
@@ -308,19 +307,20 @@ def parts_of(stored: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# The features of fitted chains, as a FeatureSpec lists them.
+# Describes the features of fitted chains as a FeatureSpec.
 
 
 def fitted_features(
     chains: Sequence[Chain], names: Sequence[str], fitted: Sequence[FittedChain], scopes: Mapping[str, Scope]
 ) -> tuple[Feature, ...]:
-    """Returns the features that are left after a fit, in the order of `names`.
+    """Returns the features that remain after a fit, in the order of `names`.
 
     Args:
         chains: the chains before the fit.
         names: the features before the fit, in order.
         fitted: the same chains after the fit, which may have removed features.
-        scopes: maps features to their scopes. Other features depend on the pair of user and item.
+        scopes: maps features to their scopes. A feature that is not in the mapping depends on the pair of
+            user and item.
 
     Raises:
         ConfigError: the fit has removed all features.

@@ -1,10 +1,10 @@
-"""Converts columns of a caller's table to the types that chains read, as the parser of logs does.
+"""Converts columns of a caller's table to the types that chains read, like the parser of logs.
 
 The parser converts the fields of a line to int64, float64 and strings, and empty fields to null. A table may
 have other types for the same values: nullable integers of pandas are floats with NaN, and texts may be
 dictionary-encoded. The rule is the same as for Parquet logs (etl/raw/parquet_columns.py): a whole number that
 was certainly not rounded becomes an integer, or the integer's text. Any other value whose meaning is not
-clear is an error, because the model could get a different value than in training.
+clear is an error, because the model could read it differently than in training.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def one_row(chains: Sequence[FittedChain], raw: Mapping[str, Any]) -> dict[str, 
                 value = _whole(name, value, kind)
             if kind == "string" and value is not None:
                 value = str(value)
-            # Arrow would split a text into a list of characters.
+            # Refuse a text, because Arrow would split it into a list of characters.
             if kind in LISTS and isinstance(value, str):
                 raise ValueError(f"{name}={value!r} is not of type {kind}")
             try:
@@ -145,7 +145,7 @@ def as_number(values: pa.Array) -> float | int | list[int] | None:
 
 def _converted(name: str, column: pa.ChunkedArray, kind: Type) -> pa.Array:
     values = column.combine_chunks()
-    if isinstance(values, pa.ChunkedArray):  # a column without chunks, or too large for one chunk
+    if isinstance(values, pa.ChunkedArray):  # the column has no chunks, or is too large for one chunk
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
     if isinstance(values, pa.DictionaryArray):
         values = values.dictionary_decode()

@@ -1,4 +1,4 @@
-"""Divides the operators of a feature group into chains of steps, which are not fitted yet."""
+"""Divides the operators of a feature group into chains of unfitted steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Chain:
         inputs: raw columns that the chain reads. Steps refer to the values of a raw column by its name.
         types: the type of each input.
         kind: kind of the features: dense, categorical or multi_hot.
-        outputs: names of the features, in order. A fit may remove some features.
+        outputs: names of the features, in the order of the steps. A fit may remove some features.
     """
 
     inputs: tuple[str, ...]
@@ -37,8 +37,8 @@ class BoundGroup:
     """A feature group of the configuration, whose operators are bound to columns.
 
     Attributes:
-        steps: the steps, in order.
-        outputs: maps each feature to its type, in order.
+        steps: the steps, in the order in which they run.
+        outputs: maps each feature to its type, in the order of the features.
         ids: maps each feature to true if its values are ids of an embedding table, otherwise to false.
     """
 
@@ -48,14 +48,14 @@ class BoundGroup:
 
 
 def bind_group(group: FeatureGroup, columns: Mapping[str, Type]) -> BoundGroup:
-    """Binds the operators of a feature group to columns, in order.
+    """Binds the operators of a feature group to columns, one after the other.
 
     Args:
         columns: maps each raw column to its type.
 
     Raises:
-        ConfigError: a column, operator or parameter is unknown, or an operator cannot follow the operator
-            before it.
+        ConfigError: a column, operator or parameter is unknown, or an operator does not accept the outputs of
+            the operator before it.
     """
     unknown = [name for name in group.columns if name not in columns]
     if unknown:
@@ -124,7 +124,7 @@ def _connected(group: FeatureGroup, step_sources: Sequence[frozenset[str]]) -> l
 def _require_values(group: FeatureGroup, operator: Operator, ids: Mapping[str, bool]) -> None:
     """Raises ConfigError if ids of a vocabulary would become the values of another vocabulary.
 
-    Ids depend on how often values occur in the training rows, so they must not be treated as values.
+    Ids depend on how often values occur in the training rows, so they have no meaning as values.
     """
     if any(ids.values()) and isinstance(operator, Categorify):
         entries = [entry for entry in group.ops if "categorify" in str(entry)]

@@ -58,6 +58,7 @@ CAUGHT = {
     "WrongPageError",
     "_DisconnectedError",
     "_InexactError",
+    "_OtherConnectionError",
 }
 
 

@@ -20,7 +20,7 @@ from etl.synthetic.clicks.impressions import DrawnImpressions, draw_impressions
 from etl.synthetic.clicks.layout import WHOLE, ImpressionLayout, LogLayout, draw_damage, lines, reasons_of
 from etl.synthetic.clicks.world import ClickWorld, world_of_day
 
-# number of rows that are drawn at once; it limits the memory, and another number would draw other rows
+# number of rows drawn at once, which limits the memory; a different number would give different rows
 _BLOCK_ROWS = 32_768
 
 
@@ -62,7 +62,7 @@ def impression_facts(
 def part_of_file(config: Generate, number: int, file: int) -> tuple[int, int]:
     """Returns (start, end), the range of rows or displays of a day that one file contains.
 
-    A day has `number` rows or displays, which are divided evenly among the files. `file` is the index of the
+    The `number` rows or displays of a day are divided evenly among its files. `file` is the index of the
     file.
     """
     return number * file // config.files_per_day, number * (file + 1) // config.files_per_day
@@ -76,8 +76,8 @@ def midnight(day: date) -> int:
 def generators(config: Generate, day: date, file: int, block: int) -> list[np.random.Generator]:
     """Returns two independent random generators for a block.
 
-    The first generator draws the rows. The second selects rows and makes them malformed. So a higher share of
-    malformed rows does not change the other rows.
+    The first generator draws the rows. The second selects rows and makes them malformed. So the share of
+    malformed rows does not change the rows that stay valid.
     """
     seeds = np.random.SeedSequence([config.seed, day.toordinal(), file, block]).spawn(2)
     return [np.random.default_rng(seed) for seed in seeds]
@@ -104,7 +104,7 @@ class ImpressionCounts:
         outcomes: (2, STEPS). outcomes[l, s] is the number of rows with the label l and the click probability
             with index s.
         seen: maps user_id and item_id to packed bits, one bit per user or item of the day. A bit is 1 if the
-            user or item has a row.
+            user or item has a valid row.
     """
 
     rows: int
@@ -133,7 +133,7 @@ def summarise(
     seen = {}
     for key, ids in (("user_id", world.users["user_id"]), ("item_id", world.items["item_id"])):
         present = np.zeros(len(ids), dtype=bool)
-        present[impressions.values[key][whole] - ids[0]] = True  # the ids of a day are consecutive
+        present[impressions.values[key][whole] - ids[0]] = True  # the ids of a day are consecutive numbers
         seen[key] = np.packbits(present)
     return ImpressionCounts(
         len(damage),
@@ -147,9 +147,9 @@ def summarise(
 def facts_of(layout: LogLayout, world: ClickWorld, summary: ImpressionCounts) -> dict[str, Any]:
     """Returns the facts that a day's manifest contains about the generated rows.
 
-    `best_auc` is the AUC of the click probability from which the labels were drawn. Except by chance, no
-    function of the columns in the log has a higher AUC. `cold_users` and `cold_items` are the numbers of
-    users and items in the log that are new on the day.
+    `best_auc` is the AUC of the click probability from which the labels were drawn. No function of the log's
+    columns has a higher AUC, except by chance. `cold_users` and `cold_items` are the numbers of users and
+    items in the log that are new on the day.
     """
     users, items = (np.unpackbits(summary.seen[key]) for key in ("user_id", "item_id"))
     malformed = dict(zip(reasons_of(layout), summary.malformed.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Computes the click probability of a row, which depends only on the row's fields and its day.
+"""Computes the click probability of a row. It depends only on the fields and the day of the row.
 
     logit = OFFSET + Σ taste[left, right] + Σ slope · level + Σ slope · (log(1 + value) − centre)
 
@@ -8,9 +8,9 @@ levels in [-0.5, 0.5]. The third sum is over the columns in LOG_SLOPES. An empty
 column in a taste, and adds 0 to the other sums.
 
 The logit is rounded to a multiple of 1/256 and limited to the range from -8 to 8 - 1/256, so there are 4096
-possible probabilities. So the exact AUC of a day can be computed from the numbers of clicked and unclicked
-rows with each probability. A ranking by click probability has the best possible AUC, because the columns
-contain no other information about the label.
+possible probabilities. So the exact AUC of a day can be computed from two numbers for each probability: of
+the clicked rows, and of the rows without a click. A ranking by click probability has the best possible AUC,
+because the columns contain no other information about the label.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ _STEPS_PER_LOGIT = 256
 _LOWEST_LOGIT = -8.0
 OFFSET = -4.4
 _TASTE_PERIOD_DAYS = 60
-_MISSING_TASTE = 0.3  # the effect of an empty field, relative to the taste's strength
+_MISSING_TASTE = 0.3  # strength of the effect of an empty field, as a multiple of the taste's strength
 
 
 @dataclass(frozen=True)
 class Interaction:
-    """The definition of a taste, which is a table with one logit for each pair of categories of two columns.
+    """The definition of a taste.
+
+    A taste is a table with one logit for each pair of categories of two columns.
 
     Attributes:
         left, right: the names of the two columns.
@@ -98,7 +100,8 @@ def _taste(seed: int, interaction: Interaction, day: int) -> NDArray[np.float64]
     drawn = drifting_normals(seed, f"taste/{interaction.name}", index, day, _TASTE_PERIOD_DAYS)
     taste = drawn.reshape(rows, columns)
     inner = taste[:-1, :-1]
-    # All rows and columns have the mean 0, so that a linear model cannot learn the taste.
+    # The mean of each row and of each column of the table is 0, so that a linear model cannot learn the
+    # taste.
     inner -= inner.mean(axis=1, keepdims=True)
     inner -= inner.mean(axis=0, keepdims=True)
     inner /= inner.std()
@@ -111,7 +114,7 @@ def click_steps(tastes: Tastes, values: Values) -> NDArray[np.int64]:
     """Returns the index of each row's click probability among STEPS probabilities, shape (rows,)."""
     rows = len(values["item_popularity"])
     logit = np.full(rows, OFFSET)
-    for taste in INTERACTIONS:  # the index MISSING, -1, is the last row or column
+    for taste in INTERACTIONS:  # MISSING is -1, so it selects the last row or column
         logit += tastes[taste.name][values[taste.left], values[taste.right]]
     for name in (*LEVEL_SLOPES, *LOG_SLOPES):
         logit += column_logits(name, values[name])
@@ -151,5 +154,5 @@ def auc_of_counts(counts: NDArray[np.int64]) -> float | None:
     if not negatives.sum() or not positives.sum():
         return None
     below = np.cumsum(negatives) - negatives
-    twice_won = (positives * (2 * below + negatives)).sum()  # an integer, so it is exact
+    twice_won = (positives * (2 * below + negatives)).sum()  # the sum is an integer, so it is exact
     return float(twice_won / (2 * int(negatives.sum()) * int(positives.sum())))

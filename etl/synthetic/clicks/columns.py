@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-MISSING = -1  # a missing value of any column; an empty field in a file
+MISSING = -1  # stands for a missing value in any column; in a file, the field is empty
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Counter RNG: each random number is a function of a seed, the name of a stream, and an index.
 
-Users, items and tastes are drawn with this generator. So all workers draw the same users, items and tastes,
-in any order. A random number is the hash of seed, stream and index, computed with the last step (the
-finaliser) of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014,
-fig. 17).
+Users, items and tastes are drawn with this generator. So all workers get the same users, items and tastes, in
+whichever order they draw them. A random number is the hash of seed, stream and index, computed with the last
+step (the finaliser) of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+OOPSLA 2014, fig. 17).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def normals(seed: int, stream: str, index: NDArray[np.int64]) -> NDArray[np.floa
 def drifting_normals(
     seed: int, stream: str, index: NDArray[np.int64], day: int, period: int
 ) -> NDArray[np.float64]:
-    """Returns one standard normal number per index, shape (n,), which changes a little each day.
+    """Returns one standard normal number per index, shape (n,). The numbers change a little each day.
 
     Time is divided into periods of `period` days. On day d of a period, the result is cos(a)·x + sin(a)·y.
     Here a is d / period · π/2, x is a normal number drawn for this period, and y is a normal number drawn for
-    the next period. The variance is always 1. The results of the first day and of day d of a period have the
-    correlation cos(a).
+    the next period. The variance is always 1. The correlation of the results of day 0 and day d of a period
+    is cos(a).
     """
     index_of_period, step = divmod(day, period)
     angle = step / period * np.pi / 2.0

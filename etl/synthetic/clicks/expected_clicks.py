@@ -1,18 +1,18 @@
 """Computes the click probability of a user and a shown item, averaged over all other random values of a row.
 
-The click probability of a row (`click.py`) is sigmoid(S). S is a sum of terms, and each term depends on other
-columns: tastes on two columns, other terms on one. The generator draws the columns of the context, and which
-fields are empty, independently of each other and of the user and the item. So for a fixed user and item, the
-terms of S are independent random variables. The mean of exp(iwS) is therefore the product of their
-characteristic functions, which are the means of exp(iwT) for each term T. The mean of sigmoid(S) follows from
-a Fourier series:
+The click probability of a row (`click.py`) is sigmoid(S). S is a sum of terms. Each column occurs in at most
+one term: a taste is a term of two columns, all others are terms of one column. The generator draws the
+columns of the context, and which fields are empty, independently of each other and of the user and the item.
+So for a fixed user and item, the terms of S are independent random variables. The mean of exp(iwS) is
+therefore the product of their characteristic functions, which are the means of exp(iwT) for each term T. The
+mean of sigmoid(S) follows from a Fourier series:
 
     sigmoid(x) = 1/2 + 2π/H · Σ sin(w·x) / sinh(π·w)        w = π/H, 3π/H, 5π/H, …
 
-The series belongs to the function with the period 2H whose derivative is Σ (-1)^n · sigmoid'(x - n·H). Its
-terms follow from the Fourier transform of sigmoid', which is π·w / sinh(π·w). The function differs from
-sigmoid(x) by at most 2·exp(|x| - H). With the H and the number of terms below, the difference is less than
-2e-7 for logits between -10 and 10, and less than 2e-6 at -12. Logits are between about -12 and 6.
+The series is that of a function with the period 2H. The derivative of this function is Σ (-1)^n · sigmoid'(x
+- n·H). Its terms follow from the Fourier transform of sigmoid', which is π·w / sinh(π·w). The function
+differs from sigmoid(x) by at most 2·exp(|x| - H). With the H and the number of terms below, the difference is
+less than 2e-7 for logits between -10 and 10, and less than 2e-6 at -12. Logits are between about -12 and 6.
 
 The generator also rounds the logit of a row to a multiple of 1/256, and limits it to the range from -8 to 8 -
 1/256. This module leaves out both steps. Rounding changes the mean by about 1e-6. The lower limit raises the
@@ -46,7 +46,8 @@ Ints = NDArray[np.int64]
 Complexes = NDArray[np.complex128]
 Complexes64 = NDArray[np.complex64]
 _HALF_PERIOD = 26.0
-_FREQUENCIES = np.arange(1, 41, 2) * np.pi / _HALF_PERIOD  # (F,); terms of higher frequencies are below 3e-7
+# (F,); terms of higher frequencies are below 3e-7, so they are left out.
+_FREQUENCIES = np.arange(1, 41, 2) * np.pi / _HALF_PERIOD
 _WEIGHTS = 2.0 * np.pi / _HALF_PERIOD / np.sinh(np.pi * _FREQUENCIES)
 
 
@@ -87,7 +88,7 @@ class ExpectedClicks:
             elif side == "context":
                 values, shares = context_shares()[name]
                 context = context * (shares @ self._column(name, values))
-            elif side != "user":  # `_of_columns` computes the columns of the user
+            elif side != "user":  # `_of_columns` computes the terms of the user's columns
                 assert_never(side)
         for taste in _of_side("context"):
             values, shares = context_shares()[taste.left]
@@ -110,13 +111,13 @@ class ExpectedClicks:
     def of_users(self, users: Ints) -> Floats:
         """Returns the mean click probabilities of several users, float64 of the shape (users, items).
 
-        `users` are positions in `world.users`. A row does not depend on the other users, but computing many
-        users at once takes less time.
+        `users` are positions in `world.users`. The result for a user does not depend on the other users, but
+        computing many users at once takes less time.
 
         The characteristic function of a user and an item is a product of two arrays (items, F). The first is
-        the factor of the items, multiplied by all tastes except two. It is computed once for users with equal
-        categories, which are consecutive in the loop. The second is computed for the pairs of levels of the
-        last two tastes, and then gathered. There are fewer such pairs than items.
+        the product of the items' own factors and of all tastes except two. It is computed once for users with
+        equal categories, which are consecutive in the loop. The second is computed for each pair of levels of
+        the last two tastes, and then gathered by item. There are fewer such pairs than items.
         """
         columns = self._world.users
         own = self._of_columns(users)
@@ -133,8 +134,8 @@ class ExpectedClicks:
                     computed[depth:] = [code, *[None] * (len(self._outer) - depth - 1)]
             left = self._left.of_level[columns[self._left.column][users[row]]]
             right = self._right.of_level[columns[self._right.column][users[row]]] * own[row]
-            pairs = left[:, None, :] * right  # (levels of left, levels of right, F)
-            # Im(a·b) = Re(a)·Im(b) + Im(a)·Re(b) is a product of the parts of a and of i·conj(b).
+            pairs = left[:, None, :] * right  # (levels of left, levels of right, F).
+            # Im(a·b) = Re(a)·Im(b) + Im(a)·Re(b) is the scalar product of the parts of a and of i·conj(b).
             _gather(1j * pairs.conj(), self._pairs_of_items, factor)
             clicked[row] = np.einsum("if,if->i", _parts(products[-1]), _parts(factor))
         clicked += 0.5
@@ -177,8 +178,8 @@ def _of_side(left: str) -> list[Interaction]:
 
 
 def _gather(rows: Complexes64, index: Ints, out: Complexes64) -> None:
-    """Writes the rows with the indices `index` to `out`. A row is a vector along the last axis of `rows`."""
-    # With the mode `clip`, NumPy needs no copy of `out`.
+    """Copies the rows with the indices `index` to `out`. A row is a vector along the last axis of `rows`."""
+    # With the mode `clip`, NumPy makes no copy of `out`.
     np.take(rows.reshape(-1, rows.shape[-1]), index, axis=0, out=out, mode="clip")
 
 

@@ -19,11 +19,11 @@ _HOUR_SHARES = np.array(
     [2, 1, 1, 1, 1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 5, 5, 5, 6, 7, 8, 8, 7, 5, 3], dtype=np.float64
 )
 _HOUR_EDGES = np.concatenate([[0.0], np.cumsum(_HOUR_SHARES) / _HOUR_SHARES.sum()])
-CHOICES = 8  # items that are drawn for an impression; one of them is shown
-CHOICE_FOCUS = 1.2  # weight of the user's other tastes in the choice of the shown item
+CHOICES = 8  # Items that are drawn for an impression; one of them is shown.
+CHOICE_FOCUS = 1.2  # Weight of the user's other tastes in the choice of the shown item.
 _BUCKET_HOURS = 3
-_MAX_POSITION, _POSITION_SKEW = 20, 2  # lower positions are more frequent
-_CONTEXT_SKEW = 1.5  # lower codes of a category of the context are more frequent
+_MAX_POSITION, _POSITION_SKEW = 20, 2  # Lower positions are more frequent.
+_CONTEXT_SKEW = 1.5  # Lower codes of a category of the context are more frequent.
 _CONTEXT_CATEGORIES = ("device", "referrer", "placement", "connection", "browser")
 
 
@@ -59,7 +59,7 @@ def draw_impressions(
         window: the start and the end of the time interval, as quantiles of the day's traffic. The quantile
             0.5 is the time before which half of the day's impressions occur.
         missing_share: probability that a field is left empty. Keys are never empty. The click depends only on
-            the written row, so a value that is left out does not influence the click.
+            the written row, so a value that is left empty does not influence the click.
     """
     low, high = window
     quantiles = np.sort(low + (high - low) * rng.random(rows))
@@ -94,10 +94,10 @@ def _pick(edges: NDArray[np.float64], chance: NDArray[np.float64]) -> Ints:
 def _shown_items(world: ClickWorld, rng: np.random.Generator, users: Ints) -> Ints:
     """Returns the index of the item that is shown in each impression, shape (rows,).
 
-    For each impression, CHOICES items are drawn, and one of them is shown. Each draw selects a category by
-    the taste of the user's segment, then an item of this category by popularity. The probability that one of
-    the drawn items is shown is a softmax over the user's other tastes. The shown item is drawn by Gumbel-max:
-    the argmax of weight + noise is a draw from the softmax.
+    For each impression, CHOICES items are drawn, but only one of them is shown. Each draw selects a category
+    by the taste of the user's segment, then an item of this category by popularity. The probability that one
+    of the drawn items is shown is a softmax over the user's other tastes. The shown item is drawn by
+    Gumbel-max: the argmax of weight + noise is a draw from the softmax.
     """
     shape = (len(users), CHOICES)
     segments = world.users["user_segment"][users]
@@ -133,8 +133,8 @@ def context_shares() -> dict[str, tuple[Ints, Floats]]:
     """Returns the distribution of the context over all impressions of a day.
 
     The result maps a column to two arrays: the values of the column, and their probabilities. Empty fields
-    are not included. The columns are independent of each other, of the user and of the item. The result has
-    only the columns that `_context` draws from few values: the categories and `page_position`.
+    are not included. The columns are drawn independently of each other, of the user and of the item. The
+    result has only the columns that `_context` draws from few values: the categories and `page_position`.
     """
     shares = {}
     for name in _CONTEXT_CATEGORIES:

@@ -76,7 +76,7 @@ class ImpressionLayout(LogLayout):
 
 
 def hex_multiplier(column: str) -> int:
-    """Returns the odd number by which codes of a column are multiplied in the layout `criteo`."""
+    """Returns the odd number by which the layout `criteo` multiplies the codes of a column."""
     return int.from_bytes(sha256(column.encode()).digest()[:4], "big") | 1
 
 
@@ -191,7 +191,7 @@ def lines(layout: LogLayout, texts: list[pa.StringArray], damage: Ints) -> bytes
         start, columns[-1], layout.separator, null_handling="replace", null_replacement=""
     )
     miscounted = damage == reasons_of(layout).index("field_count")
-    # rows with even indices lose their last field, other rows get an additional field
+    # rows with even indices lose their last field, all other rows get an additional field
     even = np.arange(len(damage)) % 2 == 0
     too_long = pc.binary_join_element_wise(whole, "0", layout.separator)
     shaped = pc.if_else(pa.array(miscounted & even), start, whole)

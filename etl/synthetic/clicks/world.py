@@ -1,8 +1,8 @@
 """Draws the users, items and tastes of one day. They depend only on the seed, the sizes and the date.
 
 A taste is a table with one logit for each pair of categories of two columns. The ids of a day are consecutive
-integers. Each day, a share `cold_share` of the ids is new, and the same number of the lowest ids is removed.
-So the ids of a day do not depend on the first day of the log.
+integers. Each day, a share `cold_share` of the ids is new, and the same number of old ids, the lowest, is
+removed. So the ids of a day do not depend on the first day of the log.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 _BUZZ_PERIOD_DAYS = 30
 _ACTIVITY_SPREAD = 0.6
 _QUALITY_SPREAD, _BUZZ_SPREAD = 0.8, 0.5
-_BROWSING_FOCUS = 1.0  # a segment's users see a category with a probability factor exp(weight * taste)
-_SKEW = 1.2  # lower codes of a category are more frequent
+_BROWSING_FOCUS = 1.0  # A segment's users see a category with a probability factor exp(weight * taste).
+_SKEW = 1.2  # Lower codes of a category are more frequent.
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ClickWorld:
         users: maps each column to an array with one value per user.
         items: maps each column to an array with one value per item.
         user_edges: (users,) cumulative probabilities with which the users are drawn for an impression. The
-            last is 1.
+            last one is 1.
         category_edges: (segments, categories) cumulative probabilities with which a user of a segment sees
             the categories.
         items_by_category: (items,) indices of the items, sorted by category.
@@ -156,7 +156,7 @@ def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
 
 
 def _category_chances(tastes: Tastes, category_popularity: Floats) -> Floats:
-    """Returns unnormalised probabilities that a user of a segment sees an item of a category.
+    """Returns the relative frequencies with which users of a segment see items of a category.
 
     The shape is (segments, categories).
     """

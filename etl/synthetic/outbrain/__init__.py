@@ -1,9 +1,9 @@
-"""A log like Kaggle's Outbrain Click Prediction: displays of several ads, of which one is clicked.
+"""Generates a log like that of Kaggle's competition Outbrain Click Prediction.
 
-A row is one ad of one display. It already contains the columns of the competition's other tables (events,
-promoted_content, documents_*), which NVIDIA's Wide & Deep example joins first. Read `displays` first
-(documents, ads, users, and which user sees and clicks which ads), then `rows` (columns, conversion of
-displays to lines, and counts).
+Users click one ad of each display. A row is one ad of one display. A row already contains the columns of the
+competition's other tables (events, promoted_content, documents_*). NVIDIA's Wide & Deep example must join
+these tables first. Read `displays` first (documents, ads, users, and which user sees and clicks which ads),
+then `rows` (columns, conversion of displays to lines, and counts).
 
 A display is shown on a document (a web page), and each ad promotes another document. A display has 2 to 12
 ads. The user clicks exactly one of them, with a probability proportional to exp(appeal). So the

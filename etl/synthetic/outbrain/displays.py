@@ -19,7 +19,7 @@ from etl.synthetic.clicks.world import window_of_day
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-NONE = -1  # padding after the last id of a row
+NONE = -1  # fills a row up after its last id
 TOPICS, CATEGORIES, ENTITIES = 30, 12, 400
 PLATFORMS = 3
 FIRST_DAY = date(2026, 1, 1)  # the age of documents is counted from this day
@@ -61,8 +61,8 @@ class Documents:
 class Ads:
     """The ads of a day, stored as columns of shape (N,).
 
-    `document` is the index of the promoted document. `quality` is the constant term of the ad's appeal, the
-    logit from which clicks are drawn.
+    `document` is the index of the promoted document. `quality` is the constant term of the ad's appeal.
+    Appeal is the logit from which clicks are drawn.
     """
 
     number: Ints
@@ -153,7 +153,7 @@ def _lists(seed: int, kind: str, number: Ints, levels: int, first: Ints | None =
     kept = np.arange(most) < length[:, None]
     for index in range(1, most):
         kept[:, index] &= (drawn[:, :index] != drawn[:, index : index + 1]).all(axis=1)
-    order = np.argsort(~kept, axis=1, kind="stable")  # the kept ids come first, in their order
+    order = np.argsort(~kept, axis=1, kind="stable")  # the ids that are kept come first, in their order
     return np.take_along_axis(np.where(kept, drawn, NONE), order, axis=1)
 
 

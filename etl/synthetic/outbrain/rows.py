@@ -91,7 +91,7 @@ def display_blocks(config: Generate, day: date, file: int) -> Iterator[tuple[byt
 def column_texts(
     world: DisplayWorld, drawn: Displays, start_ms: int, first_display: int
 ) -> list[pa.StringArray]:
-    """Returns the texts of the label and of each column in COLUMNS, in order.
+    """Returns the texts of the label, and of each column in COLUMNS in the same order.
 
     Args:
         world: documents, ads, users and tastes of the day.
@@ -157,7 +157,7 @@ def _geo_locations(world: DisplayWorld) -> pa.StringArray:
 
 
 def _lose(rng: np.random.Generator, texts: list[pa.StringArray], share: float) -> list[pa.StringArray]:
-    """Empties random fields other than label and keys. The click was drawn from the complete row."""
+    """Empties random fields other than label and keys. The click was drawn before, from the complete row."""
     kept = texts[:1]
     for column, text in zip(COLUMNS, texts[1:], strict=True):
         if column.kind != "key":
@@ -171,8 +171,8 @@ def _lose(rng: np.random.Generator, texts: list[pa.StringArray], share: float) -
 # The worker that draws a block also counts the displays of this block. Then the counts of all blocks of a day
 # are added.
 
-K = 12  # number of positions that MAP@12 measures, as in the competition
-STEPS = 4096  # number of bins of the click probability, for the AUC
+K = 12  # Number of positions that MAP@12 measures, as in the competition.
+STEPS = 4096  # Number of bins of the click probability, for the AUC.
 
 # The reciprocal of each position up to 12 is a multiple of 1 / _UNITS, so that integer sums are exact.
 _UNITS = 27_720
@@ -261,8 +261,8 @@ def display_facts(config: Generate, day: date, summary: DisplayCounts) -> dict[s
     `best_map_at_12` is the MAP@12 of a ranking of each display's ads by appeal. Except by chance, no score
     has a higher MAP@12. `random_map_at_12` is the mean MAP@12 over random orders: in a display of n ads, the
     mean of 1 / position is H(n) / n, where H(n) is the n-th harmonic number. `best_auc` is the AUC of the
-    click probabilities, which are rounded to bins of 1/4096. Only a score that is computed from complete
-    displays can reach this AUC.
+    click probabilities, which are rounded to bins of 1/4096. Only a score that is computed from all ads of a
+    display can reach this AUC.
     """
     displays = int(summary.sizes.sum())
     sizes = np.arange(1, MOST_ADS + 1)
