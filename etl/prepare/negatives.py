@@ -137,8 +137,8 @@ def add_negatives(rows: pa.Table, config: Negatives, item_column: str, items: Da
     Returns:
         The rows in their order, and then the negatives, ordered by their positive rows and draws. The new
         row_id is row_id * (per_positive + 1) + n. Here n is 0 for rows of the log, and the number of the draw
-        for negatives. The negatives have the drawn item, the label 0 and, if the rows have a column `weight`, the
-        weight 1. All their other columns have the values of the positive row.
+        for negatives. The negatives have the drawn item, the label 0 and, if the rows have a column `weight`,
+        the weight 1. All their other columns have the values of the positive row.
 
     Raises:
         ValueError: `items` lacks an item of the rows.
