@@ -381,9 +381,9 @@ class Search(Strict):
     )
     prune: bool = Field(
         default=False,
-        description="Whether a bad trial ends early: if its best `choose_by` on the validation split so "
-        "far is worse than the median of the complete trials after the same number of epochs. Trials are "
-        "pruned only after five trials are complete. A pruned trial is shown, but it is not ranked.",
+        description="Whether bad trials end early. A trial ends if its best value of the measure "
+        "`choose_by` on the validation split is worse than the median of the complete trials after the same "
+        "number of epochs. Trials are pruned only after five trials are complete. A pruned trial is shown, but it is not ranked.",
     )
 
     @model_validator(mode="after")

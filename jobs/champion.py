@@ -70,7 +70,10 @@ def _parser() -> argparse.ArgumentParser:
         help="with --rollback: go back to this version, and withdraw all champions after it",
     )
     parser.add_argument(
-        "--why", default="", metavar="TEXT", help="reason of a change, for the history; required for a change"
+        "--why",
+        default="",
+        metavar="TEXT",
+        help="reason for the change, for the history; required for a change",
     )
     parser.add_argument(
         "--by",

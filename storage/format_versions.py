@@ -29,7 +29,7 @@ class FileValues(dict[str, Any]):
 
     @classmethod
     def of_file(cls, values: Mapping[str, Any], path: str, format_name: str) -> FileValues:
-        """Returns the values of a file of a format."""
+        """Wraps the parsed values of a JSON file, for error messages that name the file."""
         of_file = cls(values)
         of_file.path, of_file.format_name = path, format_name
         return of_file

@@ -46,6 +46,7 @@ PRESETS = {
     "two_tower": "two_tower_small",
     "din": "din_small",
     "sasrec": "sasrec",
+    "hstu": "hstu",
     "bert4rec": "bert4rec",
     "mult_vae": "mult_vae",
 }

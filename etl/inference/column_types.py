@@ -296,7 +296,7 @@ def _matching(probe: pa.Array, pattern: str) -> bool:
 
 
 def _reads(probe: pa.Array, notation: str, kind: ColumnType) -> bool:
-    """Returns whether nearly all texts are times in a notation.
+    """Returns whether nearly all texts are times in the given notation.
 
     Most calls end after the check of the first ten texts.
     """

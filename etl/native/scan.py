@@ -101,7 +101,7 @@ class RejectedRows:
         self._codes[rows] = self._reasons.setdefault(reason, len(self._reasons) + 1)
 
     def add_all(self, rejected: Mapping[int, str]) -> None:
-        """Rejects each row of a mapping from rows to reasons."""
+        """Rejects rows. The argument maps the index of each rejected row to the reason."""
         if not isinstance(rejected, Rejections):
             rejected = rejections_of(rejected.items())
         for code, reason in enumerate(rejected.reasons):

@@ -135,12 +135,12 @@ class DayTruth:
         self._exposure = Exposure(world)
 
     def of_user(self, user: int) -> TrueProbabilities:
-        """Returns the true probabilities of the user at a position."""
+        """Returns the true probabilities of one user. `user` is the index of the user."""
         of_users = self.of_users(np.array([user]))
         return TrueProbabilities(float(of_users.user_shares[0]), of_users.clicked[0], of_users.shown[0])
 
     def of_users(self, users: NDArray[np.int64]) -> TrueProbabilitiesOfUsers:
-        """Returns the true probabilities of the users at several positions.
+        """Returns the true probabilities of several users. `users` has the index of each user.
 
         The probabilities of a user do not depend on the other users. Computing many users at once takes less
         time.

@@ -64,16 +64,16 @@ def test_a_job_starts_on_a_worker_that_can_run_it(checked: dict[str, Any]) -> No
     assert (error, started) == (RETRIED, True)
     assert "report ended with exit code 4" in message
     assert "this node can run the jobs of the profile" in log
-    assert "ok  lake" in log
+    assert "ok   lake" in log
 
 
 def test_a_worker_that_is_too_small_starts_nothing_and_another_may_try(checked: dict[str, Any]) -> None:
     """The master of the connection decides: with local[2], the driver's memory counts."""
     error, message, started, log = checked["a worker that is too small"]
     assert (error, started) == (RETRIED, False)
-    assert message.startswith("this worker cannot run report: worth a retry\nFIX memory")
+    assert message.startswith("this worker cannot run report: worth a retry\nFIX  memory")
     assert "ok  " not in message
-    assert "ok  Java" in log
+    assert "ok   Java" in log
 
 
 def test_without_the_key_nothing_is_checked(checked: dict[str, Any]) -> None:

@@ -38,8 +38,8 @@ from training.settings.check_settings import vectors_missing
 
 MeanLoss = Callable[[Tensor | Vectors, Batch], Tensor]
 
-# If there are at most this number of distinct items per item of a group, a matrix product with all items is
-# faster.
+# Largest number of distinct items per drawn item for which one matrix product with all items is faster than a
+# look-up of the vector of each drawn item.
 _ITEMS_PER_DRAW = 16
 # The number of threads is at most the number of multiplications divided by this number.
 _PRODUCTS_OF_A_THREAD = 500_000

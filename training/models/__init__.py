@@ -1,4 +1,4 @@
-"""The code that architectures share (training/architectures), and the function that builds a model."""
+"""The code that the architectures in training/architectures share, and the function that builds a model."""
 
 from __future__ import annotations
 

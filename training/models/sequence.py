@@ -93,7 +93,7 @@ class LengthGroups:
         Args:
             vectors: (S, `longest`, E).
             is_item: (S, `longest`) bool, whether a place has an item.
-            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            first_rows: (S,), the first row of each sequence in the batch; None outside of training.
             encode: returns one vector for each sequence, from `vectors`, `is_item`, `first_rows` and `ages`.
             ages: (S, at least `longest`), the id of the age of each item; None if they are not read.
 
@@ -340,7 +340,7 @@ class CausalBlock(nn.Module):
         Args:
             values: (S, L, E), the inputs.
             is_item: (S, L) bool, whether a place has an item.
-            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            first_rows: (S,), the first row of each sequence in the batch; None outside of training.
             outputs: number of places whose outputs are needed.
         """
         places = values.shape[1]
@@ -373,7 +373,7 @@ class CausalBlock(nn.Module):
             items: (K, M, E), the vectors m of the items of each tile.
             positions: (L, E), P.
             timelines: the sequences.
-            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            first_rows: (S,), the first row of each sequence in the batch; None outside of training.
         """
         dim, heads = newest.shape[1], self._heads
         tiles, rows, width = timelines.distances.shape
@@ -456,7 +456,7 @@ class PointwiseBlock(nn.Module):
         Args:
             values: (S, P, E), the inputs.
             is_item: (S, P) bool, whether a place has an item.
-            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            first_rows: (S,), the first row of each sequence in the batch; None outside of training.
             outputs: number of places whose outputs are needed.
             ages: (S, P), the id of the age of each item; None if the model reads no ages.
         """
@@ -491,7 +491,7 @@ class PointwiseBlock(nn.Module):
             newest: (S, E), the inputs of the most recent items.
             items: (K, M, E), the inputs of the items of each tile.
             timelines: the sequences.
-            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            first_rows: (S,), the first row of each sequence in the batch; None outside of training.
             ages: (S, L), the id of the age of each item; None if the model reads no ages.
         """
         dim = newest.shape[1]
@@ -583,7 +583,7 @@ class BidirectionalBlock(nn.Module):
         Args:
             values: (S, L, E), the inputs.
             is_visible: (S, L) bool, whether a place is not padding; at least one place of each sequence.
-            first_rows: (S,), the first row of each sequence in the batch; None if they are not trained.
+            first_rows: (S,), the first row of each sequence in the batch; None outside of training.
             outputs: number of places whose outputs are needed.
         """
         needed = values[:, :outputs]

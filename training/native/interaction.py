@@ -38,7 +38,7 @@ def compiled_interaction(bottom: Tensor, embedded: Tensor, instructions: int = B
     Args:
         bottom: (B, E), or (B, 0) if there is no bottom MLP.
         embedded: (B, C, E).
-        instructions: BEST, or the instructions to use.
+        instructions: the CPU instruction set; BEST selects the best one of this processor.
 
     Raises:
         MemoryError: memory ran out.

@@ -134,7 +134,7 @@ class PairLogits:
     Args:
         items: the inputs of all items.
         top, bottom: the layers of the MLPs. `bottom` is None if there is no bottom MLP.
-        instructions: BEST, or the instructions to use.
+        instructions: the CPU instruction set; BEST selects the best one of this processor.
     """
 
     def __init__(

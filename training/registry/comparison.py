@@ -322,7 +322,7 @@ def experiments_config(config: Config) -> Config:
 
 
 def delete_old_experiments(config: Config) -> int:
-    """Deletes unused files, and old models that no published comparison lists. Returns the number of models.
+    """Deletes old models of experiments that no published comparison names, and unused files in their folders. Returns the number of models.
 
     An error is only logged, because the result of the comparison is already published.
     """
