@@ -383,7 +383,8 @@ class Search(Strict):
         default=False,
         description="Whether bad trials end early. A trial ends if its best value of the measure "
         "`choose_by` on the validation split is worse than the median of the complete trials after the same "
-        "number of epochs. Trials are pruned only after five trials are complete. A pruned trial is shown, but it is not ranked.",
+        "number of epochs. Trials are pruned only after five trials are complete. A pruned trial is shown, "
+        "but it is not ranked.",
     )
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -69,15 +70,16 @@ def published_partitions(lake: LakePaths, config: Config) -> list[PublishedParti
     Raises:
         DataError: a manifest is damaged, or a newer release wrote it.
     """
-    return [
-        one
-        for one in all_partitions(lake)
-        if one.kind != _RAW and one.path != _folder(raw_path(config, config.log, one.partition.dt))
-    ]
+    return [one for one in all_partitions(lake) if one.kind != _RAW and not _is_log(one, config)]
 
 
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0]
+def _is_log(one: PublishedPartition, config: Config) -> bool:
+    """Returns whether a partition is a day of the raw log, which may be anywhere in the lake."""
+    try:
+        date.fromisoformat(one.partition.dt)
+    except ValueError:  # a partition of another table, whose value is no day
+        return False
+    return one.path == raw_path(config, config.log, one.partition.dt).rpartition("/")[0]
 
 
 def all_partitions(lake: LakePaths) -> list[PublishedPartition]:

@@ -264,7 +264,7 @@ class PreparedPasses(ABC):
         return inputs if current_manifest(partition, self._with_counted(kept)) is None else kept
 
     def table_inputs(self, raw: RawFiles) -> dict[str, str]:
-        """Returns the digests of the tables that were joined to the rows of a day, by their section: users, items."""
+        """Returns the digest of each table that was joined to the rows of a day, by section: users, items."""
         return {name: digest for name, digest in self._prepared_inputs(raw).items() if name in _TABLES}
 
     def _find_inputs(self, raw: RawFiles) -> dict[str, str]:

@@ -170,5 +170,5 @@ def test_what_is_no_table_is_refused_with_its_first_line(tmp_path: Path) -> None
 def test_quoted_fields_without_names_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("".join(f'{row},"tea, green",{row % 3}\n' for row in range(30)))
-    with pytest.raises(DataError, match="no names of columns"):
+    with pytest.raises(DataError, match="no column names"):
         _sample(path)
