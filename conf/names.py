@@ -84,9 +84,11 @@ def has_date(path: str) -> bool:
 
 
 def with_date(path: str, day: str) -> str:
-    """Returns a path in which an ISO date replaces each `{date}`, in the notation of the path."""
-    parsed = date.fromisoformat(day)
-    return _DATE_KEY.sub(lambda key: parsed.strftime(key[1]) if key[1] else day, path)
+    """Returns a path in which a day replaces each `{date}`, in the notation of the path.
+
+    `day` is an ISO date. Without a notation in the path, it can be any text.
+    """
+    return _DATE_KEY.sub(lambda key: date.fromisoformat(day).strftime(key[1]) if key[1] else day, path)
 
 
 def with_any_date(path: str) -> str:

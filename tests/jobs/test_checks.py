@@ -322,7 +322,7 @@ def test_columns_of_the_context_need_no_value_and_others_are_refused(tmp_path: P
         if accepted:
             check_lists(config)
         else:
-            with pytest.raises(ConfigError, match=r"names that are not such a column: \['C2'\]"):
+            with pytest.raises(ConfigError, match=r"other names: \['C2'\]"):
                 check_lists(config)
 
 

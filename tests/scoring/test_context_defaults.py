@@ -103,5 +103,5 @@ def test_a_column_without_any_value_and_a_date_without_a_dataset_have_no_default
         encoded_context(changed(config), model)
     with pytest.raises(ConfigError, match=r"columns without a value: \['device', 'hour', 'note'\]"):
         encode_context(lake, model, {}, TrainingRows(config.name, "2026-01-04"))
-    with pytest.raises(ConfigError, match=r"names that are not such a column: \['weather'\]"):
+    with pytest.raises(ConfigError, match=r"other names: \['weather'\]"):
         encoded_context(changed(config, note="x", weather="rain"), model)

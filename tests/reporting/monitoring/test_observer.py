@@ -158,7 +158,7 @@ def test_a_job_that_cannot_be_recorded_is_done_all_the_same(tmp_path: Path, caps
     assert ended(work, arguments(tmp_path / "lake", *settings)) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[-1])["rows_out"] == 9
-    message = "this run is not recorded" if spoilt == "runs" else "the metrics of this run are not shown"
+    message = "this run is not recorded" if spoilt == "runs" else "the metrics of this run are not exported"
     assert message in captured.err
     assert (spoilt == "runs") != bool((tmp_path / "lake/runs").is_dir())
 
