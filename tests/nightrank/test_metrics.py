@@ -217,7 +217,7 @@ def test_columns_of_pandas_are_arguments() -> None:
         (lambda: metrics.ndcg([[1.5]], [[1]], k=1), "ids of the type float64"),
         (lambda: metrics.ndcg([["a", None]], [["a"]], k=1), "ids of the type object"),
         (lambda: metrics.ndcg([[1, math.nan]], [[1]], k=1), "ids of the type float64"),
-        (lambda: metrics.ndcg(["ab"], [["a"]], k=1), "no list of ids"),
+        (lambda: metrics.ndcg(["ab"], [["a"]], k=1), "not a list of ids"),
         (lambda: metrics.ndcg("ab", [["a"]], k=1), "is a text"),
         (lambda: metrics.ndcg([["a"]], [["a"]], k=1, weights=[1, 2]), "1 lists, but weights of shape"),
         (lambda: metrics.ndcg([["a"]], [["a"]], k=1, weights=[0]), "weights sum to 0"),

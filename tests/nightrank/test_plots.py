@@ -323,7 +323,7 @@ def test_a_model_without_history_is_an_error(model: nightrank.Model, changed: di
 
 
 def test_scores_that_are_no_probabilities_have_no_calibration(model: nightrank.Model) -> None:
-    with pytest.raises(nightrank.ConfigError, match="no probabilities"):
+    with pytest.raises(nightrank.ConfigError, match="not probabilities"):
         described(model, scores="ranking").plot_calibration(OTHERS, LABELS)
 
 
