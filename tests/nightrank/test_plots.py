@@ -312,7 +312,7 @@ def test_wrong_arguments_of_importance_are_errors(
     for method in (model.importance, model.plot_importance):
         with pytest.raises(nightrank.ConfigError, match=message):
             method(OTHERS, LABELS, **arguments)
-    with pytest.raises(nightrank.ConfigError, match="no frame"):
+    with pytest.raises(nightrank.ConfigError, match="is not a frame"):
         model.importance([1, 2], LABELS)
 
 

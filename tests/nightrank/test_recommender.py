@@ -133,7 +133,7 @@ def seen_before(later: Any) -> Any:
 
 def test_what_is_measured_must_be_later(fitted: nightrank.Recommender) -> None:
     with pytest.raises(
-        nightrank.DataError, match=r"column time: 2023-11-14.* is before 2023-11-15.*last time"
+        nightrank.DataError, match=r"column time: 2023-11-14.* is before 2023-11-15.*latest time"
     ):
         fitted.evaluate(LOG)
     with pytest.raises(nightrank.DataError, match="no user has a relevant item"):
