@@ -40,6 +40,8 @@ EXPIRES_S = 120.0
 _SETTLE_S = 20.0
 _POLL_S = 1.0
 _TURN_S = 0.05
+# Pause before an unreadable ticket is read again.
+_READ_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -261,20 +263,30 @@ class _Lease:
 def _read(path: str) -> Owner | None:
     """Returns the owner in a ticket; None if the ticket does not exist any more.
 
-    A damaged ticket is valid until it expires, because the process that wrote it may still run.
+    A process that requests a lease deletes its ticket and creates it again under the same name, and replaces
+    its content when it gets the lease. So errors of a read may have ended when the ticket is read again. A
+    damaged ticket is valid until it expires, because the process that wrote it may still run.
     """
-    try:
-        values: Any = file_io.read_json(path)
-        owner = Owner(**values)
-        _ = (owner.pid + 0, owner.started + 0, bool(owner.holds))
-    except OSError:
-        if file_io.exists(path):
-            raise
-        return None  # pyarrow's client for S3 raises other errors if the file is deleted during the read
-    except (DataError, TypeError) as error:
-        log.warning("the ticket %s is damaged: %s", path, error)
-        return Owner("an unknown machine", 0, 0, "", "an unknown time", holds=True)
-    return owner
+    for last in (False, False, True):
+        try:
+            values: Any = file_io.read_json(path)
+            owner = Owner(**values)
+            _ = (owner.pid + 0, owner.started + 0, bool(owner.holds))
+            return owner
+        except FileNotFoundError:
+            return None
+        except OSError:
+            if not file_io.exists(path):
+                return (
+                    None  # pyarrow's client for S3 raises other errors if the file is deleted during the read
+                )
+            if last:
+                raise
+        except (DataError, TypeError) as error:
+            if last:
+                log.warning("the ticket %s is damaged: %s", path, error)
+        time.sleep(_READ_AGAIN_S)
+    return Owner("an unknown machine", 0, 0, "", "an unknown time", holds=True)
 
 
 @cache

@@ -9,19 +9,21 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conf.errors import InfrastructureError
+from conf.errors import DataError, InfrastructureError
 from storage import file_io, leases
 from storage.leases import lease
 from storage.paths import LakePaths
 from tests.etl.lakes import servers
 from tests.processes import wait_for
 
+OWNER = leases.Owner("a machine", 7, 8, "a boot", "2026-01-04T00:00:00Z", holds=True)
 DATE, JOB, CONFIG = "2026-01-04", "build_features", "shop"
 SPAWN = multiprocessing.get_context("spawn")
 pytestmark = pytest.mark.processes
@@ -202,3 +204,23 @@ def test_a_lake_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         lease(LakePaths(str(tmp_path)), DATE, JOB, CONFIG),
     ):
         pass
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, DataError, OSError])
+def test_a_ticket_that_changes_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
+) -> None:
+    """Its process withdraws and asks again: the file is there again, or complete, an instant later."""
+    path = str(tmp_path / "ticket.json")
+    file_io.replace_text(path, json.dumps(asdict(OWNER)))
+    read, calls = file_io.read_json, []
+
+    def once(path: str) -> object:
+        calls.append(path)
+        if len(calls) == 1:
+            raise error("gone", "rerun") if error is DataError else error("gone")
+        return read(path)
+
+    monkeypatch.setattr(file_io, "read_json", once)
+    assert leases._read(path) == (None if error is FileNotFoundError else OWNER)
+    assert not caplog.records
