@@ -170,5 +170,5 @@ def test_tensors_of_another_type_or_shape_are_refused() -> None:
         PairLogits(items, top, bottom).fill(
             torch.empty(draw.users, draw.items), doubles, slice(0, draw.items)
         )
-    with pytest.raises(ValueError, match="room"):
+    with pytest.raises(ValueError, match="logits of the shape"):
         PairLogits(items, top, bottom).fill(torch.empty(draw.users, 5), block, slice(0, draw.items))
