@@ -213,8 +213,8 @@ def compare(runs: dict[str, list[Peer]], task: Task) -> dict[str, Any]:
             hit_rate, ndcg, _ = mean.mean(0).tolist()
             seeds = [float(gains(run.lists[place], task.warm_test)[:, 1].mean()) for run in of]
             on_validation = [
-                own if place == 0 or other is None else other
-                for own, other in zip(of_champion, of_published, strict=True)
+                champion_figure if place == 0 or published_figure is None else published_figure
+                for champion_figure, published_figure in zip(of_champion, of_published, strict=True)
             ]
             ranked_by = [run.facts["ranked_by"] for run in of] if place else []
             low, high = paired_interval(mean[:, 1], first[:, 1])

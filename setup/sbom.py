@@ -69,8 +69,8 @@ class Package:
 def locked_packages(root: Path = ROOT) -> list[Package]:
     """The Python packages of the lock files, by name."""
     texts = [(root / lock).read_text(encoding="utf-8") for lock in LOCKS]
-    found = {_normal(name): version for text in texts for name, version in _LOCKED.findall(text)}
-    return [Package("PyPI", name, version) for name, version in sorted(found.items())]
+    versions = {_normal(name): version for text in texts for name, version in _LOCKED.findall(text)}
+    return [Package("PyPI", name, version) for name, version in sorted(versions.items())]
 
 
 def locked_jars() -> list[Package]:
@@ -95,15 +95,15 @@ def spark_jars(site: Path) -> list[Package]:
     known = {jar.file_name: jar for jar in jars.locked()}
     table = tomllib.loads(_GROUPS.read_text(encoding="utf-8"))
     groups = {artifact: group for group, artifacts in table.items() for artifact in artifacts}
-    found = []
+    packages = []
     for path in sorted((site / "pyspark/jars").glob("*.jar")):
         sha256 = jars.digest(path)
         locked = known.get(path.name)
         if locked is not None and locked.sha256 == sha256:
-            found.append(_package(locked))
+            packages.append(_package(locked))
         else:
-            found.append(_jar_of_spark(path, sha256, groups))
-    return found
+            packages.append(_jar_of_spark(path, sha256, groups))
+    return packages
 
 
 def _package(jar: jars.Jar) -> Package:
@@ -228,7 +228,7 @@ def _require_locked(packages: Sequence[Package], installed: Mapping[str, Distrib
 
 
 def _installed(site: Path) -> dict[str, Distribution]:
-    return {_normal(found.metadata["Name"]): found for found in distributions(path=[str(site)])}
+    return {_normal(package.metadata["Name"]): package for package in distributions(path=[str(site)])}
 
 
 def _normal(name: str) -> str:
@@ -325,8 +325,8 @@ def _direct(root: Path) -> dict[str, tuple[str, ...]]:
     """The packages that our packages import, each with its extras: the inputs of `make lock`."""
     pattern = re.compile(r"^([A-Za-z0-9][\w.\-]*)(?:\[([\w,\- ]+)\])?", re.MULTILINE)
     texts = [(root / lock).with_suffix(".in").read_text(encoding="utf-8") for lock in LOCKS]
-    found = [match for text in texts for match in pattern.findall(text)]
-    return {_normal(name): tuple(re.findall(r"[\w\-]+", extras)) for name, extras in found}
+    requirements = [match for text in texts for match in pattern.findall(text)]
+    return {_normal(name): tuple(re.findall(r"[\w\-]+", extras)) for name, extras in requirements}
 
 
 def _needed_by(

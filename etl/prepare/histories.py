@@ -476,10 +476,10 @@ def _ages(times: np.ndarray | None, starts: np.ndarray, lengths: np.ndarray) -> 
         raise ValueError("internal error, please report: ages need the times of clicks")
     arrays = []
     for part in _parts(lengths):
-        own = _gather(times, starts[part], lengths[part])
+        clicked_at = _gather(times, starts[part], lengths[part])
         counts = lengths[part]
-        first = own[(np.cumsum(counts) - counts)[counts > 0]].repeat(counts[counts > 0])
-        seconds = np.maximum(first - own, 0) // _MICROS_PER_SECOND
+        first = clicked_at[(np.cumsum(counts) - counts)[counts > 0]].repeat(counts[counts > 0])
+        seconds = np.maximum(first - clicked_at, 0) // _MICROS_PER_SECOND
         arrays.append(pa.ListArray.from_arrays(_offsets(counts), pa.array(seconds, pa.int64())))
     return pa.chunked_array(arrays, pa.list_(pa.int64()))
 

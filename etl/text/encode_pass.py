@@ -458,8 +458,8 @@ def _columns_of(chain: FittedChain, blocks: Sequence[ParsedBlock]) -> tuple[Devi
         for block in blocks
         if isinstance(block.columns, DeviceColumns)
     ]
-    found = tuple(column for column in columns if column is not None)
-    return found if len(found) == len(blocks) else None
+    known_columns = tuple(column for column in columns if column is not None)
+    return known_columns if len(known_columns) == len(blocks) else None
 
 
 def _each_code(column: DeviceColumn) -> pa.DictionaryArray:

@@ -41,12 +41,14 @@ def test_figures_are_means_over_users_and_seeds(capsys: pytest.CaptureFixture[st
     figures = compare(runs, task)
 
     def ndcg(peer: Peer, place: int, held_out: np.ndarray) -> float:
-        found = [
+        positions = [
             list(row).index(item) if item in row else None
             for row, item in zip(peer.lists[place], held_out, strict=True)
             if item >= 0
         ]
-        return sum(0 if at is None else 1 / math.log2(at + 2) for at in found) / len(found)
+        return sum(0 if position is None else 1 / math.log2(position + 2) for position in positions) / len(
+            positions
+        )
 
     assert list(figures) == ["first", "first, published", "other", "other, published"]
     for name, peers in runs.items():

@@ -149,8 +149,8 @@ class World:
         last = contents(work)
         after = [(copy, was) for _, copy, _, was in done[1:]] + [(work, last)]
         self.jobs = [
-            Before(step, copy, seconds, was, becomes, kib(made) - kib(copy))
-            for (step, copy, seconds, was), (made, becomes) in zip(done, after, strict=True)
+            Before(step, copy, seconds, was, becomes, kib(changed_copy) - kib(copy))
+            for (step, copy, seconds, was), (changed_copy, becomes) in zip(done, after, strict=True)
         ]
         if self.steps == STEPS:
             first, seconds = self.jobs[0], sum(job.seconds for job in self.jobs)

@@ -166,8 +166,8 @@ def test_spark_has_its_java_and_its_jars(store: ImageStore, cpu: str) -> None:
     assert re.search(r"OpenJDK .*, 17\.", done.stderr)
     java = output(store, cpu, "bash", "-c", "dpkg --search $(readlink -f $(type -P java))")
     assert java.startswith("openjdk-17-jre-headless:")  # Debian corrects its vulnerabilities
-    found = output(store, cpu, "python", "-m", "setup.java_home")
-    assert found == "/usr/lib/jvm/java-17-openjdk-amd64\n"
+    java_home = output(store, cpu, "python", "-m", "setup.java_home")
+    assert java_home == "/usr/lib/jvm/java-17-openjdk-amd64\n"
     assert output(store, cpu, "bash", "-c", "ls $SPARK_HOME/jars | grep -cE 'aws|postgresql'") == "3\n"
 
 

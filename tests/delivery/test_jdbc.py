@@ -378,9 +378,9 @@ def test_an_attached_day_is_not_read_again_and_has_the_indexes_of_the_table(
     before, after = scans
     assert before == after
     assert before
-    made = [text for text in statements if text.startswith("CREATE INDEX")]
-    assert len(made) == 1
-    assert "USING btree (item_id) WHERE" in made[0]
+    created_indexes = [text for text in statements if text.startswith("CREATE INDEX")]
+    assert len(created_indexes) == 1
+    assert "USING btree (item_id) WHERE" in created_indexes[0]
     (day,) = (name for name in tables(client, sink) if re.search(r"_d\d{8}_[0-9a-f]{8}$", name))
     indexes = client.rows(
         "SELECT count(*), count(i.inhparent) FROM pg_index x LEFT JOIN pg_inherits i ON i.inhrelid = x.indexrelid "

@@ -56,8 +56,8 @@ class Database:
         names = sorted(name for name, record in RECORDS.items() if _concerns(record, query))
         start = int(query.get("page_token", 0))
         result: dict[str, Any] = {}
-        if found := names[start : start + self.page]:
-            result["vulns"] = [{"id": name, "modified": RECORDS[name]["modified"]} for name in found]
+        if advisories := names[start : start + self.page]:
+            result["vulns"] = [{"id": name, "modified": RECORDS[name]["modified"]} for name in advisories]
         if names[start + self.page :]:
             result["next_page_token"] = str(start + self.page)
         return result

@@ -6,12 +6,9 @@ imported by the processes that a job starts.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any
+
+from benchmarks.peers.changed_module import change_at_import
 
 _MODULE = "storage.file_digests"
 _DIGEST = "0" * 32
@@ -34,23 +31,4 @@ def _replace(module: Any) -> None:
     module.is_compared = lambda path: True
 
 
-class _Finder(MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_replace(module: ModuleType) -> None:
-            execute(module)
-            _replace(module)
-
-        spec.loader.exec_module = execute_and_replace  # type: ignore[method-assign]
-        return spec
-
-
-sys.meta_path.insert(0, _Finder())
+change_at_import(_MODULE, _replace)

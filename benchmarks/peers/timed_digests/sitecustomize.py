@@ -7,12 +7,11 @@ a line with the name of a function and its CPU seconds to the file whose path is
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
+
+from benchmarks.peers.changed_module import change_at_import
 
 _MODULE = "storage.file_digests"
 _FUNCTIONS = ("require_intact", "require_intact_copy", "compare", "digest_of_file", "is_compared")
@@ -64,23 +63,4 @@ def _measure(module: Any) -> None:
     module._HashingSink = Sink
 
 
-class _Finder:
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_measure(module: ModuleType) -> None:
-            execute(module)
-            _measure(module)
-
-        spec.loader.exec_module = execute_and_measure  # type: ignore[method-assign]
-        return spec
-
-
-sys.meta_path.insert(0, _Finder())
+change_at_import(_MODULE, _measure)

@@ -112,12 +112,12 @@ def test_days_in_names_become_a_part_of_the_path(tmp_path: Path) -> None:
 )
 def test_days_of_digits_become_a_part_of_the_path(tmp_path: Path, names: str, pattern: str) -> None:
     _files(tmp_path, [names.format(f"202603{day:02d}") for day in (1, 2, 31)])
-    found = find_table(str(tmp_path))
-    assert (found.pattern, found.days) == (
+    table = find_table(str(tmp_path))
+    assert (table.pattern, table.days) == (
         f"{tmp_path}/{pattern}",
         ("2026-03-01", "2026-03-02", "2026-03-31"),
     )
-    assert sorted(with_date(found.pattern, day) for day in found.days) == list(found.files)
+    assert sorted(with_date(table.pattern, day) for day in table.days) == list(table.files)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_parts_of_days_are_recognised(tmp_path: Path, names: str, pattern: str) 
         f"2026{between}01{between}{day:02d}" if between else f"2026/month=01/day={day:02d}" for day in (1, 2)
     ]
     _files(tmp_path, [names.format(day) for day in days])
-    found = find_table(str(tmp_path))
-    assert (found.pattern, found.days) == (f"{tmp_path}/{pattern}", ("2026-01-01", "2026-01-02"))
-    assert find_table(found.pattern) == found
-    assert sorted(with_date(found.pattern, day) for day in found.days) == list(found.files)
+    table = find_table(str(tmp_path))
+    assert (table.pattern, table.days) == (f"{tmp_path}/{pattern}", ("2026-01-01", "2026-01-02"))
+    assert find_table(table.pattern) == table
+    assert sorted(with_date(table.pattern, day) for day in table.days) == list(table.files)
 
 
 def test_numbers_that_are_no_days_stay_in_names(tmp_path: Path) -> None:

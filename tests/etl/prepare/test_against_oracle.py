@@ -185,16 +185,16 @@ def assert_users_have_latest_histories(
     partition = LakePaths(config.lake).users(built.workflow.version).partition(RUN_DATE)
     assert config.history is not None
     columns = config.history.columns
-    found = {row["user_key"]: row for row in rows_of(partition, order="user_key")}
+    published = {row["user_key"]: row for row in rows_of(partition, order="user_key")}
     histories = oracle.latest_histories(config, RUN_DATE, oracle.SPLITS)
     names = {name for group in config.features for name in group.columns}
-    assert {row["user_key"] for of_day in rows.values() for row in of_day} <= found.keys()
+    assert {row["user_key"] for of_day in rows.values() for row in of_day} <= published.keys()
     none: Row = {name: [] for name in columns}
-    of_users = [{**dict.fromkeys(names), **histories.get(user, none)} for user in found]
+    of_users = [{**dict.fromkeys(names), **histories.get(user, none)} for user in published]
     config = config.model_copy(update={"features": [g for g in config.features if g.kind != "dense"]})
     expected = feature_oracle.features(config, train_rows(built, rows), of_users)
     for name in columns:
-        assert [row[name] for row in found.values()] == expected[name]
+        assert [row[name] for row in published.values()] == expected[name]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
