@@ -148,7 +148,9 @@ class Score(Strict):
         default={},
         description="The raw values with which lists are scored: maps raw columns of the features of scope "
         "`context` to one value. A column that is missing here has the most frequent value of the train rows "
-        "of the run date. The summary of score_daily and the report show the values that were used.",
+        "of the run date, computed from the 20 most frequent values of each day. Texts of more than "
+        "200 characters are no default. The summary of score_daily and the report show the values that "
+        "were used.",
     )
     rows_per_step: PositiveInt | None = Field(
         default=None,

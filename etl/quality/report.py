@@ -304,7 +304,8 @@ def most_frequent_of_days(
     """Returns, for each raw column, its most frequent value on some days, according to their profiles.
 
     The counts of the 20 most frequent values of each day are added. Of several values with the same number
-    of rows, the smallest is returned. A column without a value in any profile is left out.
+    of rows, the smallest is returned. A column without a value in any profile is left out, and so is a
+    column whose most frequent value is a text that `shortened` has changed.
 
     Args:
         lake: the lake with the profiles.
@@ -319,9 +320,10 @@ def most_frequent_of_days(
         for name, total in totals.items():
             for value, count in known.get(name, {"top": ()})["top"]:
                 total[value] += count
-    return {
+    values = {
         name: min(total, key=lambda value: (-total[value], value)) for name, total in totals.items() if total
     }
+    return {name: value for name, value in values.items() if len(str(value)) <= _MAX_CHARACTERS}
 
 
 def compared_days(pieces: Sequence[SplitOfDay]) -> tuple[list[SplitOfDay], SplitOfDay]:

@@ -20,7 +20,7 @@ from tests.etl import cases
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
 TRAIN = DAYS[:3]
-COLUMNS = ["label", "user", "item", "device", "hour", "note"]
+COLUMNS = ["label", "user", "item", "device", "hour", "note", "page"]
 SHOP: dict[str, Any] = {
     "name": "shop",
     "log": {
@@ -31,15 +31,16 @@ SHOP: dict[str, Any] = {
             *({"name": name, "type": "string"} for name in ("user", "item", "device")),
             {"name": "hour", "type": "int"},
             {"name": "note", "type": "string"},
+            {"name": "page", "type": "string"},
         ],
         "label": {"column": "label"},
     },
     "keys": {"user": "user", "item": "item"},
     "features": [
-        {"columns": ["user", "item", "device", "note"], "kind": "categorical", "ops": ["categorify"]},
+        {"columns": ["user", "item", "device", "note", "page"], "kind": "categorical", "ops": ["categorify"]},
         {"columns": ["hour"], "kind": "dense", "ops": ["fill_median", "normalize"]},
     ],
-    "scopes": {"user": ["user"], "item": ["item"], "context": ["device", "hour", "note"]},
+    "scopes": {"user": ["user"], "item": ["item"], "context": ["device", "hour", "note", "page"]},
     "split": {"by": "day", "train_days": 3, "validation_days": 1, "test_days": 1},
     "quality": {"max_bad_share": 0.5},
 }
@@ -59,6 +60,7 @@ def rows_of(day: int) -> pd.DataFrame:
             "device": np.where(others, rng.choice(["desktop", "tv", ""], rows), device),
             "hour": np.where(others, rng.integers(0, 24, rows), hour),
             "note": "",
+            "page": "long " * 60,  # the profiles have only its first 200 characters
         }
     )
 
@@ -86,12 +88,17 @@ def test_columns_without_a_value_have_that_of_most_train_rows(built: tuple[Confi
     expected = {"device": train[train.device != ""].device.mode()[0], "hour": int(train.hour.mode()[0])}
     assert expected == {"device": "mobile", "hour": 19}
     assert (every.device.mode()[0], every.hour.mode()[0]) == ("tablet", 3)  # later days have other values
-    assert raw_context(changed(config, note="x"), model) == {**expected, "note": "x"}
-    assert raw_context(changed(config, hour=7, note="x"), model) == {**expected, "hour": 7, "note": "x"}
-    encoded = encoded_context(changed(config, note="x"), model)
+    assert raw_context(changed(config, note="x", page="p"), model) == {**expected, "note": "x", "page": "p"}
+    assert raw_context(changed(config, hour=7, note="x", page="p"), model) == {
+        **expected,
+        "hour": 7,
+        "note": "x",
+        "page": "p",
+    }
+    encoded = encoded_context(changed(config, note="x", page="p"), model)
     lake = LakePaths(config.lake)
-    assert encoded == encode_context(lake, model, {**expected, "note": "x"})
-    assert encoded != encode_context(lake, model, {"device": "tablet", "hour": 3, "note": "x"})
+    assert encoded == encode_context(lake, model, {**expected, "note": "x", "page": "p"})
+    assert encoded != encode_context(lake, model, {"device": "tablet", "hour": 3, "note": "x", "page": "p"})
 
 
 def test_a_column_without_any_value_and_a_date_without_a_dataset_have_no_default(
@@ -99,9 +106,9 @@ def test_a_column_without_any_value_and_a_date_without_a_dataset_have_no_default
 ) -> None:
     config, result = built
     model, lake = ModelInfo("", "m1", result.workflow.spec, {}), LakePaths(config.lake)
-    with pytest.raises(ConfigError, match=r"columns without a value: \['note'\]"):
+    with pytest.raises(ConfigError, match=r"columns without a value: \['note', 'page'\]"):
         encoded_context(changed(config), model)
-    with pytest.raises(ConfigError, match=r"columns without a value: \['device', 'hour', 'note'\]"):
+    with pytest.raises(ConfigError, match=r"columns without a value: \['device', 'hour', 'note', 'page'\]"):
         encode_context(lake, model, {}, TrainingRows(config.name, "2026-01-04"))
     with pytest.raises(ConfigError, match=r"other names: \['weather'\]"):
-        encoded_context(changed(config, note="x", weather="rain"), model)
+        encoded_context(changed(config, note="x", page="p", weather="rain"), model)
