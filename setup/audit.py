@@ -145,7 +145,9 @@ def _query(packages: Sequence[Package], server: str) -> list[list[str]]:
         answer = _ask(f"{server}/v1/querybatch", {"queries": queries})
         results = answer.get("results")
         if not isinstance(results, list) or len(results) != len(asked):
-            raise DatabaseError(f"{server} answered no list of {len(asked)} results: it is no OSV database")
+            raise DatabaseError(
+                f"{server} did not answer with a list of {len(asked)} results: it is not an OSV database"
+            )
         for (place, _), result in zip(asked, results, strict=True):
             ids[place] += [entry["id"] for entry in result.get("vulns", [])]
             if page := result.get("next_page_token"):
@@ -164,7 +166,7 @@ def _question(package: Package, page: str | None) -> dict[str, Any]:
 def _record(name: str, server: str) -> dict[str, Any]:
     record = _ask(f"{server}/v1/vulns/{name}")
     if record.get("id") != name:
-        raise DatabaseError(f"{server} answered another advisory than {name}: it is no OSV database")
+        raise DatabaseError(f"{server} did not answer with the advisory {name}: it is not an OSV database")
     return record
 
 
@@ -177,7 +179,7 @@ def _ask(address: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise DatabaseError(f"{address} cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise DatabaseError(f"{address} answered no JSON object: it is no OSV database")
+        raise DatabaseError(f"{address} did not answer with a JSON object: it is not an OSV database")
     return document
 
 

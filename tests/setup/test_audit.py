@@ -240,7 +240,7 @@ def test_without_a_network_the_message_says_what_to_do(
 
 
 def test_a_server_that_is_no_database_is_reported(database: Database, server: str) -> None:
-    with pytest.raises(DatabaseError, match="it is no OSV database"):
+    with pytest.raises(DatabaseError, match="it is not an OSV database"):
         advisories_of([OLD_ARROW], f"{server}/other")
     database.status = 503
     with pytest.raises(DatabaseError, match="503"):
