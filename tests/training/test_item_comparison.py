@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from training.models import build_model
 from training.models.factorization import VectorModel
 
 SHARDS, BATCH = 4, 64
-_building = Lock()  # ranks as threads share the seed of torch
 LOSSES = ("full_softmax", "in_batch_softmax")
 MULTI_HOT = MultiHot(max_length=4)
 TWO_TOWER = {
@@ -152,8 +150,7 @@ def test_two_ranks_train_like_one(files: list[DataFile], loss: str, placement: s
     def run(collectives: Collectives) -> tuple[list[float], dict[str, torch.Tensor]]:
         train = settings(loss, num_ranks=collectives.size, l2=0.01, embeddings=embeddings)
         config = ModelConfig.model_validate(TWO_TOWER)
-        with _building:
-            model = build_model(config, SPEC, 1, train.embeddings, collectives)
+        model = build_model(config, SPEC, 1, train.embeddings, collectives)
         trainer = Trainer(model.train(), train, collectives, comparison_of(files, train, collectives))
         loader = loader_of(files, collectives.rank, collectives.size)
         losses = [float(trainer.step(batch, 1.0)) for batch in loader.batches(2)]

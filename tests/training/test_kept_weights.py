@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from storage.paths import LakePaths
 from tests.training.feature_rows import Rows, make_spec, random_rows
 from tests.training.feature_tables import make_config, publish_all
 from tests.training.ranks_in_threads import on_ranks
-from training import models
 from training.checkpoints import checkpoints
 from training.collectives import Collectives
 from training.launch import train_on_ranks
@@ -186,17 +184,7 @@ def test_a_resumed_training_keeps_the_same_step(
     assert evaluations(actual) == evaluations(expected)
 
 
-def test_ranks_with_rows_of_their_own_load_the_same_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The ranks are threads, which share torch's seed: without a lock, each would draw other dense weights.
-    one_at_a_time, draw = threading.Lock(), models._build
-
-    def build(*arguments: Any) -> Any:
-        with one_at_a_time:
-            return draw(*arguments)
-
-    monkeypatch.setattr(models, "_build", build)
+def test_ranks_with_rows_of_their_own_load_the_same_step(tmp_path: Path) -> None:
     embeddings = {"placement": "row_wise"}
     plan = plan_of(tmp_path, num_ranks=2, embeddings=embeddings)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -204,3 +206,22 @@ def test_two_towers_refuse_features_of_neither_side() -> None:
     pair = replace(spec, features=(*spec.features, replace(spec.features[0], name="I9", scope="pair")))
     with pytest.raises(ConfigError, match=r"two_tower cannot use features .* has 1 such feature"):
         build_model(variant("two_tower"), pair)
+
+
+def test_threads_that_build_at_the_same_time_get_the_weights_of_their_seeds() -> None:
+    config, spec = complete(variant("dlrm")), make_spec(3, [5, 7, 4])
+
+    def weights(seed: int) -> list[torch.Tensor]:
+        return list(build_model(config, spec, seed).state_dict().values())
+
+    seeds = list(range(8)) * 4
+    alone = [weights(seed) for seed in seeds]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            at_once = list(pool.map(weights, seeds))
+    finally:
+        sys.setswitchinterval(interval)
+    for one, other in zip(alone, at_once, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))

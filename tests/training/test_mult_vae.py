@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,6 @@ from training.models.sequence import SequenceNoise
 from training.settings import check_loss
 
 State = dict[str, NDArray]
-_building = Lock()  # ranks as threads share the seed of torch
 SHARDS = 4
 KEYED = replace(PLAIN, key_columns=("row_id", "user_key", "item_key"))
 
@@ -269,8 +267,7 @@ def test_ranks_and_resumption_change_nothing_but_rounding(tmp_path: Path, ranks:
         shards = shards_of_rank(SHARDS, collectives.rank, collectives.size)
         multi_hot = model_config.multi_hot
         catalogue = read_catalogue(files, [], KEYED, multi_hot, Reading(), collectives, torch.device("cpu"))
-        with _building:
-            model = build_model(model_config, KEYED, 1)
+        model = build_model(model_config, KEYED, 1)
         trainer = Trainer(
             model.train(), train, collectives, ItemComparison(catalogue, train, KEYED, multi_hot, len(shards))
         )

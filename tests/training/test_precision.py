@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,6 @@ CPU = torch.device("cpu")
 DLRM = {"architecture": "dlrm", "embedding_dim": 8, "bottom_mlp": [16, 8], "top_mlp": [32, 16]}
 STEPS, ROWS, SHARDS = 40, 512, 4
 
-one_at_a_time = (
-    Lock()
-)  # ranks that are threads share torch's generator of random numbers, which a new model seeds
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -54,8 +49,7 @@ def train_steps(
     collectives: Collectives, rows: Rows, steps: int = STEPS, seed: int = 0, **train: Any
 ) -> tuple[Trainer, list[float]]:
     spec, _ = segment_rows(1, 0)
-    with one_at_a_time:
-        model = build_model(ModelConfig.model_validate(DLRM), spec, seed)
+    model = build_model(ModelConfig.model_validate(DLRM), spec, seed)
     settings = {"num_ranks": collectives.size, "num_shards": SHARDS, "global_batch_size": ROWS, **train}
     trainer = Trainer(model, Train.model_validate(settings), collectives)
     losses = []

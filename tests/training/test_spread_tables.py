@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import zip_longest
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,6 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 OPTIMIZERS = {"row_wise_adagrad": 0.15, "sgd": 1.0, "lazy_adam": 0.01}
 
-_building = Lock()  # threads share torch's generator
-
 
 def make_batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """dense, categorical and labels of a global batch. Hot ids come often, lists may be empty."""
@@ -73,8 +70,7 @@ def make_model(
 ) -> torch.nn.Module:
     config: ModelConfig = variant(architecture, **{"multi_hot": {"max_length": LENGTH}, **changed})
     spec: FeatureSpec = make_spec(2, CARDINALITIES, lists=LISTS)
-    with _building:
-        return build_model(config, spec, 7, Embeddings.model_validate(settings), collectives)
+    return build_model(config, spec, 7, Embeddings.model_validate(settings), collectives)
 
 
 def unsharded(parts: list[tuple[StackedEmbedding, Tensor]]) -> list[Tensor]:
@@ -151,8 +147,7 @@ def test_items_of_histories_are_read_from_rows_of_other_ranks(architecture: str)
     ]
 
     def losses_of(collectives: Collectives, settings: dict[str, Any]) -> tuple[list[float], set[int]]:
-        with _building:
-            model = build_model(config, spec, 7, Embeddings.model_validate(settings), collectives)
+        model = build_model(config, spec, 7, Embeddings.model_validate(settings), collectives)
         train = Train.model_validate({"num_ranks": 1, "embedding_learning_rate": 0.1, "embeddings": settings})
         trainer = Trainer(model.train(), train, collectives)
         rows = ROWS // collectives.size
@@ -209,8 +204,7 @@ def test_a_table_larger_than_a_rank_may_hold_trains() -> None:
     train = Train(num_ranks=1, embeddings=settings)
 
     def body(collectives: Collectives) -> tuple[int, list[float], set[int]]:
-        with _building:
-            model = build_model(variant("dlrm"), spec, 1, settings, collectives)
+        model = build_model(variant("dlrm"), spec, 1, settings, collectives)
         trainer = Trainer(model, train, collectives)
         generator = torch.Generator().manual_seed(3)
         whole = torch.randint(0, rows, (ROWS, 1), generator=generator)

@@ -20,7 +20,7 @@ from tests.training.architectures import SEQUENCE_VARIANTS, small_spec, variant
 from tests.training.feature_rows import make_spec, random_rows
 from tests.training.interpreted import device_of_kernels
 from tests.training.ranks_in_threads import on_ranks
-from tests.training.test_spread_tables import LENGTH, OPTIMIZERS, PLACEMENTS, ROWS, _building, share, steps
+from tests.training.test_spread_tables import LENGTH, OPTIMIZERS, PLACEMENTS, ROWS, share, steps
 from training import kernels
 from training.checkpoints import open_trained, save_trained
 from training.collectives import ALONE, Collectives
@@ -76,14 +76,11 @@ def trainer_of(
         spec = make_spec(2, [40, 9, 150], lists=[30, 5])
     config = variant(architecture, **{"multi_hot": {"max_length": LENGTH}, **changed})
     parsed = Embeddings.model_validate(embeddings)
-    with _building:
-        pinned = device.type == "cuda"
-        tiers = (
-            None
-            if hot_share is None
-            else tiers_of(config, spec, parsed, collectives, hot_share, pinned=pinned)
-        )
-        model = build_model(config, spec, 7, parsed, collectives, tiers=tiers)
+    pinned = device.type == "cuda"
+    tiers = (
+        None if hot_share is None else tiers_of(config, spec, parsed, collectives, hot_share, pinned=pinned)
+    )
+    model = build_model(config, spec, 7, parsed, collectives, tiers=tiers)
     rate = OPTIMIZERS[parsed.optimizer]
     train = Train.model_validate({"num_ranks": 1, "embedding_learning_rate": rate, "embeddings": embeddings})
     return Trainer(model.to(device).train(), train, collectives)

@@ -19,7 +19,7 @@ from storage.id_counts import IdCounts
 from storage.paths import LakePaths
 from tests.training.architectures import variant
 from tests.training.feature_rows import make_spec
-from tests.training.test_spread_tables import PLACEMENTS, _building
+from tests.training.test_spread_tables import PLACEMENTS
 from tests.training.test_training import random_plan
 from training.collectives import ALONE
 from training.embeddings.placement import (
@@ -166,14 +166,13 @@ def test_a_table_that_is_hot_as_a_whole_has_no_tail() -> None:
     assert tiers is not None
     assert tiers.hot == ((1,), (2,))
     assert tiers.expected == pytest.approx(0.9)
-    with _building:
-        spec, config = make_spec(2, [40, 30]), variant("wide_and_deep")
-        tables = planned_tables(config, spec, Embeddings())
-        hot = tuple(
-            tuple(rows // (1 + number) for rows in table.placement.cardinalities)
-            for number, table in enumerate(tables)
-        )
-        model = build_model(config, spec, 7, Embeddings(), tiers=Tiers(hot, pinned=False, expected=0.5))
+    spec, config = make_spec(2, [40, 30]), variant("wide_and_deep")
+    tables = planned_tables(config, spec, Embeddings())
+    hot = tuple(
+        tuple(rows // (1 + number) for rows in table.placement.cardinalities)
+        for number, table in enumerate(tables)
+    )
+    model = build_model(config, spec, 7, Embeddings(), tiers=Tiers(hot, pinned=False, expected=0.5))
     assert [table.tail is None for table in tables_of(model).values()].count(True) == 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -58,7 +57,6 @@ TWO_TOWER = {
     "dropout": 0.0,
     "multi_hot": {"max_length": 4},
 }
-_building = Lock()  # ranks as threads share the seed of torch
 
 
 def write_weighted(folder: Path, days: list[Choices], values: NDArray[np.float32]) -> list[DataFile]:
@@ -170,8 +168,7 @@ def test_the_loss_of_a_step_is_the_weighted_mean_over_all_ranks(files: list[Data
     """Σ w · loss / Σ w over the rows of the global batch (NumPy), and all ranks get the same model."""
 
     def run(collectives: Collectives) -> tuple[list[tuple[float, float, float, float]], dict[str, Any]]:
-        with _building:
-            model = build_model(ModelConfig.model_validate(DLRM), WEIGHTED, 1).train()
+        model = build_model(ModelConfig.model_validate(DLRM), WEIGHTED, 1).train()
         trainer = Trainer(model, settings(num_ranks=ranks), collectives)
         sums = []
         for batch in loader_of(files, WEIGHTED, collectives.rank, ranks).batches():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from types import ModuleType
 
 import torch
@@ -19,6 +20,10 @@ from training.models.inputs import Inputs
 from training.settings import complete, known_architectures, read_settings
 
 __all__ = ["build_model", "complete", "known_architectures", "planned_tables", "read_settings"]
+
+# Layers draw their weights from torch's random generator, which all threads of the process share. If two
+# threads build a model at the same time, the second one waits, so that the weights depend only on the seed.
+_SEEDED = Lock()
 
 
 def build_model(
@@ -70,7 +75,7 @@ def _build(config: ModelConfig, spec: FeatureSpec, seed: int, tables: TableFacto
         raise ConfigError(
             "the feature spec has no features", "list the model's input columns under `features`"
         )
-    with torch.random.fork_rng(devices=[]):
+    with _SEEDED, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _module(config).build(settings, Inputs.of(spec, config.multi_hot, tables))
     if not isinstance(model, nn.Module):
