@@ -22,7 +22,7 @@ TEST_WORKERS ?= 3
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## make .venv from the lock files and build Horovod (about 3 minutes the first time, on two cores)
+setup: ## make .venv from the lock files and build Horovod (about 6 minutes the first time, on two cores)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -m setup.install
 

@@ -221,6 +221,8 @@ class PartitionedTable(ServedTable):
             WHERE i.inhparent = CAST(? AS regclass)"""
         days = []
         for name, bound, comment in self.database.rows(query, [self.name]):
+            if bound is None:
+                continue  # another delivery has dropped the partition since this query began
             match = _BOUND.fullmatch(str(bound))
             days.append(ServedDay(str(name), match[1] if match else "", _parsed(str(comment))))
         return sorted(days, key=lambda day: day.date, reverse=True)

@@ -434,6 +434,24 @@ def test_two_deliveries_at_once_are_one_after_the_other(
     assert len(tables(client, sink)) == 2
 
 
+def test_a_partition_that_is_dropped_during_the_query_is_left_out(
+    published: PublishedLists, sink: jdbc.Settings, client: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL then returns null for the dates of the partition, as here."""
+    rows_of = Connection.rows
+
+    def with_dropped_partition(
+        database: Connection, statement: str, values: Sequence[str | int] = ()
+    ) -> list[tuple[str | None, ...]]:
+        rows = rows_of(database, statement, values)
+        return [*rows, ("16999", None, "")] if "pg_inherits" in statement else rows
+
+    monkeypatch.setattr(Connection, "rows", with_dropped_partition)
+    assert jdbc.deliver(sink, published).written == len(published.rows)
+    assert isinstance(day_tables.open_table(client, sink.table), day_tables.PartitionedTable)
+    assert len(served(client, sink)) == len(published.rows)
+
+
 def test_a_long_reader_stops_only_the_replacement_of_its_day(
     published: PublishedLists,
     sink: jdbc.Settings,
