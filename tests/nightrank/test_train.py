@@ -165,6 +165,7 @@ def test_a_terminal_shows_steps_and_the_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # tests of notebooks import it
     rows = ROWS.head(300)
     workflow = nightrank.Workflow(PLAIN).fit(rows)
     capsys.readouterr()

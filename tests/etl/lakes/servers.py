@@ -27,6 +27,14 @@ LOCK = ROOT / "requirements/test-s3.txt"
 GOOGLE_LOCK = ROOT / "requirements/test-google.txt"
 AZURITE = ROOT / "requirements/azurite"
 READERS_LOCK = ROOT / "requirements/test-readers.txt"
+# The server answers one request at a time by itself. A client that stops reading a file in order to read it
+# from another position would wait for ever: its first answer is still being sent.
+_GOOGLE_WITH_THREADS = """
+import http.server
+http.server.HTTPServer = http.server.ThreadingHTTPServer
+from gcp_storage_emulator.__main__ import main
+main()
+"""
 _PATIENCE_S = 60
 
 
@@ -143,7 +151,7 @@ def google(folder: Path, bucket: str) -> Iterator[str]:
     """
     port = free_port()
     python = interpreter("google-server", GOOGLE_LOCK, "import gcp_storage_emulator")
-    command = [str(python), "-m", "gcp_storage_emulator", "start", "--host=127.0.0.1", f"--port={port}"]
+    command = [str(python), "-c", _GOOGLE_WITH_THREADS, "start", "--host=127.0.0.1", f"--port={port}"]
     command += ["--in-memory", f"--default-bucket={bucket}"]
     endpoint = f"http://127.0.0.1:{port}"
     with process(command, folder / "google.log", lambda: _answers(f"{endpoint}/storage/v1/b/{bucket}")):
