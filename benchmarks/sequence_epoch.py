@@ -47,7 +47,7 @@ from benchmarks.peers import plain_sasrec
 from benchmarks.peers.plain_movielens import Adam
 from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
-from jobs.stages.build_features import run as build_features
+from jobs.build_features import run as build_features
 from setup.console import SetupError
 from setup.locked_environment import is_installed, locked_environment
 from storage.dataset import read_dataset

@@ -1,17 +1,212 @@
-"""The command line of check_config, which needs no Spark session."""
+"""Checks a configuration and the first rows of all files that a run needs, without a Spark session.
+
+The job reports the rows that a run would reject.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+import pyarrow.compute as pc
+
+from conf.errors import DataError
+from etl.checked_days import raw_days
+from etl.raw.file_splits import FileSplit
+from etl.raw.files import RawFiles
+from etl.raw.rejected_lines import RejectedLine, description, remedy
+from etl.raw.row_rules import NO_ROWS, Misdated, bounds_of_day, count_misdated, describe
+from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, read_split
+from etl.workflow.feature_plan import FeaturePlan, plan_of
+from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from jobs.command_line import job_parser, run_without_session
-from jobs.stages.check_log import run
+from reporting.terminal import text_table
+from spark.profile import DEFAULT_PROFILE, find_profile
+from storage.feature_spec import EVENT_TIME, LABEL
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
 
 DESCRIPTION = (
     "Checks in seconds what a run would refuse after minutes: every key of the configuration, the models and "
     "operators, the tables, and the first rows of the log's files of all days that a run of the date reads. "
     "It prints the rows that would be quarantined, with the remedy. It writes nothing."
 )
+
+# Maximum number of files of each day from which the first rows are read.
+_FILES_A_DAY = 4
+_BYTES = 1 << 20
+
+
+@dataclass
+class _Head:
+    """The counts of the first rows of the files of a day.
+
+    Attributes:
+        raw: the files.
+        rows: number of rows that were read.
+        clicks: number of valid rows with label 1.
+        reasons: number of rejected rows by reason.
+        misdated: the valid rows whose time is on another day, of a log that is stored by day.
+        left_out: number of rows that the configuration leaves out, such as rows of other events.
+        examples: the first rejected row of each reason.
+        events: the events of the valid rows, if the label is an event.
+    """
+
+    raw: RawFiles
+    rows: int = 0
+    clicks: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    misdated: Misdated = NO_ROWS
+    left_out: int = 0
+    examples: dict[str, RejectedLine] = field(default_factory=dict)
+    events: set[str] = field(default_factory=set)
+
+    @property
+    def rejected(self) -> int:
+        return sum(self.reasons.values())
+
+
+def run(context: RunContext) -> tuple[str, JobSummary]:
+    """Checks the configuration, its tables, and the first rows of the log's files of a run.
+
+    Returns the text to print, and the job summary.
+
+    Raises:
+        ConfigError: a key breaks its rule.
+        DataError: a file is missing; a table cannot be parsed; or the first rows of a day exceed
+            `quality.max_bad_share` (share of rows that would be quarantined) or `quality.max_misdated_share`
+            (share of rows with times on other days).
+    """
+    config = context.config
+    with context.phase("configuration"):
+        check_config(config)
+        check_training(config)
+        check_lists(config)
+        check_sinks(config, find_profile(DEFAULT_PROFILE))
+    with context.phase("tables"):
+        check_tables(config, context.run_date)
+    plan = plan_of(config)
+    with context.phase("log"):
+        days = {raw.dt: raw for of_split in raw_days(plan, context.run_date).values() for raw in of_split}
+        layout = layout_of_days(plan, list(days.values()))
+        heads = [_head(plan, layout, raw) for raw in days.values()]
+    for head in heads:
+        _require_valid(plan, head)
+        _require_day(plan, head)
+    rejected = sum(head.rejected for head in heads)
+    rows = sum(head.rows for head in heads)
+    facts = {
+        "days": len(heads),
+        "files": sum(len(head.raw.paths) for head in heads),
+        "rejected": rejected,
+        "left_out": sum(head.left_out for head in heads),
+        "unknown_events": _unknown_events(plan, heads),
+    }
+    return _text(plan, heads), JobSummary(output="", rows_in=rows, rows_out=rows - rejected, facts=facts)
+
+
+def _head(plan: FeaturePlan, layout: FileLayout, raw: RawFiles) -> _Head:
+    """Reads the first block of the first files of a day."""
+    head = _Head(raw)
+    inputs = [name for chain in plan.chains for name in chain.inputs]
+    wanted = columns_to_parse(layout, inputs)
+    firsts: dict[str, FileSplit] = {}
+    for file_split in layout.reader.splits(_BYTES):
+        if file_split.path in raw.paths:
+            firsts.setdefault(file_split.path, file_split)
+    for file_split in [*firsts.values()][:_FILES_A_DAY]:
+        block = next(read_split(file_split, layout, wanted), None)
+        if block is None:
+            continue
+        head.rows += len(block.row_lines) + len(block.rejected)
+        head.clicks += int(np.count_nonzero(np.asarray(block.columns[LABEL])))
+        label = plan.config.log.label
+        if label.positive and label.column is not None and label.column != LABEL:  # LABEL is computed
+            head.events |= set(pc.unique(block.columns[label.column].cast("string")).to_pylist())
+        bounds = bounds_of_day(plan.config, raw.dt)
+        if bounds is not None:
+            head.misdated += count_misdated(np.asarray(block.columns[EVENT_TIME], np.int64), bounds)
+        for line, reason in block.rejected.pairs():
+            if reason in plan.reasons_left_out:
+                head.left_out += 1
+                continue
+            head.reasons[reason] += 1
+            if reason not in head.examples:
+                text = block.texts([line])[0]
+                head.examples[reason] = RejectedLine(file_split.path, line + 1, reason, text)
+    return head
+
+
+def _require_valid(plan: FeaturePlan, head: _Head) -> None:
+    log, limit = plan.config.log, plan.config.quality.max_bad_share
+    if not head.rejected or head.rejected <= limit * head.rows:
+        return
+    reason = head.reasons.most_common(1)[0][0]
+    example = head.examples[reason]
+    raise DataError(
+        f"{head.rejected:,} of the first {head.rows:,} rows of {head.raw.dt} would be quarantined "
+        f"({head.rejected / head.rows:.1%}; quality.max_bad_share={limit:.1%}), by reason: "
+        f"{dict(head.reasons)}; {example.file}: {description(log, example)}",
+        f"for the reason {reason}: {remedy(log, 'log', example)}. If this share of rejected rows is usual, "
+        f"raise quality.max_bad_share",
+    )
+
+
+def _require_day(plan: FeaturePlan, head: _Head) -> None:
+    log, limit = plan.config.log, plan.config.quality.max_misdated_share
+    valid, outside = head.rows - head.rejected - head.left_out, head.misdated
+    if log.event_time is None or outside.earliest is None or outside.rows <= limit * valid:
+        return
+    raise DataError(
+        f"{outside.rows:,} of the first {valid:,} valid rows of {head.raw.dt} have times on other days "
+        f"(quality.max_misdated_share={limit:.1%}), such as "
+        f"{describe(log.event_time, outside.earliest, log)}",
+        "correct log.event_time, log.time_zone or the days in the names of the files",
+    )
+
+
+def _unknown_events(plan: FeaturePlan, heads: Sequence[_Head]) -> list[str]:
+    """Returns the events of `log.label.positive` and `weights` that no row has, sorted."""
+    label = plan.config.log.label
+    if label.column == LABEL:
+        return []
+    seen = {event for head in heads for event in head.events}
+    return sorted({*(label.positive or ()), *(label.weights or {})} - seen)
+
+
+def _text(plan: FeaturePlan, heads: Sequence[_Head]) -> str:
+    rows = [
+        (
+            head.raw.dt,
+            f"{len(head.raw.paths):,}",
+            f"{head.raw.bytes / 1e6:,.1f}",
+            f"{head.rows:,}",
+            f"{head.clicks:,}",
+            f"{head.left_out:,}",
+            f"{head.rejected:,}",
+            f"{head.misdated.rows:,}",
+        )
+        for head in heads
+    ]
+    headers = ("day", "files", "MB", "rows read", "clicks", "left out", "rejected", "on other days")
+    parts = [text_table(headers, rows, range(1, len(headers)))]
+    examples = {reason: one for head in reversed(heads) for reason, one in head.examples.items()}
+    for reason, example in sorted(examples.items()):
+        parts.append(
+            f"  {reason}: {example.file}: {description(plan.config.log, example)}\n"
+            f"    what to do: {remedy(plan.config.log, 'log', example)}"
+        )
+    if unknown := _unknown_events(plan, heads):
+        parts.append(
+            f"  none of these rows has the events {unknown} of log.label\n"
+            f"    what to do: correct the events if they are misspelt; rows of other events are left out "
+            f"({sum(head.left_out for head in heads):,} of these rows)"
+        )
+    parts.append("  the configuration and the first rows of all tables are valid")
+    return "\n".join(parts)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,17 +1,44 @@
-"""The command line of the stage erase_user."""
+"""Erases users from the lake and from the sinks, and writes a record for auditors."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from conf.errors import ConfigError
+import pyarrow as pa
+
+from conf.errors import ConfigError, DataError, InfrastructureError
+from conf.messages import counted
+from etl.erasure.lake_tables import UsersToErase
+from etl.erasure.plan import DigestChanges, ErasurePlan, plan_erasure
+from etl.erasure.record import (
+    SHORTEST_ID,
+    Record,
+    models_with_users,
+    planned,
+    raw_files,
+    read_record,
+    read_records,
+    record_path,
+    texts_with_ids,
+    write_record,
+)
+from etl.erasure.rewrite import carry_out, delete_old_files
+from etl.raw.row_rules import RULE, are_bad_keys
 from jobs.command_line import job_parser
 from jobs.runner import run_with_options
-from jobs.stages.erase_user import list_records, run
+from scoring.delivery.published_lists import EraseRequest
+from scoring.delivery.sinks import erase_from, read_settings
+from storage import file_io
+from storage.erased_users import add_erased, list_or_new, require_listed
 from storage.job_summary import JobSummary
-from storage.run_context import RunContext
+from storage.paths import DATA, LakePaths
+from storage.run_context import RunContext, require
+from training.registry.kept_models import saved_models
 
 DESCRIPTION = (
     "Erases users from the lake and from the sinks: their rows in all tables, their ids in vocabularies, and "
@@ -20,6 +47,204 @@ DESCRIPTION = (
     "are not changed; the record in <lake>/erasures says what remains. No other job may use the lake at "
     "the same time. If the job is interrupted, start it again with the same options: it continues."
 )
+
+_RAW = (
+    "The raw log is not changed. Jobs leave out the rows of these users, up to the day `through`, whenever "
+    "they read it again. Delete the rows at their source, or delete the raw files when no run needs them."
+)
+_MODELS = (
+    "The listed models keep one row of weights for each user, under a number that no longer belongs to a "
+    "user. A retraining that continues from one of these models keeps this row. To remove it, train a "
+    "newly initialised model with workflow.mode=fit, then delete the old model versions."
+)
+_STATISTICS = (
+    "Counts, means and other statistics over all users do not change. This includes the statistics of items, "
+    "and those in models."
+)
+_TEXTS = (
+    f"Run records, reports and logs were searched for ids of at least {SHORTEST_ID} characters. Delete the "
+    "listed files. Spark's event logs and copies outside of the lake were not searched."
+)
+_UNKNOWN_SINKS = "Sinks without a function to erase users still have their rows."
+
+
+def run(context: RunContext, ids: Sequence[str], *, dry_run: bool) -> tuple[str, JobSummary]:
+    """Erases users, or reports what would be removed.
+
+    Args:
+        context: the context of the run. From now on, jobs leave out the users' rows of the run date, of
+            earlier days, and of all days that the lake has read.
+        ids: the ids of the users, as in the log.
+        dry_run: whether the function only reports, without changing files.
+
+    Returns:
+        A text for a terminal, and the summary.
+
+    Raises:
+        ConfigError: a text is not a possible user id, or the configuration has no section `keys`.
+        DataError: the lake has no published tables, or a file in the lake is damaged.
+        InfrastructureError: another job uses the lake at the same time.
+    """
+    require(context.config, "keys")
+    _check(ids)
+    read_settings(context.config.deliver)  # raises an error before the job changes files
+    lake = context.lake
+    _require_tables(lake)
+    known = list_or_new(lake)
+    users = UsersToErase.of(frozenset(ids), known.salt, known.digest, context.config)
+    record = read_record(lake, context.run_date, users)
+    with context.phase("search"):
+        plan = plan_erasure(lake, context.config, users, record.digests)
+    done, record = record.status == "complete", planned(record, plan)
+    through = max([record.through, context.run_date, *plan.days])
+    record = replace(record, through=through, remains=_remains(context, plan, record.remains))
+    if dry_run:
+        return _text(record, "would be removed"), _summary(lake, record, dry_run=True)
+    if done and not plan.rows and not context.config.deliver.sinks:
+        record = replace(record, status="complete")
+        return _text(record, "was removed before"), _summary(lake, record, dry_run=False)
+    # From now on, jobs leave out the rows of the users, so no job publishes them again.
+    add_erased(lake, known, ids, through)
+    write_record(lake, record)
+    with context.phase("tables"):
+        deleted = carry_out(lake, plan)
+        _require_none(plan_erasure(lake, context.config, users, record.digests))
+        deleted += delete_old_files(lake)
+    with context.phase("sinks"):
+        sinks = _erase_sinks(context, users, record)
+    with context.phase("remaining"):
+        remains = {**record.remains, "texts": texts_with_ids(lake, users)}
+    require_listed(lake, ids)
+    record = replace(
+        record,
+        status="complete",
+        completed_at=file_io.utc_now(),
+        digests={},
+        files_deleted=record.files_deleted + deleted,
+        sinks=(*record.sinks, *(sink for sink in sinks if sink["rows"] or not done)),
+        remains=remains,
+        notes=_notes(remains, sinks),
+    )
+    write_record(lake, record)
+    return _text(record, "was removed"), _summary(lake, record, dry_run=False)
+
+
+def list_records(lake: LakePaths) -> tuple[str, JobSummary]:
+    """Returns a table of all records of a lake for a terminal, and the summary."""
+    records = read_records(lake)
+    lines = [f"  {'Record':<24}  {'Users':>6}  {'Rows':>10}  {'Started':<20}  Status"]
+    lines += [
+        f"  {one.name:<24}  {len(one.users):>6,}  {one.rows:>10,}  {one.started_at:<20}  {one.status}"
+        for one in records
+    ]
+    facts = {"records": len(records)}
+    return "\n".join(lines), JobSummary(lake.erasures, rows_in=None, rows_out=None, dropped=None, facts=facts)
+
+
+def _check(ids: Sequence[str]) -> None:
+    wrong = are_bad_keys(pa.array(ids, pa.string())).to_pylist()
+    for user, is_wrong in zip(ids, wrong, strict=True):
+        if is_wrong or not user:
+            raise ConfigError(
+                f"{user!r} is not the id of a user: {RULE}, and it must not be empty",
+                "pass the ids as they are in the log, with --user, or one per line in --users-file",
+            )
+
+
+def _require_tables(lake: LakePaths) -> None:
+    """Raises DataError if no job has published a table: the path of the lake is probably wrong."""
+    if not any(file_io.list_files(path) for path in (lake.datasets.path, f"{lake.root.rstrip('/')}/{DATA}")):
+        raise DataError(
+            f"{lake.root} has no tables, so nobody was erased: it is not a lake, or no job has run",
+            "correct `lake` in the configuration or in --set; erase users after the first run",
+        )
+
+
+def _require_none(left: ErasurePlan) -> None:
+    if left.rows:
+        raise InfrastructureError(
+            f"another job has published rows of these users during the erasure: {sorted(left.rows)[:3]}",
+            "wait until no other job uses the lake, then run erase_user again: it continues",
+        )
+
+
+def _remains(
+    context: RunContext, plan: ErasurePlan, before: Mapping[str, Sequence[Any]]
+) -> dict[str, Sequence[Any]]:
+    """Returns the data that still contain the users, including the data that a killed attempt listed."""
+    now: dict[str, Sequence[Any]] = {
+        "raw_files": raw_files(context.config, plan),
+        "models": models_with_users(saved_models(context.lake), plan),
+        "texts": [],
+    }
+    return {
+        name: [*before.get(name, ()), *(one for one in values if one not in before.get(name, ()))]
+        for name, values in now.items()
+    }
+
+
+def _erase_sinks(context: RunContext, users: UsersToErase, record: Record) -> list[dict[str, Any]]:
+    changes = DigestChanges(record.digests)
+    digests = {old: changes.of(old) for old in record.digests}
+    request = EraseRequest(users.ids, digests, lambda: context.spark, context.recorder)
+    results: list[dict[str, Any]] = []
+    for module, settings in read_settings(context.config.deliver):
+        erased = erase_from(module, settings, request)
+        of_sink = {"name": settings.name, "kind": settings.kind}
+        if erased is None:
+            results.append({**of_sink, "target": "", "rows": None, "remark": _UNKNOWN_SINKS})
+        else:
+            results.append({**of_sink, "target": erased.target, "rows": erased.rows, "remark": erased.remark})
+    return results
+
+
+def _notes(remains: Mapping[str, Sequence[Any]], sinks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    notes = [_RAW, *([_MODELS] if remains["models"] else []), _STATISTICS, _TEXTS]
+    notes += [f"Sink {sink['name']}: {sink['remark']}" for sink in sinks if sink["remark"]]
+    return tuple(notes)
+
+
+def _text(record: Record, what: str) -> str:
+    """Returns a table of the removed data for a terminal."""
+    number = len(record.users)
+    lines = [f"{counted(number, 'user')}, days up to {record.through}: this {what}."]
+    if not record.tables:
+        lines.append("  No table of the lake has rows of these users.")
+    else:
+        lines.append(f"  {'Table':<44}  {'Partition':<12}  {'Rows':>8}  Change")
+    lines += [
+        f"  {one.table:<44}  {one.partition:<12}  {one.rows:>8,}  {one.change}" for one in record.tables
+    ]
+    for sink in record.sinks:
+        rows = "" if sink["rows"] is None else f"{counted(sink['rows'], 'row')} "
+        lines.append(f"  sink {sink['name']}: {rows}{sink['remark']}")
+    for name, values in record.remains.items():
+        lines += [f"  remains, {name}: {_shown(value)}" for value in values]
+    return "\n".join([*lines, *(f"  {note}" for note in record.notes)])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        features = ", ".join(value["features"])
+        return (
+            f"{value['name']} {value['version']}, workflow {value['workflow_version']}, features {features}"
+        )
+    return str(value)
+
+
+def _summary(lake: LakePaths, record: Record, *, dry_run: bool) -> JobSummary:
+    facts = {
+        "users": len(record.users),
+        "partitions": len(record.tables),
+        "removed": record.rows,
+        "files_deleted": record.files_deleted,
+        "status": record.status,
+        "dry_run": dry_run,
+        "models": len(record.remains.get("models", ())),
+        "sinks": [dict(sink) for sink in record.sinks],
+    }
+    output = None if dry_run else record_path(lake, record)
+    return JobSummary(output, rows_in=None, rows_out=None, dropped=None, facts=facts)
 
 
 def erase(context: RunContext, arguments: argparse.Namespace) -> JobSummary:

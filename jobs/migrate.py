@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 
 from conf.errors import EXIT_DATA, EXIT_OK, NightrankError
 from conf.messages import counted, program_name
 from jobs.command_line import report_failure
-from jobs.stages.migrate import summarize, version_table
-from storage.migration import migrate, survey
+from storage.job_summary import JobSummary
+from storage.migration import Survey, migrate, survey
 from storage.paths import LakePaths
 
 DESCRIPTION = (
@@ -19,6 +20,31 @@ DESCRIPTION = (
     "If migrate "
     "is interrupted, start it again: it continues where it stopped."
 )
+
+
+def version_table(survey: Survey) -> str:
+    """Returns a table with one line for each kind of file and format version."""
+    files = Counter((file.kind.name, file.version, file.kind.version) for file in survey.files)
+    to_migrate = Counter((file.kind.name, file.version, file.kind.version) for file in survey.to_migrate)
+    lines = [f"  {'Kind of file':<30}  {'Version':>7}  {'Current':>7}  {'Files':>7}  {'To migrate':>10}"]
+    for key, count in sorted(files.items()):
+        name, version, current = key
+        lines.append(f"  {name:<30}  {version:>7}  {current:>7}  {count:>7,}  {to_migrate[key]:>10,}")
+    return "\n".join(lines)
+
+
+def summarize(lake: LakePaths, survey: Survey, *, applied: bool, migrated: int, seconds: float) -> JobSummary:
+    """Returns the job summary. It has no run date, no rows and no output."""
+    facts = {
+        "lake": lake.root,
+        "applied": applied,
+        "files": len(survey.files),
+        "to_migrate": len(survey.to_migrate),
+        "migrated": migrated,
+        "problems": len(survey.problems),
+    }
+    summary = JobSummary(None, rows_in=None, rows_out=None, dropped=None, facts=facts)
+    return summary.completed("migrate", None, {}, seconds)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,12 +13,14 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from conf.errors import (
     EXIT_CONFIG,
@@ -35,10 +37,11 @@ from conf.messages import PrintableFormatter
 from conf.process import ignore_imported
 from jobs.checks import check_config
 from jobs.command_line import INTERRUPTED, add_wait, job_parser, report_interruption
-from jobs.sessions import OwnSession
 from reporting.monitoring.run_observer import Observer
-from spark.error_log import data_error_in, root_cause, without_frames
+from spark.error_log import SparkLog, data_error_in, root_cause, without_frames
+from spark.pandas_import import allow_pandas
 from spark.profile import DEFAULT_PROFILE, use_profile
+from spark.session import build_session
 from storage.file_digests import path_of_damaged
 from storage.fsck import mark_file
 from storage.job_summary import JobSummary
@@ -344,3 +347,93 @@ def end_job(exit_code: int) -> NoReturn:
     if is_job and SparkContext._gateway is None:
         end_process(exit_code)
     sys.exit(exit_code)
+
+
+# The Spark session of a job. The session is built for the job, or the jobs of an application share it.
+
+
+@dataclass
+class OwnSession:
+    """Builds a job's Spark session, and saves the Java stack traces that Spark logs."""
+
+    error_log: SparkLog = field(default_factory=SparkLog)
+
+    def open(self, context: RunContext) -> SparkSession:
+        """Builds the session.
+
+        Attaches the error log before building the session, because building can fail, and again afterwards.
+        """
+        allow_pandas()
+        self.error_log.attach()
+        session = self._build(context)
+        self.error_log.attach()
+        return session
+
+    def keep_stacks(self, context: RunContext, error: BaseException | None = None) -> str | None:
+        """Saves the stack traces of Spark's log and of `error`.
+
+        Returns the path; None without stack traces.
+        """
+        return self.error_log.end(context.lake.logs, context.run_date, context.name, error)
+
+    def close(self, context: RunContext) -> None:
+        """Ends the job's use of the session."""
+        context.stop()
+
+    def _build(self, context: RunContext) -> SparkSession:
+        return build_session(
+            f"nightrank {context.name} {context.run_date}", event_logs=context.lake.event_logs
+        )
+
+
+@dataclass
+class SharedSession:
+    """The Spark session of several jobs that run in one process, one after the other.
+
+    The session is built for the first job that needs it. When a job ends, its cached tables are removed from
+    Spark.
+    """
+
+    _session: SparkSession | None = None
+
+    def of_job(self) -> OwnSession:
+        """Returns the sessions object of the next job."""
+        return _Borrowed(self)
+
+    def get(self, context: RunContext) -> SparkSession:
+        """Returns the session. Builds it if it does not exist, with event logs in the lake of the job."""
+        if self._session is None:
+            self._session = build_session(
+                f"nightrank {context.config.name} {context.run_date}", event_logs=context.lake.event_logs
+            )
+        return self._session
+
+    def clean(self) -> None:
+        """Removes the cached tables of the job that has ended."""
+        if self._session is not None:
+            self._session.catalog.clearCache()
+
+    def stop(self) -> None:
+        """Stops the session if it was built."""
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+
+@dataclass
+class _Borrowed(OwnSession):
+    """The use of a shared session by one job."""
+
+    shared: SharedSession = field(default_factory=SharedSession)
+
+    def __init__(self, shared: SharedSession) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def close(self, context: RunContext) -> None:
+        """Ends the use of the session; the next job can use it."""
+        if context.started_spark is not None:
+            self.shared.clean()
+
+    def _build(self, context: RunContext) -> SparkSession:
+        return self.shared.get(context)

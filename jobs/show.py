@@ -1,4 +1,4 @@
-"""The command line of show, which needs no Spark session."""
+"""Shows the published list of one user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 import sys
 
 from jobs.command_line import job_parser, run_without_session
-from jobs.stages.show import run
+from reporting.inspect.user_list import decoded_names, find, page
+from storage.job_summary import JobSummary
+from storage.run_context import RunContext
 
 DESCRIPTION = (
     "Shows the published list of one user: position, item, score, reason (ranked, boost:<value> or "
@@ -16,6 +18,31 @@ DESCRIPTION = (
     "Ends with exit code 3 if the date has no lists, the user is unknown, or the user had "
     "no candidates."
 )
+
+_REPORTED = ("model_version", "workflow_version", "scored_at")
+
+
+def run(context: RunContext, user: str) -> tuple[str, JobSummary]:
+    """Finds the published list of a user, and replaces the ids in the user's features by raw values.
+
+    Returns:
+        The list as text for a terminal, and the summary.
+
+    Raises:
+        DataError: the date has no lists, or the user has none.
+    """
+    with context.phase("find"):
+        user_list = find(context.lake, context.run_date, user, context.config.negatives)
+    with context.phase("decode"):
+        names = decoded_names(context.lake, user_list)
+    facts = {
+        "user": user_list.user,
+        **{name: user_list.facts[name] for name in _REPORTED},
+        "refit_of": user_list.facts.get("refit_of"),
+        "list": user_list.entries,
+    }
+    path = context.lake.recommendations.partition(context.run_date).path
+    return page(user_list, names), JobSummary(path, rows_out=len(user_list.entries), facts=facts)
 
 
 def main(argv: list[str] | None = None) -> int:

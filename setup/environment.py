@@ -25,7 +25,7 @@ _OFFLINE = ("--quiet", "--no-deps", "--no-index", "--offline", "--compile-byteco
 # Imports that must succeed. Packages that only tests, benchmarks and builds use are not in this environment,
 # so it is smaller than .venv.
 CHECK_IMPORTS = (
-    "import jobs.stages.build_features, scoring.spark.score_frames, training.launch.rank_main, horovod.torch;"
+    "import jobs.features_of_run, scoring.spark.score_frames, training.launch.rank_main, horovod.torch;"
     "from etl.native.library import library; library()"
 )
 

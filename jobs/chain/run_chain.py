@@ -13,8 +13,8 @@ from typing import Any
 from conf.errors import EXIT_CRASHED, EXIT_OK, ConfigError, InfrastructureError, NightrankError
 from conf.load import load_config, parse_date
 from conf.messages import counted
+from jobs.chain.launchers import Interruptions, Launcher, Stage, StageError, StageOutcome
 from jobs.chain.steps import ChainStep, RunPlan
-from jobs.chain.submit import Interruptions, Launcher, Stage, StageError, StageOutcome
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
 from reporting.monitoring.run_observer import Observer
 from reporting.terminal import StageProgress

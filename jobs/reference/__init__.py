@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from conf.reference import Schema
-from jobs.reference.json_schema import config_schema, model_schema
-from jobs.reference.pages import configuration_page, models_page
+from jobs.reference.configuration import config_schema, configuration_page, model_schema, models_page
 
 
 def generated_files() -> dict[str, str]:

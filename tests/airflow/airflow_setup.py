@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from airflow_dags.overrides import DEFAULT_KEYS
 from conf.load import load_config
-from jobs.stages.generate_clicks import run as generate_clicks
+from jobs.generate_clicks import run as generate_clicks
 from local_airflow.home import Home, free_port, local_variable
 from storage.run_context import RunContext
 from tests.cluster.chain import write_profile

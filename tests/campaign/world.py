@@ -25,8 +25,8 @@ from typing import Any
 import duckdb
 import yaml
 
-from jobs.chain.submit import Stage as Submitted
-from jobs.chain.submit import Submission
+from jobs.chain.launchers import Stage as Submitted
+from jobs.chain.launchers import Submission
 from storage import file_io, format_versions
 from storage.manifest import MANIFEST_NAME, Manifest
 from tests.faults.job_processes import CONFIG, MARK, RUN_DATE, marked, published, wait_until_gone, write_log

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jobs.chain.submit import environment
+from jobs.chain.launchers import environment
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
 from tests.faults.job_processes import DAYS, RUN_DATE, run_job

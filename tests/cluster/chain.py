@@ -78,7 +78,7 @@ def run_in_process(spark: SparkSession, lake: Path) -> None:
     """The chain in the session of this process."""
     config = load_config(str(ROOT / CONFIG), overrides(lake))
     for name, run_date in CHAIN:
-        import_module(f"jobs.stages.{name}").run(RunContext(name, config, run_date, _spark=spark))
+        import_module(f"jobs.{name}").run(RunContext(name, config, run_date, _spark=spark))
 
 
 def write_profile(

@@ -28,7 +28,7 @@ from conf.experiments import (
 )
 from conf.load import load_config
 from conf.types import Config
-from jobs.checks.config_checks import check_experiments
+from jobs.checks import check_experiments
 from training.settings import complete
 
 ROOT = Path(__file__).parents[2]

@@ -366,7 +366,7 @@ def test_git_ignores_no_source_folder() -> None:
         ("scoring.spark.score_frames", "from jobs import runner"),
         ("reporting.html.page", "from jobs import runner"),
         ("nightrank.model", "import torch"),
-        ("nightrank.lake", "from jobs.stages import score_daily"),
+        ("nightrank.lake", "from jobs import score_daily"),
         ("nightrank.recommender", "from etl.build import build"),
         ("reporting.html.page", "import nightrank"),
         ("airflow_dags.submit", "from conf.load import load_config"),

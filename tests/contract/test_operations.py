@@ -17,7 +17,7 @@ import yaml
 from conf import errors
 from conf.quality_types import Drift
 from conf.types import Gate, Quality, Stop, Strict, Watch
-from jobs.chain.submit import StageError, StoppedError
+from jobs.chain.launchers import StageError, StoppedError
 from reporting.monitoring.prometheus import METRICS
 
 ROOT = Path(__file__).parents[2]

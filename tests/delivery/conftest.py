@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.score_daily import run as score_daily
+from jobs.build_candidates import run as build_candidates
+from jobs.score_daily import run as score_daily
 from scoring.model import context_features
 from setup import jars
 from storage.manifest import data_files, read_manifest

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import DataError
-from jobs.stages.check_lists import run as check_lists
+from jobs.check_lists import run as check_lists
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, read_manifest
 from storage.run_context import RunContext

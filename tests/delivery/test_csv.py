@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from jobs.checks import check_sinks
-from jobs.stages.deliver_recommendations import run as deliver_recommendations
+from jobs.deliver_recommendations import run as deliver_recommendations
 from scoring.delivery.published_lists import (
     Erased,
     EraseRequest,

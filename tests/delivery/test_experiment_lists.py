@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from conf.types import Secret
-from jobs.stages.score_daily import run as score_daily
+from jobs.score_daily import run as score_daily
 from nightrank.online import open_online
 from reporting.inspect.user_list import find, page
 from scoring.delivery.online_format import OnlineTable, Pointer, list_values, lists_of

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.types import Config, Deliver
-from jobs.stages.deliver_recommendations import run as deliver_recommendations
+from jobs.deliver_recommendations import run as deliver_recommendations
 from scoring.delivery.published_lists import Erased, EraseRequest, PublishedLists
 from scoring.delivery.sinks import json_lines, read_settings
 from storage.manifest import read_manifest

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Stop
-from jobs.stages import score_daily as score_stage
-from jobs.stages.score_daily import run as score_daily
+from jobs import score_daily as score_stage
+from jobs.score_daily import run as score_daily
 from metrics.psi import bin_numbers, drift_of
 from scoring.delivery import publish_limits
 from scoring.delivery.publish_limits import (

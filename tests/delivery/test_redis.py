@@ -22,7 +22,7 @@ import pytest
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.types import Deliver, Secret
-from jobs.stages.deliver_recommendations import run as deliver_recommendations
+from jobs.deliver_recommendations import run as deliver_recommendations
 from nightrank.online import OnlineReader, open_online
 from scoring.delivery import online_store
 from scoring.delivery.online_format import bucket_of

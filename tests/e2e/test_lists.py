@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 
 from conf.load import load_config
 from etl.workflow.local_workflow import load_local
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.build_features import run as build_features
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.score_daily import run as score_daily
+from jobs.build_candidates import run as build_candidates
+from jobs.build_features import run as build_features
+from jobs.evaluate_model import run as evaluate_model
+from jobs.score_daily import run as score_daily
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
 from storage.paths import Partition

@@ -17,10 +17,10 @@ import nightrank
 from conf.errors import DataError
 from conf.load import load_config
 from conf.types import Config
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.build_features import run as build_features
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.score_daily import run as score_daily
+from jobs.build_candidates import run as build_candidates
+from jobs.build_features import run as build_features
+from jobs.evaluate_model import run as evaluate_model
+from jobs.score_daily import run as score_daily
 from scoring.evaluation import gate_lists
 from spark.rows import records
 from storage.dataset import read_dataset

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from conf.load import load_config
 from conf.types import Config
-from jobs.stages.build_features import run as build_features
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.generate_clicks import run as generate_clicks
-from jobs.stages.train_model import run as train_model
+from jobs.build_features import run as build_features
+from jobs.evaluate_model import run as evaluate_model
+from jobs.generate_clicks import run as generate_clicks
+from jobs.train_model import run as train_model
 from metrics import map_at_k
 from storage.dataset import read_dataset, read_spec
 from storage.manifest import data_files, read_manifest

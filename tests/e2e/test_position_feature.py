@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 import nightrank
 from conf.load import load_config
 from conf.types import Config
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.build_features import run as build_features
-from jobs.stages.score_daily import run as score_daily
+from jobs.build_candidates import run as build_candidates
+from jobs.build_features import run as build_features
+from jobs.score_daily import run as score_daily
 from storage.dataset import read_dataset
 from storage.run_context import RunContext
 from training.loop.run import train_in_process

@@ -19,8 +19,8 @@ from etl.fit.fit_workflow import workflow_version
 from etl.raw.files import RawFiles, require_raw
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_workflow
-from jobs.stages.build_features import run as build_features
-from jobs.stages.erase_user import run as erase_user
+from jobs.build_features import run as build_features
+from jobs.erase_user import run as erase_user
 from storage.dataset import read_dataset
 from storage.manifest import current_manifest, read_manifest
 from storage.run_context import RunContext

@@ -26,10 +26,10 @@ from pyspark.sql import SparkSession
 from conf.load import load_config
 from etl.synthetic.clicks.world import world_of_day
 from etl.synthetic.truth import DayTruth
+from jobs.build_features import run as build_features
 from jobs.chain.steps import RunPlan
-from jobs.stages.build_features import run as build_features
-from jobs.stages.generate_clicks import run as generate_clicks
-from jobs.stages.train_model import run as train_model
+from jobs.generate_clicks import run as generate_clicks
+from jobs.train_model import run as train_model
 from reporting.monitoring.run_record import read_records
 from storage.dataset import read_dataset, read_spec, split_partitions
 from storage.feature_spec import NUM_RESERVED_IDS
@@ -105,7 +105,7 @@ def run_stages(spark: SparkSession, run_date: str, overrides: list[str], config:
     for steps in (planned.steps_before_gate, planned.steps_after_gate):
         for step in steps():
             of_step = load_config(str(ROOT / config), [*overrides, *step.overrides])
-            stage = import_module(f"jobs.stages.{step.job}")
+            stage = import_module(f"jobs.{step.job}")
             stage.run(RunContext(step.job, of_step, step.run_date, open_session=lambda _: spark))
 
 

@@ -38,7 +38,7 @@ from etl.text.two_passes import TextPasses
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain, RowPlace, compute_features
 from etl.workflow.fitted_workflow import FittedWorkflow
-from jobs.stages.generate_clicks import run as generate_clicks
+from jobs.generate_clicks import run as generate_clicks
 from spark.local_workers import LocalWorkers
 from spark.workers import Workers
 from storage.feature_spec import LABEL

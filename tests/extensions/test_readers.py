@@ -22,8 +22,7 @@ from etl.operators.join_external import JoinExternal
 from etl.prepare.attributes import read_attribute_table
 from etl.raw.files import find_raw
 from etl.readers.discovery import open_table
-from jobs.reference.json_schema import config_schema
-from jobs.reference.pages import configuration_page
+from jobs.reference.configuration import config_schema, configuration_page
 from storage.paths import LakePaths
 from tests.conftest import ROOT
 from tests.contract.test_config import SMALL

@@ -16,8 +16,7 @@ from conf.errors import ConfigError, DataError
 from conf.load import types_of
 from conf.plugins import RULE as RULES
 from conf.types import Config, ListRules
-from jobs.reference.json_schema import config_schema
-from jobs.reference.pages import configuration_page
+from jobs.reference.configuration import config_schema, configuration_page
 from scoring.ranking.recommender import ListRanker
 from scoring.rules.read_settings import read_rule_settings
 from scoring.rules.request import rules_request

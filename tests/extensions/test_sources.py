@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.errors import ConfigError
 from conf.plugins import SOURCE
 from conf.types import Candidates
-from jobs.reference.json_schema import config_schema
-from jobs.reference.pages import configuration_page
+from jobs.reference.configuration import config_schema, configuration_page
 from scoring.candidates.build import make_candidates
 from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.read_sources import frames_needed_by, read_sources, source_digests

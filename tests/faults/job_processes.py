@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from jobs.chain.submit import Stage, Submission, environment
+from jobs.chain.launchers import Stage, Submission, environment
 from storage import file_io, format_versions
 from storage.manifest import MANIFEST_NAME, Manifest
 

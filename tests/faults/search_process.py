@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from conf.types import Config
-from jobs.stages import compare_models as stage
+from jobs import compare_models as stage
 from storage import file_io
 from storage.job_summary import JobSummary
 from storage.manifest import read_manifest

@@ -18,12 +18,12 @@ from pyspark.sql import functions as F
 
 from conf.load import load_config
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.build_features import run as build_features
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.score_daily import run as score_daily
-from jobs.stages.score_rows import run as score_rows
-from jobs.stages.train_model import run as train_model
+from jobs.build_candidates import run as build_candidates
+from jobs.build_features import run as build_features
+from jobs.evaluate_model import run as evaluate_model
+from jobs.score_daily import run as score_daily
+from jobs.score_rows import run as score_rows
+from jobs.train_model import run as train_model
 from storage.dataset import Dataset, publish_dataset, read_dataset
 from storage.job_summary import JobSummary
 from storage.paths import LakePaths

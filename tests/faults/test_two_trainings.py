@@ -11,7 +11,7 @@ import torch
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from jobs.stages.train_model import run as train_model
+from jobs.train_model import run as train_model
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.paths import LakePaths

@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from jobs.stages.http_server import HttpAnswer, HttpApplication, HttpLimits, HttpRequest, Route, serve
-from jobs.stages.serve_model import tls_context
+from jobs.http_server import HttpAnswer, HttpApplication, HttpLimits, HttpRequest, Route, serve
+from jobs.serve_model import tls_context
 
 
 def work(request: HttpRequest) -> HttpAnswer:

@@ -16,9 +16,9 @@ import yaml
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Candidates, Config, ModelConfig
+from jobs.build_features import run as build_features
 from jobs.checks import check_config, check_lists, check_sinks, check_tables, check_training
-from jobs.stages.build_features import run as build_features
-from jobs.stages.plan_night import run as plan_night
+from jobs.plan_night import run as plan_night
 from storage.run_context import RunContext
 from training.settings import Features, check_model, known_architectures
 
@@ -241,7 +241,7 @@ def test_the_settings_are_checked_without_torch() -> None:
     """Each job checks them; importing torch costs a second and 200 MB that most jobs need not spend."""
     program = (
         "import sys; from conf.load import load_config; from jobs.checks import check_config\n"
-        "import jobs.stages.build_features\n"
+        "import jobs.build_features, jobs.features_of_run\n"
         "for name in ('criteo', 'generated', 'outbrain'):\n"
         "    check_config(load_config(f'conf/datasets/{name}.yaml'))\n"
         "assert 'torch' not in sys.modules"

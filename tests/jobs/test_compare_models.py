@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.load import load_config
 from conf.types import Config
-from jobs.stages import compare_models as stage
-from jobs.stages.compare_models import ComparisonRequest, run
+from jobs import compare_models as stage
+from jobs.compare_models import ComparisonRequest, run
 from storage.dataset import read_dataset
 from storage.job_summary import JobSummary
 from storage.manifest import read_manifest

@@ -8,10 +8,9 @@ import pytest
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
-from jobs.chain import demo
-from jobs.chain.demo import verdict, verdict_table
-from jobs.chain.submit import Stage, StageOutcome
-from jobs.demo import main
+from jobs import demo
+from jobs.chain.launchers import Stage, StageOutcome
+from jobs.demo import main, verdict, verdict_table
 from reporting.facts.run_facts import read_run_facts
 from reporting.terminal import text_table
 from storage.manifest import read_manifest

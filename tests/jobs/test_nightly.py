@@ -17,8 +17,7 @@ import pytest
 
 from conf.errors import EXIT_CONFIG, ConfigError, InfrastructureError
 from jobs import nightly
-from jobs.chain import application, run_chain, submit
-from jobs.chain import application as isolated_stages
+from jobs.chain import launchers, run_chain
 from reporting.monitoring.run_record import read_records
 from storage.job_summary import JobSummary
 from storage.paths import LakePaths
@@ -129,8 +128,8 @@ def submit_stub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> SparkSubmitStub:
     stub = SparkSubmitStub(tmp_path, isolate=request.param == "isolated")
-    monkeypatch.setattr(submit, "spark_submit", lambda: stub.program)
-    monkeypatch.setattr(application, "_PROGRAM", (str(stub.application),))
+    monkeypatch.setattr(launchers, "spark_submit", lambda: stub.program)
+    monkeypatch.setattr(launchers, "_PROGRAM", (str(stub.application),))
     return stub
 
 
@@ -342,18 +341,18 @@ def test_a_run_date_later_than_tomorrow_needs_future_which_every_stage_gets(
 
 def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "lake").touch()  # a file
-    stage = submit.Stage("build_features", RUN_DATE, tmp_path / "lake/logs/build_features.log")
+    stage = launchers.Stage("build_features", RUN_DATE, tmp_path / "lake/logs/build_features.log")
     with pytest.raises(InfrastructureError, match="cannot write the log of build_features"):
         stage.open_log()
 
 
 def test_a_log_on_a_full_disk_is_an_infrastructure_error() -> None:
-    stage = submit.Stage("build_features", RUN_DATE, Path("/dev/full"))
+    stage = launchers.Stage("build_features", RUN_DATE, Path("/dev/full"))
     with (
         pytest.raises(InfrastructureError, match=r"cannot write the log of full: .*No space left"),
         stage.open_log() as log,  # closing the log must not raise a second error
     ):
-        application._append(log, b"a line\n")
+        launchers._append(log, b"a line\n")
 
 
 def test_an_error_of_the_disk_ends_nightly_without_a_traceback(
@@ -373,9 +372,11 @@ def test_signal_ends_the_whole_group_of_the_running_stage(
 ) -> None:
     submit_stub.plan({"build_features": {"hang": True}})
     program = "import sys; from pathlib import Path; from jobs import nightly; "
-    program += "from jobs.chain import application, submit; "
-    program += f"application._PROGRAM = ({str(submit_stub.application)!r},); "
-    program += f"submit.spark_submit = lambda: Path({str(submit_stub.program)!r}); submit._GRACE_S = 0.5; "
+    program += "from jobs.chain import launchers; "
+    program += f"launchers._PROGRAM = ({str(submit_stub.application)!r},); "
+    program += (
+        f"launchers.spark_submit = lambda: Path({str(submit_stub.program)!r}); launchers._GRACE_S = 0.5; "
+    )
     program += f"sys.exit(nightly.main({submit_stub.arguments()!r}))"
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
         _wait_for(lambda: (submit_stub.folder / "pids").exists())
@@ -389,7 +390,7 @@ def test_signal_ends_the_whole_group_of_the_running_stage(
 
 def test_stages_share_an_application_until_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = SparkSubmitStub(tmp_path, isolate=False)
-    monkeypatch.setattr(application, "_PROGRAM", (str(stub.application),))
+    monkeypatch.setattr(launchers, "_PROGRAM", (str(stub.application),))
     stub.plan({"build_candidates": {"exit": 3}})
     assert nightly.main(stub.arguments()) == 3
     pids = {call["job"]: call["pid"] for call in stub.calls()}
@@ -400,15 +401,15 @@ def test_stages_share_an_application_until_one_fails(tmp_path: Path, monkeypatch
 def test_an_application_that_ends_between_stages_is_started_again(tmp_path: Path) -> None:
     """For example, the system may end it while the gate's decision is being read."""
     stub = SparkSubmitStub(tmp_path, isolate=False)
-    launcher = application.Application(submit.Submission("conf/spark/local.conf", "any.yaml"))
+    launcher = launchers.Application(launchers.Submission("conf/spark/local.conf", "any.yaml"))
     log = tmp_path / "x.log"
     with (
         pytest.MonkeyPatch.context() as patch,
         closing(launcher),
-        submit.Interruptions() as interruptions,
+        launchers.Interruptions() as interruptions,
     ):
-        patch.setattr(application, "_PROGRAM", (str(stub.application),))
-        stage = submit.Stage("report", RUN_DATE, log)
+        patch.setattr(launchers, "_PROGRAM", (str(stub.application),))
+        stage = launchers.Stage("report", RUN_DATE, log)
         first = launcher.run(stage, interruptions, lambda _: None)
         os.kill(stub.calls()[0]["pid"], signal.SIGKILL)
         _wait_for(lambda: not _alive(stub.calls()[0]["pid"]))
@@ -424,7 +425,7 @@ def test_the_application_starts_before_the_checks(
 ) -> None:
     """While nightly checks the configuration, the JVM starts, and a training's imports begin."""
     stub = SparkSubmitStub(tmp_path, isolate=False)
-    monkeypatch.setattr(application, "_PROGRAM", (str(stub.application),))
+    monkeypatch.setattr(launchers, "_PROGRAM", (str(stub.application),))
 
     def check_tables(*_: object) -> None:
         _wait_for(lambda: len(stub.starts()) == 1)
@@ -440,7 +441,7 @@ def test_a_check_that_fails_ends_the_application_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub = SparkSubmitStub(tmp_path, isolate=False)
-    monkeypatch.setattr(application, "_PROGRAM", (str(stub.application),))
+    monkeypatch.setattr(launchers, "_PROGRAM", (str(stub.application),))
 
     def check_tables(*_: object) -> None:
         _wait_for(lambda: len(stub.starts()) == 1)
@@ -462,10 +463,10 @@ def test_stages_have_processes_of_their_own_where_spark_runs_on_other_machines(
 ) -> None:
     profile = tmp_path / "profile.conf"
     profile.write_text(f"spark.master {master}\n" if master else "spark.executor.cores 2\n")
-    submission = submit.Submission(str(profile), "any.yaml")
-    launcher = application.launcher_of(submission, isolate=False)
-    assert isinstance(launcher, isolated_stages.SparkSubmits) == isolated
-    assert isinstance(application.launcher_of(submission, isolate=True), isolated_stages.SparkSubmits)
+    submission = launchers.Submission(str(profile), "any.yaml")
+    launcher = launchers.launcher_of(submission, isolate=False)
+    assert isinstance(launcher, launchers.SparkSubmits) == isolated
+    assert isinstance(launchers.launcher_of(submission, isolate=True), launchers.SparkSubmits)
 
 
 def test_output_that_fills_the_pipe_reaches_the_log_of_its_stage(submit_stub: SparkSubmitStub) -> None:
@@ -512,17 +513,17 @@ def test_error_excerpt_of_a_long_failure_are_its_first_line_its_cause_and_its_re
         f"start\n12:00:00 nightrank: x failed in Spark or the system around it\nTraceback:\n{frames}\n"
         "OSError: disk is full\n12:00:00 nightrank: what to do: read the cause above\nlater noise\n"
     )
-    assert submit.error_excerpt(log) == [
+    assert launchers.error_excerpt(log) == [
         "12:00:00 nightrank: x failed in Spark or the system around it",
         "OSError: disk is full",
         "12:00:00 nightrank: what to do: read the cause above",
     ]
     log.write_text("one\ntwo\n\nthree\n")
-    assert submit.error_excerpt(log) == ["one", "two", "three"]
+    assert launchers.error_excerpt(log) == ["one", "two", "three"]
     frames = "\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)\n" * 6
     cause = "Caused by: java.io.IOException: error=2, No such file or directory"
     log.write_text(f'Exception in thread "main" a.IOException: x\n{frames}{cause}\n{frames}\t... 9 more\n')
-    assert submit.error_excerpt(log) == ['Exception in thread "main" a.IOException: x', cause]
+    assert launchers.error_excerpt(log) == ['Exception in thread "main" a.IOException: x', cause]
 
 
 def _alive(pid: int) -> bool:

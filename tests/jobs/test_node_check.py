@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chain import node_check
+from jobs import nightly
 from jobs.nightly import main
 from tests.processes import ROOT, environment
 
@@ -74,6 +74,6 @@ def test_a_wrong_setting_is_a_configuration_error(
 def test_without_the_folder_of_the_checks(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(node_check, "_ROOT", tmp_path)
+    monkeypatch.setattr(nightly, "_ROOT", tmp_path)
     assert main(arguments(small, tmp_path)) == 2
     assert "has no folder setup/doctor" in capfd.readouterr().err

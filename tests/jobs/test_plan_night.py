@@ -9,7 +9,7 @@ import pytest
 
 from conf.errors import DataError
 from conf.load import load_config
-from jobs.stages.plan_night import run as plan_night
+from jobs.plan_night import run as plan_night
 from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.reporting.report_lake import publish_facts

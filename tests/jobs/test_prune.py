@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError, InfrastructureError
-from jobs import prune as command
-from jobs.stages import prune
+from jobs import prune
 from storage import delta_log, file_io, hard_links
 from storage.dataset import publish_dataset, read_dataset, split_files
 from storage.hard_links import LOCK_NAME
@@ -162,7 +161,7 @@ def test_the_command_deletes_only_with_its_option(root: Path, capsys: pytest.Cap
     before = entries_of(root)
     for more, is_changed in ((), False), (("--delete",), True):
         context = RunContext("prune", config_of(root), RUN_DATE)
-        summary = command.prune(context, command._parser().parse_args([*words, *more]))
+        summary = prune.prune(context, prune._parser().parse_args([*words, *more]))
         assert summary.facts["dry_run"] is not is_changed
         assert (entries_of(root) != before) == is_changed
         assert ("was deleted" in capsys.readouterr().out) == is_changed

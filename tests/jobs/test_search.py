@@ -17,7 +17,7 @@ import pytest
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Config
-from jobs.stages import compare_models as stage
+from jobs import compare_models as stage
 from tests.jobs.test_compare_models import Trainings, compare, config, result, trainings
 from training.registry.comparison import Comparison, delete_old_experiments
 
@@ -215,5 +215,5 @@ def test_a_wrong_space_trains_nothing(
 
 @pytest.mark.processes
 def test_only_a_search_imports_optuna() -> None:
-    code = "import jobs.compare_models, jobs.stages.compare_models, sys; assert 'optuna' not in sys.modules"
+    code = "import jobs.compare_models, jobs.compare_models, sys; assert 'optuna' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(stage.__file__).parents[2])

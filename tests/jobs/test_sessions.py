@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from conf.load import load_config
-from jobs.sessions import SharedSession
+from jobs.runner import SharedSession
 from storage.run_context import RunContext
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from jobs import runner
-from jobs.chain.submit import Stage, Submission, environment
+from jobs.chain.launchers import Stage, Submission, environment
 from spark.error_log import root_cause, without_frames
 from storage.job_summary import JobSummary
 from tests.cli.test_bad_input import CONFIG

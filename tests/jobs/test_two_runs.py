@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs.command_line import add_wait, job_parser
-from jobs.runner import run_in_application
-from jobs.sessions import OwnSession
+from jobs.runner import OwnSession, run_in_application
 from storage import file_io
 from storage.job_summary import JobSummary
 from storage.leases import lease

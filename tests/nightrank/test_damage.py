@@ -27,9 +27,8 @@ from etl.erasure.record import Record, record_path, write_record
 from etl.erasure.record import _read as read_erasure
 from etl.workflow.local_workflow import load_local
 from jobs import fsck, show
-from jobs.runner import run_in_application
-from jobs.sessions import OwnSession
-from jobs.stages.fsck import check_descriptions
+from jobs.fsck import check_descriptions
+from jobs.runner import OwnSession, run_in_application
 from reporting.monitoring.run_record import _read as read_run
 from scoring.model.model_info import read_model_info
 from storage import dataset, erased_users, feature_spec, file_io
@@ -84,7 +83,7 @@ class Copy:
             profile=None,
             wait=0.0,
         )
-        stage = import_module(f"jobs.stages.{job}").run
+        stage = import_module(f"jobs.{job}").run
         root = logging.getLogger()
         handlers = root.handlers[:]
         try:

@@ -15,7 +15,6 @@ from torch._inductor import config as inductor
 
 from conf.serving_types import ServingExperiment
 from jobs import export_model
-from jobs.stages import export_model as stage
 from tests.nightrank.conftest import RUN_DATE, World
 from tests.processes import ROOT
 from training.registry.served_experiments import ServedExperiment
@@ -79,7 +78,7 @@ def test_the_job_adds_the_model_to_a_model_repository(
     folder = f"{world.root}/models/generated/{champion}"
     running = ServedExperiment(experiment, champion, folder)
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "served_experiment", lambda *_: running)
+        patch.setattr(export_model, "served_experiment", lambda *_: running)
         assert export_model.main([*words, "--triton"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert f"model {champion} in {tmp_path}/out: version 2 of the ensemble nightrank_treatment" in lines

@@ -22,7 +22,6 @@ from starlette.testclient import TestClient
 import nightrank
 from conf.load import load_config
 from jobs import serve_model
-from jobs.stages import serve_model as stage
 from storage.run_context import RunContext
 from tests.certificates import certificate_in
 from tests.nightrank.conftest import COLUMNS, RUN_DATE, World
@@ -86,20 +85,22 @@ def test_probabilities_and_lists_are_those_of_the_model(world: World) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(world: World) -> stage.ServedModel:
-    return stage.ServedModel(world.lake.champion(RUN_DATE))
+def served(world: World) -> serve_model.ServedModel:
+    return serve_model.ServedModel(world.lake.champion(RUN_DATE))
 
 
 @pytest.fixture(scope="module")
-def client(world: World, served: stage.ServedModel) -> Iterator[TestClient]:
+def client(world: World, served: serve_model.ServedModel) -> Iterator[TestClient]:
     context = RunContext("serve_model", load_config(str(world.config)), RUN_DATE)
-    application = stage.application(context, served, stage.ServeOptions("127.0.0.1", 0, max_k=20), None)
+    application = serve_model.application(
+        context, served, serve_model.ServeOptions("127.0.0.1", 0, max_k=20), None
+    )
     yield TestClient(application)
     application.close()
 
 
 def test_a_lake_that_cannot_be_read_is_no_unknown_user(
-    client: TestClient, served: stage.ServedModel, world: World, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, served: serve_model.ServedModel, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = nightrank.InfrastructureError("the disk is gone", "mount it")
     monkeypatch.setattr(served.model, "recommend", Mock(side_effect=lost))

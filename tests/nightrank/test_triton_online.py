@@ -15,7 +15,7 @@ import redis
 
 from benchmarks.triton_server import Unavailable, triton_server
 from conf.load import load_config
-from jobs.stages.deliver_recommendations import run as deliver_recommendations
+from jobs.deliver_recommendations import run as deliver_recommendations
 from nightrank import ConfigError
 from storage.run_context import RunContext
 from tests.delivery.valkey import PASSWORD, Server, valkey

@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.types import Config
-from jobs.stages import score_daily as score_stage
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.deliver_recommendations import run as deliver_recommendations
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
-from jobs.stages.score_rows import run as score_rows
+from jobs import score_daily as score_stage
+from jobs.build_candidates import run as build_candidates
+from jobs.deliver_recommendations import run as deliver_recommendations
+from jobs.evaluate_model import run as evaluate_model
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
+from jobs.score_rows import run as score_rows
 from scoring.model import context_features
 from spark.spark_workers import SparkWorkers
 from storage.run_context import RunContext

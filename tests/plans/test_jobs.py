@@ -44,8 +44,8 @@ MAIN_FRAMES = {
     "scoring": [
         "scoring.candidates.build.publish_items write",
         "scoring.candidates.build.publish_candidates write",
-        "jobs.stages.score_daily.run persist",
-        "jobs.stages.score_daily.run write",
+        "jobs.score_daily.run persist",
+        "jobs.score_daily.run write",
         "scoring.spark.score_frames.score_split collect",
     ],
 }

@@ -17,8 +17,8 @@ from conf.load import load_config
 from conf.types import Config, Negatives
 from etl.latest.item_titles import ItemTitle
 from etl.quality.checks import MissingRows
+from jobs import report
 from jobs.runner import run_job
-from jobs.stages import report
 from reporting.elements.markup import Html, join, table, tag
 from reporting.facts import run_facts
 from reporting.facts.run_facts import UserHistory, UserList, read_run_facts

@@ -20,12 +20,12 @@ from pyspark.sql import SparkSession
 from conf.errors import ConfigError, DataError
 from conf.serving_types import ServingExperiment
 from conf.types import Config
+from jobs import build_features, features_of_run
+from jobs.build_candidates import run as build_candidates
+from jobs.check_lists import run as check_lists
 from jobs.checks import check_config
-from jobs.stages import build_features
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.check_lists import run as check_lists
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
 from scoring.evaluation.experiment_measures import measure_experiment
 from scoring.model import context_features
 from scoring.model.experiment import hash_limit, read_treatment, with_variants
@@ -537,8 +537,8 @@ def test_build_features_also_computes_features_of_the_treatment(
         called.extend(arguments)
         raise InterruptedError
 
-    monkeypatch.setattr(build_features, "build", build)
-    monkeypatch.setattr(build_features, "raw_days", lambda *_: {})
+    monkeypatch.setattr(features_of_run, "build", build)
+    monkeypatch.setattr(features_of_run, "raw_days", lambda *_: {})
     with pytest.raises(InterruptedError):
         build_features.run(context(with_experiment(config, model="m3"), run_date))
     assert (called[4], called[6]) == (WORKFLOW, other)

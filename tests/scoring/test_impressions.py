@@ -34,11 +34,11 @@ from conf.types import Config, EventTime
 from etl.raw.files import find_raw
 from etl.readers import text
 from etl.readers.impressions import read_impressions, unreadable
+from jobs.build_candidates import run as build_candidates
 from jobs.chain.run_chain import remark
-from jobs.checks.config_checks import check_config
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
+from jobs.checks import check_config
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
 from scoring.evaluation.impression_measures import (
     estimate_explored,
     find_impressions,

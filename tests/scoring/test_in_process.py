@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.types import Config
 from etl.workflow import local_workflow
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
+from jobs.build_candidates import run as build_candidates
+from jobs.evaluate_model import run as evaluate_model
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
 from reporting.html.page import build
 from reporting.inspect.model_tables import history_table
 from scoring.delivery import publish_limits

@@ -19,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 import metrics
 from conf.errors import ConfigError, DataError
 from conf.types import Config
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
-from jobs.stages.score_rows import run as score_rows
+from jobs.build_candidates import run as build_candidates
+from jobs.evaluate_model import run as evaluate_model
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
+from jobs.score_rows import run as score_rows
 from scoring.evaluation import gate_lists, gate_measures
 from scoring.evaluation.features_before_test import rows_before_test
 from scoring.model import context_features

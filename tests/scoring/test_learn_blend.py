@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.types import Config
+from jobs import learn_blend as stage
+from jobs.build_candidates import run as build_candidates
 from jobs.checks import check_config
-from jobs.stages import learn_blend as stage
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
 from reporting.html.page import build
 from scoring.candidates.candidate_tables import read_candidate_tables
 from scoring.evaluation import blend_fit

@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.check_lists import run as check_lists
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
-from jobs.stages.score_rows import run as score_rows
+from jobs.build_candidates import run as build_candidates
+from jobs.check_lists import run as check_lists
+from jobs.evaluate_model import run as evaluate_model
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
+from jobs.score_rows import run as score_rows
 from scoring.model import context_features
 from storage import file_io
 from storage.job_summary import JobSummary

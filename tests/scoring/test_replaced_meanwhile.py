@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
-from jobs.stages import build_candidates as build_candidates_job
-from jobs.stages import measure_recommendations as measure_job
-from jobs.stages import score_daily as score_daily_job
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
+from jobs import build_candidates as build_candidates_job
+from jobs import measure_recommendations as measure_job
+from jobs import score_daily as score_daily_job
+from jobs.build_candidates import run as build_candidates
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
 from scoring import feature_rows
 from scoring.feature_rows import read_split
 from scoring.model import context_features

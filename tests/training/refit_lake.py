@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conf.types import Config
-from jobs.stages import refit_model, train_model
+from jobs import model_training, refit_model, train_model
 from storage import feature_spec, file_io
 from storage.dataset import Dataset, publish_dataset
 from storage.job_summary import JobSummary
@@ -58,7 +58,7 @@ def config_of(lake: LakePaths, **train: Any) -> Config:
 
 def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Trainings run in this process, and MLflow is not updated."""
-    patch.setattr(train_model, "train_plan", lambda _, plan, __: train_in_process(plan))
+    patch.setattr(model_training, "train_plan", lambda _, plan, __: train_in_process(plan))
     for name in ("prepare", "track_training", "set_aliases"):
         patch.setattr(mlflow_mirror, name, lambda *_: None)
 

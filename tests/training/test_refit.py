@@ -17,7 +17,7 @@ from torch import Tensor
 
 from conf.errors import ConfigError, DataError
 from conf.types import Config
-from jobs.stages import train_model
+from jobs import model_training, train_model
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.paths import LakePaths
@@ -209,7 +209,7 @@ def test_a_rerun_trains_nothing(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> 
     def fails(*_: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(train_model, "train_plan", fails)
+    monkeypatch.setattr(model_training, "train_plan", fails)
     record = Path(runs.lake.models(NAME)) / f"refits/dt={SECOND}.json"
     before = record.read_text()
     assert refit(runs.config, SECOND).facts["version"] == runs.refits[1]

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from conf.errors import ConfigError
 from conf.names import days_since_epoch
 from conf.types import Config, MultiHot, Reading, Train, TrainNegatives
-from jobs.checks.config_checks import check_training
+from jobs.checks import check_training
 from storage.feature_spec import OOV_ID
 from storage.paths import LakePaths
 from tests.training.choices import ITEMS, SPEC, USERS, Choices, choices, write_days

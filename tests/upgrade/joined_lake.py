@@ -60,7 +60,7 @@ class JoinedLake:
 
     def run(self, job: str, run_date: str, *overrides: str, spark: SparkSession | None = None) -> JobSummary:
         """Runs a stage that has no options."""
-        stage = import_module(f"jobs.stages.{job}")
+        stage = import_module(f"jobs.{job}")
         summary: JobSummary = stage.run(self.context(job, run_date, *overrides, spark=spark))
         return summary
 

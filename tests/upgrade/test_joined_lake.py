@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 
 import nightrank
 from etl.raw.layout_digest import earlier_layout_digest
-from jobs.stages.erase_user import run as erase_user
-from jobs.stages.prune import run as prune
+from jobs.erase_user import run as erase_user
+from jobs.prune import run as prune
 from storage.dataset import read_dataset, read_spec
 from storage.feature_spec import NULL_ID, OOV_ID
 from storage.job_summary import JobSummary

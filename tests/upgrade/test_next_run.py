@@ -40,7 +40,7 @@ def run_stages(spark: SparkSession, lake: LakePaths, *, retrain: bool) -> None:
     for steps in (planned.steps_before_gate, planned.steps_after_gate):
         for step in steps():
             config = load_config(str(CONFIG), [*overrides, *step.overrides])
-            stage = import_module(f"jobs.stages.{step.job}")
+            stage = import_module(f"jobs.{step.job}")
             stage.run(RunContext(step.job, config, step.run_date, _spark=spark))
 
 

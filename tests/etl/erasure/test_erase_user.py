@@ -28,8 +28,7 @@ from etl.ops.tables import VOCABULARY, workflow_table
 from etl.raw.erased_rows import ERASED
 from etl.workflow.local_workflow import load_local
 from jobs import erase_user
-from jobs.stages import erase_user as stage
-from jobs.stages.erase_user import run
+from jobs.erase_user import run
 from scoring.delivery.sinks import read_settings
 from storage import file_io
 from storage.dataset import read_dataset, split_files
@@ -385,7 +384,7 @@ def test_rows_that_another_job_publishes_meanwhile_are_noticed(
     lake = LakePaths(config.lake)
     partition = lake.last_clicks.partition(DAYS[0])
     rows = pa.table({"user_key": [USER], "items": [["item 1"]]})
-    plan, delete = stage.plan_erasure, stage.carry_out
+    plan, delete = erase_user.plan_erasure, erase_user.carry_out
 
     def publish() -> None:
         publish_rows(rows, partition, inputs={"raw": "new"}, row_group_rows=10)
@@ -405,7 +404,7 @@ def test_rows_that_another_job_publishes_meanwhile_are_noticed(
         ("carry_out", carried_out_before, "has published rows .* during the erasure"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(stage, name, function)
+            patch.setattr(erase_user, name, function)
             with pytest.raises(InfrastructureError, match=message):
                 _erase(config, [USER])
     assert lakes.record_of(config)["status"] == "started"
@@ -433,7 +432,7 @@ def test_sinks_are_emptied_and_a_sink_that_cannot_is_named(
     sink = {"kind": "json_lines", "name": "app", "path": str(folder), "compression": "none"}
     [known] = read_settings(Deliver.model_validate({"sinks": [sink]}))
     other = (SimpleNamespace(), SimpleNamespace(name="other", kind="other"))
-    monkeypatch.setattr(stage, "read_settings", lambda _: [known, other])
+    monkeypatch.setattr(erase_user, "read_settings", lambda _: [known, other])
     _erase(config, [USER])
     manifest = read_manifest(partition)
     [left] = Path(partition.file(manifest.files[0].path)).read_text().splitlines()
@@ -503,14 +502,14 @@ def test_two_erasures_at_once_keep_the_users_of_both(
     config = _copy(original, tmp_path)
     lake = LakePaths(config.lake)
     add_erased(lake, list_or_new(lake), ["an earlier one"], RUN_DATE)
-    find, others = stage.plan_erasure, ["another stranger"]
+    find, others = erase_user.plan_erasure, ["another stranger"]
 
     def find_while_another_erases(*arguments: Any) -> Any:
         if others:
             _erase(config, [others.pop()])
         return find(*arguments)
 
-    monkeypatch.setattr(stage, "plan_erasure", find_while_another_erases)
+    monkeypatch.setattr(erase_user, "plan_erasure", find_while_another_erases)
     _erase(config, ["stranger"])
     require_listed(lake, ["stranger", "another stranger", "an earlier one"])
     with pytest.raises(InfrastructureError, match="another erasure has written"):

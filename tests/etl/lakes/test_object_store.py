@@ -18,7 +18,7 @@ from conf.types import Config
 from etl.build import BuildResult
 from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.workflow.feature_plan import plan_of
-from jobs.stages.erase_user import run as erase_user
+from jobs.erase_user import run as erase_user
 from spark.spark_workers import SparkWorkers
 from storage import delta_log, file_io
 from storage.dataset import read_dataset

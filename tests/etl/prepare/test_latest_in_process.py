@@ -23,11 +23,11 @@ from etl.latest.latest_histories import LatestHistories, latest_histories
 from etl.raw.files import RawFiles
 from etl.workflow.feature_plan import FeaturePlan, plan_of
 from etl.workflow.fitted_workflow import load_workflow
-from jobs.stages import train_model
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
+from jobs import model_training, train_model
+from jobs.build_candidates import run as build_candidates
+from jobs.evaluate_model import run as evaluate_model
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
 from scoring.evaluation import features_before_test
 from scoring.evaluation.features_before_test import rows_before_test
 from spark.local_workers import LocalWorkers
@@ -205,7 +205,7 @@ def test_the_stages_of_a_night_after_the_features_need_no_session(
     monkeypatch.setattr(mlflow_mirror, "prepare", lambda *_: None)
     monkeypatch.setattr(mlflow_mirror, "set_aliases", lambda *_: None)
     monkeypatch.setattr(mlflow_mirror, "track_training", lambda *_: None)
-    monkeypatch.setattr(train_model, "train_plan", lambda _, plan, __: train_in_process(plan))
+    monkeypatch.setattr(model_training, "train_plan", lambda _, plan, __: train_in_process(plan))
     summaries = {}
     stages = (train_model.run, evaluate_model, build_candidates, score_daily, measure_recommendations)
     for stage in stages:

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from conf.load import load_config
 from etl.raw.files import require_raw
 from etl.raw.table_copies import copy_of
-from jobs.stages import build_features
+from jobs import build_features
 from setup import jars
 from spark.profile import read_properties
 from spark.session import build_session

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import EXIT_CONFIG, EXIT_OK
-from jobs.stages import build_features
+from jobs import build_features
 from setup import jars
 from storage.paths import LakePaths
 from storage.run_context import RunContext

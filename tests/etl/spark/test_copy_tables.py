@@ -28,7 +28,7 @@ from etl.raw.table_copies import copy_of
 from etl.readers.discovery import open_table
 from etl.spark import copy_tables
 from etl.workflow.feature_plan import plan_of
-from jobs.stages import build_features, erase_user, plan_night, prune
+from jobs import build_features, erase_user, plan_night, prune
 from storage.dataset import read_dataset
 from storage.lineage import RunLineage
 from storage.manifest import read_manifest

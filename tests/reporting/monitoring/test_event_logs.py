@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs.chain.submit import environment, spark_submit
+from jobs.chain.launchers import environment, spark_submit
 from reporting.monitoring.run_record import read_records
 from spark.session import event_log_settings
 from storage.paths import LakePaths

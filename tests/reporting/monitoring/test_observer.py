@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError, DataError, InfrastructureError
-from jobs.chain.submit import environment
+from jobs.chain.launchers import environment
 from jobs.runner import run_job
 from reporting.monitoring.run_record import RunRecord, read_records
 from storage.job_summary import JobSummary

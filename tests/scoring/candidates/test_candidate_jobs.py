@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.types import Config, Label, Negatives
-from jobs.stages.build_candidates import run as build_candidates
-from jobs.stages.evaluate_model import run as evaluate_model
-from jobs.stages.measure_recommendations import run as measure_recommendations
-from jobs.stages.score_daily import run as score_daily
+from jobs.build_candidates import run as build_candidates
+from jobs.evaluate_model import run as evaluate_model
+from jobs.measure_recommendations import run as measure_recommendations
+from jobs.score_daily import run as score_daily
 from scoring.model import context_features
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
 from conf.types import Candidates
-from jobs.stages.build_candidates import run as build_candidates
+from jobs.build_candidates import run as build_candidates
 from scoring.candidates import item_pairs, popular
 from scoring.candidates.als import als_items, als_vectors
 from scoring.candidates.als_vectors import first_vectors

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import Config
-from jobs.stages.evaluate_model import run as evaluate_model
+from jobs.evaluate_model import run as evaluate_model
 from metrics.bootstrap import Resample, draw_weights
 from scoring.evaluation.gate_lists import measure_lists_of, reason_against_lists
 from scoring.model import context_features

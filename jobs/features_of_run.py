@@ -1,6 +1,7 @@
-"""Builds features from the raw click log.
+"""Builds the features of a run, and finds the workflows that it applies or extends.
 
-Publishes the quarantine, the data report, the workflow, feature partitions, users, items and the dataset.
+The job build_features publishes the quarantine, the data report, the workflow, feature partitions, users,
+items and the dataset. check_quality uses the same workflows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from etl.checked_days import raw_days
 from etl.quality.day_counts import misdated_rows
 from etl.workflow.feature_plan import plan_of
 from jobs.checks import check_training
-from jobs.stages.table_copies import copy_tables_of_run
+from jobs.table_copies import copy_tables_of_run
 from spark.choose_workers import choose_workers
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
@@ -22,8 +23,10 @@ from training.registry.served_experiments import served_experiment
 from training.registry.versions import champion_as_of, model_path
 from training.registry.warm_or_fresh import fresh_start
 
+log = logging.getLogger("nightrank.build_features")
 
-def run(context: RunContext) -> JobSummary:
+
+def build_of_run(context: RunContext) -> JobSummary:
     """Reads the raw log up to the run date, and publishes the tables that training and scoring read."""
     if context.config.workflow.mode == "retrain":  # checks for a training on these features
         check_training(context.config)
@@ -54,11 +57,6 @@ def run(context: RunContext) -> JobSummary:
             "misdated": misdated_rows(built.counts.values()),
         },
     )
-
-
-# Finds the workflows that a run of build_features applies or extends. check_quality uses the same workflows.
-
-log = logging.getLogger("nightrank.build_features")
 
 
 def workflows_of_run(context: RunContext) -> tuple[str | None, str | None]:

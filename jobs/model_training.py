@@ -1,7 +1,4 @@
-"""Trains the challenger of a run date on its dataset.
-
-If possible, the training starts from the champion's weights.
-"""
+"""Trains a model for a run date. The jobs train_model, train_retriever and refit_model call it."""
 
 from __future__ import annotations
 
@@ -24,11 +21,6 @@ from training.registry.training_leftovers import delete_training_leftovers
 from training.registry.versions import record_run
 
 log = logging.getLogger("nightrank.train_model")
-
-
-def run(context: RunContext) -> JobSummary:
-    """Trains the model of the section `model`."""
-    return train(context, context.config)
 
 
 def train(context: RunContext, config: Config) -> JobSummary:

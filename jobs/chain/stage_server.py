@@ -1,6 +1,6 @@
 """The process of an application: runs the stages that its parent requests, one after the other.
 
-    python -m jobs.stage_server PROFILE ANSWERS [MODULE …]
+    python -m jobs.chain.stage_server PROFILE ANSWERS [MODULE …]
 
 PROFILE is the file of Spark's properties. The modules are imported by a thread while the first stage runs,
 because a later stage needs them and their import takes seconds. If modules are given, a model will be
@@ -30,8 +30,7 @@ from pyspark import SparkContext
 
 from conf.errors import EXIT_OK
 from jobs.command_line import add_wait, job_parser
-from jobs.runner import end_process, run_in_application
-from jobs.sessions import SharedSession
+from jobs.runner import SharedSession, end_process, run_in_application
 from spark.choose_workers import cores_without_jvm
 from spark.fork_server import start_server_early
 from training.registry import mlflow_process
@@ -68,7 +67,7 @@ def _run(
 ) -> tuple[int, str | None]:
     """Runs a stage. Returns its exit code and the line of its job summary."""
     description = str(getattr(import_module(f"jobs.{job}"), "DESCRIPTION", ""))
-    stage = import_module(f"jobs.stages.{job}").run
+    stage = import_module(f"jobs.{job}").run
     if importing.ident is None:
         if len(sys.argv) > 3:
             mlflow_process.start()

@@ -1,1 +1,0 @@
-"""The stages of a run. Each file has a function `run(context) -> JobSummary`, for jobs and notebooks."""
