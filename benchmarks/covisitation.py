@@ -83,8 +83,8 @@ def run(contender: str, log: str, users: int, folder: str) -> tuple[float, float
     from pyspark.sql import functions as F
 
     from benchmarks.peers.joined_covisitation import joined_lists
+    from scoring.candidates.candidate_items import number_items
     from scoring.candidates.exclusions import Exclusions
-    from scoring.candidates.items import number_items
     from scoring.candidates.lists_in_spark import VectorStore
     from scoring.candidates.similar_items import latest_items
     from scoring.candidates.sources.covisitation import Settings as Covisitation

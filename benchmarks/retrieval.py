@@ -71,7 +71,7 @@ def exact(items: Vectors) -> Callable[[Vectors], Lists]:
     """Our exact search."""
     import torch
 
-    from scoring.candidates.top_items import MICRO_BATCH_USERS, TopItems, scores_in_a_block
+    from scoring.candidates.item_vectors import MICRO_BATCH_USERS, TopItems, scores_in_a_block
     from scoring.ranking.top_k import split_keys
 
     of_items = torch.from_numpy(items)
@@ -95,10 +95,9 @@ def approximate(items: Vectors) -> Callable[[Vectors], Lists]:
     """Our approximate search, with the default of `probes`."""
     import torch
 
-    from scoring.candidates.clusters import clusters_of
-    from scoring.candidates.retrieval import ApproximateSearch
+    from scoring.candidates.item_vectors import MICRO_BATCH_USERS
+    from scoring.candidates.retrieval import ApproximateSearch, clusters_of
     from scoring.candidates.sources.retrieval import Settings as Retrieval
-    from scoring.candidates.top_items import MICRO_BATCH_USERS
     from scoring.ranking.top_k import split_keys
 
     probes = Retrieval.model_fields["probes"].default

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jobs.runner import run_job
 from scoring.candidates.build import publish_candidates, publish_items
 from scoring.candidates.candidate_tables import frames_needed, read_candidate_tables
+from scoring.candidates.lists_in_spark import release, vector_store
 from scoring.candidates.unite_sources import places_by_source
-from scoring.candidates.vector_tables import release, vector_store
 from scoring.feature_rows import count_rows
 from scoring.requests import SOURCES
 from spark.choose_workers import stay_in_process

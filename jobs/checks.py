@@ -22,20 +22,18 @@ from conf.types import Config, ModelConfig
 from etl.raw.files import require_raw
 from etl.readers.table_heads import check_heads
 from etl.workflow.feature_plan import FeaturePlan, features_with_oov_id, plan_of
-from reporting.monitoring.lineage_events import check_openlineage
-from scoring.candidates.read_sources import read_sources
+from reporting.monitoring.run_observer import check_openlineage
+from scoring.candidates.source_settings import read_sources
 from scoring.delivery.sinks import check_access
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.requests import require_context, require_no_pairs
 from scoring.rules.attributes import SECTION, files_of, typed_table
-from scoring.rules.read_settings import read_rule_settings
-from scoring.rules.request import attribute_table
+from scoring.rules.request import attribute_table, read_rule_settings
 from spark.profile import read_properties
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from training.loop.training_plan import TrainPlan
 from training.settings import Features, check_loss, check_model, check_retriever, read_settings
-from training.settings.negatives import require_no_pair_features
-from training.settings.unknown_share import require_oov_ids
+from training.settings.check_settings import require_no_pair_features, require_oov_ids
 
 _RETRIEVAL = "candidates.sources, retrieval: "  # where errors say the model of this source is configured
 

@@ -12,7 +12,7 @@ from conf.load import config_digest
 from conf.serving_types import ServingExperiment
 from conf.train_types import ScoreKind
 from jobs.runner import run_job
-from scoring.candidates.treatment_items import publish_treatment_items
+from scoring.candidates.candidate_items import publish_treatment_items
 from scoring.delivery.publish_limits import publish_changes
 from scoring.feature_rows import list_manifests
 from scoring.model.champion import blend_request, served_blend, serving_model_and_dataset
@@ -21,7 +21,7 @@ from scoring.model.experiment import Treatment, read_treatment, with_variants
 from scoring.model.model_info import ModelInfo
 from scoring.ranking.list_summary import summarize_lists
 from scoring.requests import CONTROL, TREATMENT, VARIANT, ListRequest, require_listable
-from scoring.rules.rule_tables import read_rules
+from scoring.rules.attributes import read_rules
 from scoring.spark.int8_change import change_of_lists
 from scoring.spark.score_frames import score_lists
 from spark.choose_workers import stay_in_process

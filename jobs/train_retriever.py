@@ -6,7 +6,7 @@ from jobs.model_training import train
 from jobs.runner import run_job
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
-from training.registry.retriever import retriever_config
+from training.registry.versions import retriever_config
 
 DESCRIPTION = (
     "Trains the model that retrieves candidates (the source `retrieval` in the section "

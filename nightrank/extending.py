@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from etl.raw.file_splits import FileSplit
     from etl.readers.arrow_blocks import check_schema, typed_block
     from etl.readers.base import RawBlock, TableReader
-    from scoring.candidates.proposals import SourceInputs
-    from scoring.candidates.source_tables import SourceTables
+    from scoring.candidates.source_tables import SourceInputs, SourceTables
     from scoring.delivery.published_lists import Delivered, PublishedLists
     from scoring.rules.item_rule import ItemRule, RuleInputs
     from storage.file_io import filesystem
@@ -108,8 +107,7 @@ _NAMES = {
     "etl.raw.file_splits": ("FileSplit",),
     "etl.readers.arrow_blocks": ("check_schema", "typed_block"),
     "etl.readers.base": ("RawBlock", "TableReader"),
-    "scoring.candidates.proposals": ("SourceInputs",),
-    "scoring.candidates.source_tables": ("SourceTables",),
+    "scoring.candidates.source_tables": ("SourceInputs", "SourceTables"),
     "scoring.delivery.published_lists": ("Delivered", "PublishedLists"),
     "scoring.rules.item_rule": ("ItemRule", "RuleInputs"),
     "storage.file_io": ("filesystem",),

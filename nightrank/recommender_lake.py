@@ -223,7 +223,7 @@ def _build_candidates(context: RunContext, dataset: Dataset) -> None:
     """Publishes the items and each user's excluded items, as build_candidates does."""
     from scoring.candidates.build import publish_candidates, publish_items  # these import pyspark
     from scoring.candidates.candidate_tables import read_candidate_tables
-    from scoring.candidates.vector_tables import vector_store
+    from scoring.candidates.lists_in_spark import vector_store
 
     tables = read_candidate_tables(context, dataset.workflow_version)
     items = publish_items(context, dataset, tables)

@@ -26,7 +26,7 @@ from conf.stage_types import Score
 from conf.types import Candidates, Config, Deliver, ModelConfig, SinkSettings, Train
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.ops.parameters import Parameters
-from training.settings.architectures import model_sections, models_adapter
+from training.settings.check_settings import model_sections, models_adapter
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _PREFIX = "#/$defs/"

@@ -11,7 +11,7 @@ from etl.workflow.copied_tables import copied_tables
 from etl.workflow.feature_plan import plan_of
 from scoring.candidates.candidate_tables import frames_needed
 from scoring.delivery.sinks import read_settings, works_in_process
-from training.launch.slots import cores_of_driver
+from training.launch.ranks import cores_of_driver
 
 DATASETS = Path(__file__).resolve().parents[2] / "conf" / "datasets"
 

@@ -1,1 +1,1 @@
-"""The elements of the report: HTML markup, the style sheet, and formats of numbers."""
+"""The elements of the report: HTML markup, the style sheet, charts, and formats of numbers."""

@@ -10,6 +10,17 @@ from conf.messages import counted
 from conf.types import Config
 from etl.latest.item_titles import titles_of
 from reporting.elements import numbers
+from reporting.elements.charts import (
+    Axis,
+    Series,
+    Span,
+    axis,
+    column_axis,
+    dot_chart,
+    line_chart,
+    log_axis,
+    span_rows,
+)
 from reporting.elements.comparison_rows import (
     DETAIL_HEADERS,
     MEASURE_WORDS,
@@ -23,8 +34,6 @@ from reporting.elements.comparison_rows import (
 from reporting.elements.markup import Html, Section, contents, figure, grid, join, lead, section, table, tag
 from reporting.facts.recent_runs import open_failure, read_history, served_lists
 from reporting.facts.run_facts import RunFacts, count_items, read_run_facts, sample_lists
-from reporting.html.charts.frame import Axis, axis, column_axis, log_axis
-from reporting.html.charts.line import Series, Span, dot_chart, line_chart, span_rows
 from reporting.html.sections import (
     calibration,
     data,

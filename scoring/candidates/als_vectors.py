@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conf.errors import DataError
-from scoring.candidates.parameters import AlsParameters
+from scoring.candidates.source_settings import AlsParameters
 
 # Maximum number of elements of each array of a batch of normal equations: 64 MiB.
 _BATCH_ELEMENTS = 1 << 23

@@ -5,14 +5,13 @@ from __future__ import annotations
 from conf.candidate_types import SourceSettings, window_days
 from conf.load import config_digest
 from conf.types import Candidates
+from scoring.candidates.candidate_items import available_items, number_items
 from scoring.candidates.candidate_tables import CandidateTables, candidate_rows, exclusions, table_digests
 from scoring.candidates.clicks import within
-from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
-from scoring.candidates.proposals import SourceInputs, proposed_items
-from scoring.candidates.read_sources import read_source
 from scoring.candidates.retrieved import retrieve
-from scoring.candidates.source_tables import SourceTables
+from scoring.candidates.source_settings import read_source
+from scoring.candidates.source_tables import SourceInputs, SourceTables, proposed_items
 from scoring.candidates.unite_sources import unite
 from scoring.requests import ITEM_INDEX
 from spark.rows import Rows, read_rows, select

@@ -22,7 +22,7 @@ from etl.spark.raw_frames import read_attributes
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude, known_items
 from scoring.candidates.popular import SEGMENT
-from scoring.candidates.read_sources import frames_needed_by, source_digests
+from scoring.candidates.source_settings import frames_needed_by, source_digests
 from scoring.feature_rows import read_split
 from scoring.model.model_info import ModelInfo, read_model_info
 from spark.rows import ReadableRows, Rows, read_rows, select
@@ -30,8 +30,7 @@ from storage.dataset import Dataset, read_spec
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, read_manifest
 from storage.run_context import RunContext
-from training.registry.retriever import retriever_as_of, retriever_name
-from training.registry.versions import model_path
+from training.registry.versions import model_path, retriever_as_of, retriever_name
 
 USER_ATTRIBUTES = "candidates.user_attributes"
 

@@ -28,9 +28,9 @@ from scoring.candidates.lists_in_spark import (
     no_lists,
     with_exclusions,
 )
-from scoring.candidates.parameters import EaseParameters
+from scoring.candidates.source_settings import EaseParameters
 from scoring.requests import HISTORY, ITEM_INDEX, VECTOR, DeviceKind
-from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
+from scoring.spark.score_frames import SCORING_IMPORTS, task_slot
 from spark.choose_workers import cores_without_jvm
 from spark.rows import Rows, count, persist, query, records, spark_types
 from spark.tasks import map_batches

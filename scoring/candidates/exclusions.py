@@ -1,7 +1,7 @@
 """Computes each user's excluded items: items that the user clicked or saw, and items that filters exclude.
 
-Each source leaves the excluded items out of its proposals: `top_items.py`, `retrieval.py`,
-`neighbour_lists.py`, `popular.py` and, for packages, `proposals.py`. The source `all_items` proposes every
+Each source leaves the excluded items out of its proposals: `item_vectors.py`, `retrieval.py`,
+`similar_items.py`, `popular.py` and, for packages, `source_tables.py`. The source `all_items` proposes every
 item. For this source, `recommender.py` and `pairs.py` in `scoring/ranking` leave excluded items out of the
 lists.
 """

@@ -16,11 +16,10 @@ import pyarrow as pa
 from scoring.candidates.candidate_tables import CandidateTables, users_of
 from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import USERS_PER_BATCH, VectorStore
-from scoring.candidates.parameters import SearchParameters
+from scoring.candidates.source_settings import SearchParameters
 from scoring.model.context_features import encoded_context
 from scoring.requests import CLUSTER, EXCLUDED, ITEM_INDEX, LISTED, VECTOR, DeviceKind, RetrievalRequest
-from scoring.spark.score_frames import one_torch_thread, score_in_batches
-from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
+from scoring.spark.score_frames import SCORING_IMPORTS, one_torch_thread, score_in_batches, task_slot
 from spark.rows import Rows, query, select, spark_types
 from spark.tasks import collect_results, run_tasks
 from storage.feature_spec import USER_KEY
@@ -177,7 +176,7 @@ def clustered_items(spark: SparkSession | None, request: RetrievalRequest) -> Ro
 
     def cluster(_: int) -> Iterator[pa.RecordBatch]:
         from scoring.candidates.retrieval import cluster_items  # only workers import torch
-        from scoring.model.worker_models import models_of_process
+        from scoring.model.predictor import models_of_process
 
         yield from cluster_items(request, models_of_process().predictor(request.model, *task_slot()))
 
@@ -215,7 +214,7 @@ def _retriever(request: RetrievalRequest) -> Callable[[Batches], Iterator[pa.Rec
 
     def retrieve(batches: Batches) -> Iterator[pa.RecordBatch]:
         from scoring.candidates.retrieval import load_retriever  # only workers import torch
-        from scoring.model.worker_models import models_of_process
+        from scoring.model.predictor import models_of_process
 
         retriever = models_of_process().latest(load_retriever, request, *task_slot())
         for batch in batches:

@@ -1,8 +1,8 @@
 """Unites the candidates of several sources, in the order of the configuration, up to `candidates.max`.
 
-Each source has already limited its lists to its `n` items: in popular.py, top_items.py, neighbour_lists.py
-and proposals.py. A list that is shorter than `candidates.max` is not filled up. A user without proposed items
-gets an empty list; scoring/ranking/list_summary.py counts these users.
+Each source has already limited its lists to its `n` items: in popular.py, item_vectors.py, similar_items.py
+and source_tables.py. A list that is shorter than `candidates.max` is not filled up. A user without proposed
+items gets an empty list; scoring/ranking/list_summary.py counts these users.
 
 For a blend, each candidate also gets the scores of all sources that proposed it.
 """

@@ -28,14 +28,13 @@ from numpy.typing import NDArray
 from conf.types import Candidates, Split
 from etl.latest.latest_features import latest_rules
 from scoring.candidates.build import make_candidates
+from scoring.candidates.candidate_items import available_items, number_items
 from scoring.candidates.candidate_tables import CandidateTables, candidate_rows, column_names, segment_of
 from scoring.candidates.clicks import CLICK_COLUMNS, within
 from scoring.candidates.exclusions import exclude, known_items
-from scoring.candidates.items import available_items, number_items
-from scoring.candidates.lists_in_spark import VectorStore
+from scoring.candidates.lists_in_spark import VectorStore, release, vector_store
 from scoring.candidates.retrieved import retrieve
 from scoring.candidates.source_tables import SourceTables
-from scoring.candidates.vector_tables import release, vector_store
 from scoring.evaluation.features_before_test import rows_before_test
 from scoring.evaluation.gate_lists import sampled_users
 from scoring.evaluation.measured_lists import ideal_gains

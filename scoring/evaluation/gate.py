@@ -2,7 +2,7 @@
 
 An evaluation has five steps. gate_run.py runs these steps in order:
 
-1. gate_measures.py measures both models on the same test rows and compares the measures.
+1. gate_run.py measures both models on the same test rows and compares the measures.
 2. gate_lists.py measures the lists of both models for the same users. gate_run.py compares them.
 3. gate_run.py checks how far scores and data have drifted.
 4. gate.py (this file) decides. It uses only the measures and the results of the checks, and reads no table.

@@ -20,9 +20,9 @@ from conf.types import Split
 from etl.latest.latest_features import latest_rules, missing_mode
 from etl.raw.files import require_raw
 from metrics.bootstrap import Resample, combine_means, reduce_means
+from scoring.candidates.candidate_items import number_items
 from scoring.candidates.clicks import CLICK_COLUMNS
 from scoring.candidates.exclusions import exclude, known_items
-from scoring.candidates.items import number_items
 from scoring.candidates.sources.all_items import all_items
 from scoring.evaluation.features_before_test import BEFORE_TEST, rows_before_test
 from scoring.evaluation.measured_lists import UNITS, user_relevance

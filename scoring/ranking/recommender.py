@@ -15,8 +15,7 @@ from torch import Tensor
 from conf.errors import DataError
 from scoring.model.launch_ahead import ResultCopy, launch_ahead, to_device
 from scoring.model.predictor import Predictor
-from scoring.ranking.blend import Blend, SourceScores
-from scoring.ranking.pair_scorer import PairScorer
+from scoring.ranking.pair_scorer import Blend, PairScorer, SourceScores
 from scoring.ranking.pairs import (
     CandidateLists,
     Indices,

@@ -14,8 +14,7 @@ from torch import Tensor
 from conf.errors import ConfigError, DataError
 from scoring.rules.attributes import align, read_attribute
 from scoring.rules.item_rule import ItemRule, RuleInputs
-from scoring.rules.read_settings import find_rule, read_settings
-from scoring.rules.request import EXPLORE, RANKED, RulesRequest
+from scoring.rules.request import EXPLORE, RANKED, RulesRequest, find_rule, read_settings
 
 _RANKED_CODE, _EXPLORE_CODE = 0, 1
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from scoring.requests import PROBABILITY, ListRequest, ModelRequest
 from scoring.rows.file_splits import FileRowGroup, RowGroupRange
-from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
+from scoring.spark.score_frames import SCORING_IMPORTS, task_slot
 from spark.rows import Rows
 from spark.tasks import map_batches, run_tasks
 from storage.feature_spec import USER_KEY, FeatureSpec

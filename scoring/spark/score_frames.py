@@ -26,14 +26,39 @@ from scoring.requests import (
     ModelRequest,
 )
 from scoring.rows.file_splits import FileRowGroup, RowGroupRange, divide_rows
-from scoring.spark.scoring_workers import SCORING_IMPORTS, task_slot
 from spark.choose_workers import cores_without_jvm
+from spark.gpus import slot_of_task
 from spark.rows import ReadableRows, Rows, StoredRows, arrow_schema, map_rows_in_threads, select
 from spark.tasks import collect_results
 from storage.feature_spec import USER_KEY, FeatureSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Names the modules that the worker daemon imports before it forks scoring workers.
+#
+# Importing torch takes seconds, so the daemon imports it once for all workers.
+
+# All scoring uses this one constant, so that Spark forks all scoring workers from one process.
+SCORING_IMPORTS = (
+    "scoring.candidates.item_vectors",
+    "scoring.candidates.retrieval",
+    "scoring.ranking.recommender",
+    "scoring.rows.task",
+)
+
+
+# Determines the GPU and the number of CPU threads that Spark assigned to a scoring task.
+
+
+def task_slot() -> tuple[int | None, int]:
+    """Returns the index of the GPU and the number of CPU threads that Spark assigned to the running task.
+
+    The index is None if the task has no GPU. Outside of Spark, several threads of the process of a job score
+    at the same time (score_frames.py), and each of them uses one CPU thread.
+    """
+    return slot_of_task() or (None, 1)
+
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -95,7 +120,7 @@ def measure_candidates(users: Rows, spec: FeatureSpec, request: ListRequest, sou
     rows = select(users, [*names, CANDIDATES, EXCLUDED, SOURCE_SCORES, POSITIVES])
 
     def measure(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.worker_models import models_of_process  # only workers import torch
+        from scoring.model.predictor import models_of_process  # only workers import torch
         from scoring.ranking.recommender import CandidateLogits
 
         scorer = models_of_process().latest(CandidateLogits, request, *task_slot())
@@ -218,7 +243,7 @@ def score_split(
     )  # without Spark, one task uses all cores
 
     def score(index: int) -> str:
-        from scoring.model.worker_models import models_of_process  # only workers import torch
+        from scoring.model.predictor import models_of_process  # only workers import torch
         from scoring.rows.task import write_scores
 
         gpu, threads = task_slot()
@@ -238,7 +263,7 @@ def _list_maker(request: ListRequest) -> Callable[[Batches], Iterator[pa.RecordB
     """Returns a function for `map_rows` that computes the lists for batches of users."""
 
     def make_lists(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.worker_models import models_of_process  # only workers import torch
+        from scoring.model.predictor import models_of_process  # only workers import torch
         from scoring.ranking.recommender import load_recommender
 
         recommender = models_of_process().latest(load_recommender, request, *task_slot())
@@ -251,7 +276,7 @@ def _row_scorer(model: ModelRequest, keep: tuple[str, ...]) -> Callable[[Batches
     """Returns a function for `map_rows` that scores batches of rows."""
 
     def score(batches: Batches) -> Iterator[pa.RecordBatch]:
-        from scoring.model.worker_models import models_of_process  # only workers import torch
+        from scoring.model.predictor import models_of_process  # only workers import torch
         from scoring.rows.score_batch import score_batch
 
         predictor = models_of_process().predictor(model, *task_slot())

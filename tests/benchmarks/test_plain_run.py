@@ -37,7 +37,7 @@ from benchmarks.peers.plain_model import (
 )
 from benchmarks.peers.plain_steps import auc
 from conf.types import ModelConfig, Train
-from training.loop.learning_rate import learning_rate_factor
+from training.loop.training_loop import learning_rate_factor
 from training.models import build_model
 
 CARDINALITIES = [40, 30, *([6] * 24)]

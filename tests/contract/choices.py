@@ -27,7 +27,7 @@ from conf.types import Config, ModelConfig
 from etl.ops import FRAME_OPERATORS, OPERATORS, frame_operator_from_config, operator_from_config
 from jobs.checks import check_config, check_training
 from jobs.reference.configuration import documented_config
-from training.settings.architectures import model_sections, models_adapter
+from training.settings.check_settings import model_sections, models_adapter
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = "docs/examples.md"

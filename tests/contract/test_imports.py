@@ -316,7 +316,7 @@ def test_the_graph_covers_every_package() -> None:
         ("etl/native/lookup.py", "from etl.ops.tables import Tables", True, True),
         ("etl/raw/csv_header.py", "def f():\n    from etl.spark import raw_frames", True, True),
         ("storage/paths.py", "import storage.manifest", False, True),
-        ("reporting/html/charts/frame.py", "from reporting.html import page", True, True),
+        ("reporting/elements/charts.py", "from reporting.html import page", True, True),
         ("scoring/rules/attributes.py", "from scoring.ranking import recommender", True, True),
         ("training/kernels/choice.py", "from training.embeddings.table import StackedEmbedding", True, False),
     ],

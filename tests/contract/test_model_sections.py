@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from conf.types import ModelConfig
 from training.settings import complete, known_architectures
-from training.settings.architectures import model_sections, models_adapter
+from training.settings.check_settings import model_sections, models_adapter
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "conf/models").glob("*.yaml"))

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from conf.errors import ConfigError, DataError
-from scoring.rules.rule_tables import read_rules
+from scoring.rules.attributes import read_rules
 from storage.manifest import read_manifest
 from tests.delivery.conftest import PublishedRuns, score_section
 from tests.scoring.rules.oracle import PlainRules, list_of

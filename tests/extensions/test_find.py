@@ -17,9 +17,9 @@ from conf.types import Candidates, Deliver, ListRules, ModelConfig, Train
 from etl.operators.join_external import JoinExternal
 from etl.ops import frame_operator_from_config, operator_from_config
 from etl.readers.discovery import open_table
-from scoring.candidates.read_sources import read_sources
+from scoring.candidates.source_settings import read_sources
 from scoring.delivery.sinks import read_settings as read_sinks
-from scoring.rules.read_settings import read_rule_settings
+from scoring.rules.request import read_rule_settings
 from tests.extensions.packages import write_package, write_shop
 from training.loop.forward import read_loss
 from training.models import build_model

@@ -12,7 +12,7 @@ from conf.errors import ConfigError
 from conf.types import Config
 from jobs.checks import check_config
 from scoring.candidates.candidate_tables import CandidateTables
-from scoring.rules.rule_tables import read_rules
+from scoring.rules.attributes import read_rules
 from storage.run_context import RunContext
 from tests.etl.ops.rows import make_config
 

@@ -27,7 +27,7 @@ from training.loop.run import train_in_process
 from training.loop.training_plan import make_plan
 from training.models import build_model
 from training.models.factorization import VectorModel
-from training.registry.retriever import retriever_config
+from training.registry.versions import retriever_config
 from training.settings import complete, known_architectures
 
 RUN_DATE = "2026-01-04"

@@ -18,9 +18,8 @@ from conf.plugins import RULE as RULES
 from conf.types import Config, ListRules
 from jobs.reference.configuration import config_schema, configuration_page
 from scoring.ranking.recommender import ListRanker
-from scoring.rules.read_settings import read_rule_settings
-from scoring.rules.request import rules_request
-from scoring.rules.rule_tables import rule_digests
+from scoring.rules.attributes import rule_digests
+from scoring.rules.request import read_rule_settings, rules_request
 from tests.contract.test_config import SMALL
 from tests.extensions.conftest import AddToCheckout
 from tests.extensions.packages import SHOP, forget_shop, write_package

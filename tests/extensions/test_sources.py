@@ -15,7 +15,7 @@ from conf.types import Candidates
 from jobs.reference.configuration import config_schema, configuration_page
 from scoring.candidates.build import make_candidates
 from scoring.candidates.exclusions import Exclusions
-from scoring.candidates.read_sources import frames_needed_by, read_sources, source_digests
+from scoring.candidates.source_settings import frames_needed_by, read_sources, source_digests
 from scoring.candidates.source_tables import SourceTables
 from tests.contract.test_config import SMALL
 from tests.extensions.conftest import AddToCheckout

@@ -27,7 +27,7 @@ from tests.etl.text.test_two_passes import GROUPS
 from tests.jobs import prune_lake
 from tests.jobs.prune_lake import DAYS, NAME, RUN_DATE, WINDOW, config_of, day, entries_of, files_of, version
 from training.registry.refits import serving_model
-from training.registry.retriever import retriever_as_of
+from training.registry.versions import retriever_as_of
 
 FIRST = day(9)  # the first date that is kept with KEEP
 KEEP = 4

@@ -9,9 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reporting.html.charts.bars import columns, histogram, rows
-from reporting.html.charts.frame import axis, column_axis, log_axis, plain, tick_step, x_of
-from reporting.html.charts.line import Reference, Series, Span, dot_chart, line_chart, scatter, span_rows
+from reporting.elements.charts import (
+    Reference,
+    Series,
+    Span,
+    axis,
+    column_axis,
+    columns,
+    dot_chart,
+    histogram,
+    line_chart,
+    log_axis,
+    plain,
+    rows,
+    scatter,
+    span_rows,
+    tick_step,
+    x_of,
+)
 
 _VALUES = st.lists(
     st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-6), min_size=1, max_size=20

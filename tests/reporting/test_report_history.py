@@ -11,8 +11,8 @@ import pytest
 
 from conf.load import load_config
 from conf.types import Config
+from reporting.elements.charts import stacked
 from reporting.facts.recent_runs import failures_of, open_failure, read_history, served_lists
-from reporting.html.charts.bars import stacked
 from reporting.html.page import build
 from reporting.html.sections.last_thirty_days import _core_time, render
 from reporting.html.sections.stages import read_stage_times

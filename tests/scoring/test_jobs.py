@@ -24,7 +24,7 @@ from jobs.evaluate_model import run as evaluate_model
 from jobs.measure_recommendations import run as measure_recommendations
 from jobs.score_daily import run as score_daily
 from jobs.score_rows import run as score_rows
-from scoring.evaluation import gate_lists, gate_measures
+from scoring.evaluation import gate_lists, gate_run
 from scoring.evaluation.features_before_test import rows_before_test
 from scoring.model import context_features
 from scoring.spark import int8_change
@@ -477,8 +477,8 @@ def test_models_of_two_workflows_meet_on_the_same_raw_rows(
         asked.append(arguments[3:6])
         return encoded
 
-    monkeypatch.setattr(gate_measures, "load_workflow", lambda _, version, *__: version)
-    monkeypatch.setattr(gate_measures, "encode_split", encode_split)
+    monkeypatch.setattr(gate_run, "load_workflow", lambda _, version, *__: version)
+    monkeypatch.setattr(gate_run, "encode_split", encode_split)
     monkeypatch.setattr(
         gate_lists,
         "rows_before_test",

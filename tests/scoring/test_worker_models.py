@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from scoring.model.predictor import Predictor
-from scoring.model.worker_models import WorkerModels, models_of_process
+from scoring.model.predictor import Predictor, WorkerModels, models_of_process
 from scoring.ranking.recommender import load_recommender
 from scoring.requests import ListRequest, ModelRequest
 from tests.scoring.reference_scores import ReferenceScores, write_model

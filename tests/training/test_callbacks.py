@@ -15,12 +15,11 @@ from conf.types import StopAt, Train
 from training.checkpoints import Checkpoints, Position
 from training.data.batch import Batch
 from training.data.loader import Loader
-from training.loop.best_step import EarlyStopping, StopAtStep
 from training.loop.evaluate import Validation
+from training.loop.kept_steps import EarlyStopping, SaveCheckpoints, StopAtStep
 from training.loop.progress_output import Meter
 from training.loop.train_step import Trainer
 from training.loop.training_loop import Callback, StepResult, TrainingLoop, TrainingResult, TrainingState
-from training.loop.when_to_checkpoint import SaveCheckpoints
 
 CPU = torch.device("cpu")
 

@@ -21,8 +21,8 @@ from training.collectives import Collectives
 from training.launch import train_on_ranks
 from training.loop import run as loop_run
 from training.loop import training_loop
-from training.loop.best_step import best_evaluation
 from training.loop.evaluate import evaluate
+from training.loop.kept_steps import best_evaluation
 from training.loop.run import run_plan, train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 

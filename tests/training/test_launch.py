@@ -29,7 +29,7 @@ from storage.paths import LakePaths
 from tests.training.feature_rows import segment_rows
 from tests.training.feature_tables import make_config, publish_all
 from training.launch import __main__ as alone
-from training.launch import rank_main, ranks, slots
+from training.launch import rank_main, ranks
 from training.loop.training_plan import TrainPlan, make_plan
 from training.progress import RankOutcome
 from training.registry.model_json import read_description
@@ -139,11 +139,11 @@ class FakeSpark:
 def test_elastic_wants_a_spark_that_runs_tasks_again(
     monkeypatch: pytest.MonkeyPatch, master: str, failures: str, message: str
 ) -> None:
-    monkeypatch.setattr(slots, "_slots", lambda _: 8)
+    monkeypatch.setattr(ranks, "_slots", lambda _: 8)
     spark: Any = FakeSpark(master, **{"spark.task.maxFailures": failures})
-    assert slots.ranks_to_start(spark, Train(num_ranks=2)) == 2
+    assert ranks.ranks_to_start(spark, Train(num_ranks=2)) == 2
     with pytest.raises(ConfigError, match=message):
-        slots.ranks_to_start(spark, Train(num_ranks=2, elastic=Elastic()))
+        ranks.ranks_to_start(spark, Train(num_ranks=2, elastic=Elastic()))
 
 
 @pytest.mark.parametrize(
@@ -167,18 +167,18 @@ def test_auto_is_one_rank_here_and_one_for_each_task_elsewhere(
     num_shards: int,
     expected: int,
 ) -> None:
-    monkeypatch.setattr(slots, "_slots", lambda _: slots_of_spark)
-    monkeypatch.setattr(slots, "_wait_for_executors", lambda *_: None)
+    monkeypatch.setattr(ranks, "_slots", lambda _: slots_of_spark)
+    monkeypatch.setattr(ranks, "_wait_for_executors", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     spark: Any = FakeSpark(master)
     train = Train(num_shards=num_shards, global_batch_size=num_shards * 8, device=device)
-    assert slots.ranks_to_start(spark, train) == expected
+    assert ranks.ranks_to_start(spark, train) == expected
 
 
 def test_auto_of_an_elastic_training_uses_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_slots", lambda _: 4)
+    monkeypatch.setattr(ranks, "_slots", lambda _: 4)
     spark: Any = FakeSpark("local[4,4]")
-    assert slots.ranks_to_start(spark, Train(elastic=Elastic())) == 4
+    assert ranks.ranks_to_start(spark, Train(elastic=Elastic())) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -217,17 +217,17 @@ def test_elastic_starts_with_the_ranks_there_is_room_for(
     spark: Any = FakeSpark(master)
     train = Train(num_ranks=4, elastic=Elastic(min_ranks=2), start_timeout_s=1)
     for room, expected in [(9, 4), (4, 4), (3, 3), (2, 2)]:
-        monkeypatch.setattr(slots, "_slots", lambda _, room=room: room)
-        assert slots.ranks_to_start(spark, train) == expected
-    monkeypatch.setattr(slots, "_slots", lambda _: 1)
+        monkeypatch.setattr(ranks, "_slots", lambda _, room=room: room)
+        assert ranks.ranks_to_start(spark, train) == expected
+    monkeypatch.setattr(ranks, "_slots", lambda _: 1)
     with pytest.raises(InfrastructureError, match=r"train.elastic.min_ranks=2 is more than the 1 tasks"):
-        slots.ranks_to_start(spark, train)
+        ranks.ranks_to_start(spark, train)
 
 
 def test_a_local_master_is_known(spark: SparkSession) -> None:
-    assert slots.is_local(spark)
+    assert ranks.is_local(spark)
     cluster: Any = FakeSpark("local-cluster[2,1,1024]")
-    assert not slots.is_local(cluster)
+    assert not ranks.is_local(cluster)
 
 
 def test_trainings_of_an_application_do_not_interleave(

@@ -40,7 +40,7 @@ from training.loop.forward import read_loss
 from training.loop.train_step import Trainer
 from training.models import build_model
 from training.native.library import AVX2, AVX512, BEST, EVERYWHERE
-from training.settings.negatives import require_no_pair_features
+from training.settings.check_settings import require_no_pair_features
 
 SHARDS, BATCH, DRAWS = 4, 64, 5
 MULTI_HOT = MultiHot(max_length=4)

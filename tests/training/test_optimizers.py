@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conf.types import Train
-from training.loop.learning_rate import learning_rate_factor
+from training.loop.training_loop import learning_rate_factor
 from training.optimizers.dense_optimizers import Adam
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError
 from conf.train_types import Embeddings
 from tests.checked_device import checked_device
-from training.embeddings.placement import Placement, TableShape, describe, plan_placement
-from training.embeddings.router import Router
+from training.embeddings.placement import Placement, Router, TableShape, describe, plan_placement
 
 KINDS = ("auto", "replicated", "table_wise", "row_wise")
 

@@ -17,7 +17,7 @@ from storage.paths import LakePaths
 from tests.training.feature_rows import segment_rows
 from tests.training.feature_tables import make_config, publish_all
 from tests.training.ranks_in_threads import on_ranks
-from training.loop.best_step import stop_reason
+from training.loop.kept_steps import stop_reason
 from training.loop.run import run_plan, train_in_process
 from training.loop.training_plan import TrainPlan, make_plan
 from training.registry.search import PruningRule, read_pruned

@@ -25,8 +25,7 @@ from training import kernels
 from training.checkpoints import open_trained, save_trained
 from training.collectives import ALONE, Collectives
 from training.data.batch import Batch
-from training.embeddings.placement import Tiers
-from training.embeddings.router import Router
+from training.embeddings.placement import Router, Tiers
 from training.embeddings.rows import TieredRows, rows_of_block
 from training.embeddings.table import tables_of
 from training.loop.run import warm_start

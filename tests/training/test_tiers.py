@@ -26,12 +26,12 @@ from training.embeddings.placement import (
     FeaturePlacement,
     Placement,
     PlannedTable,
+    Router,
     TableShape,
     Tiers,
     choose_tiers,
     plan_placement,
 )
-from training.embeddings.router import Router
 from training.embeddings.table import tables_of
 from training.loop.run import plan_tiers, train_in_process
 from training.models import build_model, planned_tables

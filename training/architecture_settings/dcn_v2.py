@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from conf.types import PositiveInt, Strict
-from training.settings.field_types import DropShare, HiddenWidths
+from training.settings.shared_settings import DropShare, HiddenWidths
 
 
 class Settings(Strict):

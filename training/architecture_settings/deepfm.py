@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from conf.types import PositiveInt, Strict
-from training.settings.field_types import DropShare, HiddenWidths
+from training.settings.shared_settings import DropShare, HiddenWidths
 
 
 class Settings(Strict):

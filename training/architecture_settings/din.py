@@ -5,8 +5,13 @@ from __future__ import annotations
 from pydantic import Field
 
 from conf.types import PositiveInt
-from training.settings.field_types import DropShare, Features, HiddenWidths
-from training.settings.history import HistorySettings, check_history
+from training.settings.shared_settings import (
+    DropShare,
+    Features,
+    HiddenWidths,
+    HistorySettings,
+    check_history,
+)
 
 
 class Settings(HistorySettings):

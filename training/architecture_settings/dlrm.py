@@ -6,7 +6,7 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
-from training.settings.field_types import Features
+from training.settings.shared_settings import Features
 
 
 class Settings(Strict):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from conf.errors import ConfigError
-from training.settings.field_types import DropShare, Features
-from training.settings.sequence import SequenceSettings, check_features
+from training.settings.shared_settings import DropShare, Features, SequenceSettings, check_features
 
 # The model is a VectorModel (training/models/factorization.py), so losses over item vectors can train it.
 VECTORS = True

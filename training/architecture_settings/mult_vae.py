@@ -8,9 +8,13 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.types import PositiveInt, Share
-from training.settings.field_types import DropShare, Features, HiddenWidths
-from training.settings.history import HistorySettings
-from training.settings.sequence import check_features
+from training.settings.shared_settings import (
+    DropShare,
+    Features,
+    HiddenWidths,
+    HistorySettings,
+    check_features,
+)
 
 # The model is a VectorModel (training/models/factorization.py), so losses over item vectors can train it.
 VECTORS = True

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.types import PositiveInt, Strict
-from training.settings.field_types import DropShare, Features, HiddenWidths
+from training.settings.shared_settings import DropShare, Features, HiddenWidths
 
 # The model is a VectorModel (training/models/factorization.py), so losses over item vectors can train it.
 VECTORS = True

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.types import Names, PositiveInt, Strict
-from training.settings.field_types import DropShare, Features, HiddenWidths
-from training.settings.ftrl import FtrlSettings
+from training.settings.shared_settings import DropShare, Features, FtrlSettings, HiddenWidths
 
 
 class Crosses(Strict):

@@ -41,9 +41,9 @@ from torch import Tensor, nn
 
 from storage.feature_spec import NUM_RESERVED_IDS, PAD_ID
 from training.architecture_settings.mult_vae import Settings
+from training.models.click_model import Bags
 from training.models.inputs import Inputs
 from training.models.layers import in_float32, linear
-from training.models.objective import Bags
 from training.models.sequence import SequenceDropout, SequenceNoise, distinct_sequences
 from training.models.sequence_model import BiasedSequenceModel, sequence_layout
 

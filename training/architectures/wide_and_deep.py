@@ -26,7 +26,7 @@ from training.models.click_model import ClickModel
 from training.models.factorization import FactorizedMLP, FeatureSides, Part, Side, positions_by_side
 from training.models.inputs import Inputs
 from training.models.layers import FactorizedLinear, LinearPart, in_float32, linear, mlp
-from training.settings.ftrl import FtrlSettings
+from training.settings.shared_settings import FtrlSettings
 
 _ALL = slice(None)
 

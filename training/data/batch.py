@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.collectives import Collectives
-from training.models.objective import Bags
+from training.models.click_model import Bags
 
 # Buffer pools: the memory of batches. A pool is filled completely, sliced into batches, and then reused.
 

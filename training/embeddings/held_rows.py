@@ -20,8 +20,7 @@ from storage.feature_spec import PAD_ID
 from training import kernels
 from training.embeddings import counter_rng
 from training.embeddings.counter_rng import random_bits
-from training.embeddings.placement import Placement
-from training.embeddings.router import Router
+from training.embeddings.placement import Placement, Router
 from training.embeddings.rows import LookupGradient, RowBlock, RowTensor, TieredRows, rows_of_block
 
 

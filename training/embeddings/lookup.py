@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from storage.feature_spec import PAD_ID
 from training.collectives import Collectives, ReceivedRows
-from training.embeddings.placement import Placement
-from training.embeddings.router import Router
+from training.embeddings.placement import Placement, Router
 from training.embeddings.rows import Groups, RowTensor, SummedRowGradient, sum_rows
 
 # Exchanges table rows between ranks: the vectors for a batch, and the gradients of these vectors.

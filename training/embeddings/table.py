@@ -37,8 +37,7 @@ from training.embeddings.lookup import (
     start_return,
     sum_over_ranks,
 )
-from training.embeddings.placement import Placement, replicate_all
-from training.embeddings.router import Router
+from training.embeddings.placement import Placement, Router, replicate_all
 from training.embeddings.rows import (
     Groups,
     LookupGradient,

@@ -30,9 +30,8 @@ from training.collectives import ALONE, Collectives
 from training.data.batch import Batch, CatalogueItems, DrawnItems, Vectors
 from training.device import mixed_precision
 from training.embeddings.table import tables_of
-from training.models.click_model import ClickModel
+from training.models.click_model import BagModel, ClickModel, PenalizedModel
 from training.models.factorization import VectorModel
-from training.models.objective import BagModel, PenalizedModel
 from training.native.library import BEST, address, library, required_library
 from training.settings.check_settings import vectors_missing
 

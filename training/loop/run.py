@@ -36,19 +36,18 @@ from training.embeddings.placement import Tiers, choose_tiers, describe_tiers
 from training.embeddings.rows import RowBlock
 from training.embeddings.table import set_kernels
 from training.kernels.choice import use_kernels
-from training.loop.best_step import EarlyStopping, Prune, StopAtStep, keep_best, metric_of
 from training.loop.evaluate import Validation, chosen_metrics, evaluate
+from training.loop.kept_steps import EarlyStopping, Prune, SaveCheckpoints, StopAtStep, keep_best, metric_of
 from training.loop.loss_check import LossCheck
 from training.loop.progress_output import LogLines, Meter, ReportProgress, StepProfiler
 from training.loop.train_step import Trainer
 from training.loop.training_loop import Callback, TrainingLoop, TrainingResult
 from training.loop.training_plan import TrainPlan
-from training.loop.when_to_checkpoint import SaveCheckpoints
 from training.models import build_model, planned_tables
+from training.models.click_model import PenalizedModel
 from training.models.factorization import VectorModel
 from training.models.inputs import id_columns
 from training.models.layers import RandomLayer
-from training.models.objective import PenalizedModel
 from training.models.sequence_model import SequenceModel
 from training.progress import Report
 from training.registry.model_json import OF_PROBABILITIES

@@ -1,4 +1,4 @@
-"""The training loop of one model on one rank: epochs over a split, and callbacks around each step."""
+"""The training loop of one model on one rank: epochs, callbacks around each step, the learning rate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from training.data.loader import Loader
 from training.data.prefetch import Prefetch
 from training.device import torch_threads
 from training.embeddings.table import tables_of
-from training.loop.learning_rate import learning_rate_factor
 from training.loop.train_step import Trainer
 
 
@@ -246,3 +245,30 @@ def threads_of_model(model: nn.Module) -> Iterator[None]:
     weights = sum(weight.numel() for weight in model.parameters() if id(weight) not in tables)
     with torch_threads(1 if weights < _FEW_WEIGHTS else torch.get_num_threads()):
         yield
+
+
+# The learning rate schedule of a training, as a factor that multiplies the configured learning rates.
+#
+# The factor does not depend on the number of ranks, because the rows of a global batch do not depend on
+# it.
+
+
+def learning_rate_factor(step: int, steps: int, train: Train) -> float:
+    """Returns the factor of the learning rates in a step.
+
+    Over the steps of a training, the factor grows linearly (warm-up), is then constant, and then decays as a
+    power. With `decay_power` 2 and `decay_end_factor` 0, this is the schedule of DLRM's authors.
+
+    Args:
+        step: number of steps done before this step, 0 in the first step.
+        steps: number of steps of the complete training.
+        train: the settings. `warmup_share` and `decay_start_share` are shares of `steps`.
+    """
+    warmup = train.warmup_share * steps
+    decay_start = train.decay_start_share * steps
+    if step < warmup:
+        return min((step + 1) / warmup, 1.0)
+    if step < decay_start:
+        return 1.0
+    remaining = (steps - step) / max(steps - decay_start, 1.0)
+    return train.decay_end_factor + (1 - train.decay_end_factor) * remaining**train.decay_power

@@ -34,8 +34,7 @@ from training.settings import (
     training_digests,
     with_item,
 )
-from training.settings.negatives import require_no_pair_features
-from training.settings.unknown_share import require_oov_ids
+from training.settings.check_settings import require_no_pair_features, require_oov_ids
 
 
 @dataclass(frozen=True)

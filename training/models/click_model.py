@@ -1,4 +1,6 @@
-"""The base class of models, which separates embedding lookups from the rest of the model.
+"""The base class of models, and what a model can add to the loss of a step.
+
+The class separates embedding lookups from the rest of the model.
 
 The parts are the same as in torchrec's models: `embed` is the sparse architecture, and `forward_dense`
 contains the dense architecture, the interaction and the over architecture.
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -33,3 +37,47 @@ class ClickModel(nn.Module, ABC):
     def forward(self, dense: Tensor, categorical: Tensor) -> Tensor:
         """Returns the logits, shape (B,), from `dense` (B, D) float32 and `categorical` (B, W) int64."""
         return self.forward_dense(dense, self.embed(categorical))
+
+
+# What a model can add to the loss of a step: penalties, and further items that rows reconstruct.
+
+
+@dataclass(frozen=True)
+class Bags:
+    """The items that P rows reconstruct in addition to the item of each row.
+
+    Attributes:
+        weights: (P, V) float32, the weight of each id of the item's feature in the likelihood of a row.
+        item_ids: (I,) int64, the ids of the I items with which the rows are compared.
+    """
+
+    weights: Tensor
+    item_ids: Tensor
+
+
+@runtime_checkable
+class BagModel(Protocol):
+    """A model whose rows may reconstruct several items. Losses that compare the catalogue use these items."""
+
+    def bags(self, categorical: Tensor, items: Tensor) -> Bags | None:
+        """Returns the items that rows reconstruct; None if each row reconstructs only its item.
+
+        Args:
+            categorical: (P, W), the ids of the rows.
+            items: (I, W), the ids of the items with which the rows are compared.
+        """
+        ...
+
+
+@runtime_checkable
+class PenalizedModel(Protocol):
+    """A model that adds a penalty of each row to the loss, such as a divergence of its latent variables."""
+
+    def take_penalty(self, progress: float) -> Tensor:
+        """Returns and clears the penalties (B,) float32 of the rows of the last forward pass in training.
+
+        Args:
+            progress: the share of the training's steps that are done, in [0, 1]. The weight of a penalty may
+                depend on it.
+        """
+        ...

@@ -18,7 +18,7 @@ from conf.errors import ConfigError
 from storage.feature_spec import PAD_ID
 from training.models.inputs import Inputs
 from training.settings import Features
-from training.settings.history import HistorySettings, check_history, item_of
+from training.settings.shared_settings import HistorySettings, check_history, item_of
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from training.models.click_model import ClickModel
 from training.models.factorization import FeatureSides, Part, Side, positions_by_side
 from training.models.inputs import Inputs
-from training.settings.ftrl import FtrlSettings
+from training.settings.shared_settings import FtrlSettings
 
 
 def linear(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:

@@ -22,8 +22,7 @@ from training.models.factorization import FeatureSides, Part, Side, vector_produ
 from training.models.history import HistoryModel, Layout
 from training.models.inputs import Inputs
 from training.models.sequence import Encode, LengthGroups, SequenceDropout, distinct_sequences
-from training.settings.history import HistorySettings
-from training.settings.sequence import refuse_pairs
+from training.settings.shared_settings import HistorySettings, refuse_pairs
 
 _DEVIATION = 0.02  # standard deviation of initial vectors, as in BERT4Rec (section 4.3)
 

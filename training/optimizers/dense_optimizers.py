@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from training.embeddings.rows import SummedRowGradient
 from training.embeddings.table import StackedEmbedding
-from training.settings.ftrl import FtrlSettings
+from training.settings.shared_settings import FtrlSettings
 
 
 class Adam:

@@ -20,8 +20,7 @@ from storage.manifest import digest_of
 from storage.paths import LakePaths
 from training.registry.champion_history import dated_path, dates_of
 from training.registry.model_json import read_description
-from training.registry.retriever import retriever_as_of
-from training.registry.versions import champion_as_of, model_path
+from training.registry.versions import champion_as_of, model_path, retriever_as_of
 
 BLENDS = "blends"
 

@@ -21,9 +21,8 @@ from storage.paths import LakePaths
 from training.registry.champion_history import OVERRIDES, PROMOTIONS, champion_state_as_of, dates_of
 from training.registry.model_json import is_described, read_description
 from training.registry.refits import refit_name
-from training.registry.retriever import retriever_name
 from training.registry.served_experiments import treatment_model
-from training.registry.versions import RUNS, challenger_of, model_path
+from training.registry.versions import RUNS, challenger_of, model_path, retriever_name
 
 _VERSION = re.compile(r"[0-9a-f]{16}")
 _LAST_DATE = "9999-12-31"

@@ -5,8 +5,8 @@
     models/<name>/promotions/dt=….json       the gate's decision of a run date (champion_history.py)
     models/<name>/interventions/dt=….json    overrides that take effect on a run date (champion_history.py)
 
-The champion and the challenger of a date do not depend on files of later dates, so a rerun or a backfill gets
-the same result as the first run.
+The retriever of a run date is a version too. The champion and the challenger of a date do not depend on files
+of later dates, so a rerun or a backfill gets the same result as the first run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from conf.errors import DataError
+from conf.errors import ConfigError, DataError
 from conf.extensions import combined_digest, source_digests
 from conf.types import Config, ModelConfig, Train
 from storage import file_io, format_versions
@@ -197,3 +197,57 @@ def set_aliases(lake: LakePaths, name: str, challenger: str | None = None) -> No
     refits = [refit.version for refit in read_refits(lake, name, newest) if refit.champion == champion]
     if refits:
         mlflow_mirror.set_aliases(lake, refit_name(name), {"champion": refits[-1]})
+
+
+# The retriever: a model that selects candidates. It is trained like the ranker, which scores them.
+#
+#     models/<name>-retriever/<version>/            its files, as for every model
+#     models/<name>-retriever/runs/dt=<date>.json   the version trained for a run date
+#
+# Both models are trained on the same features. The gate, which decides whether a new ranker replaces the
+# champion, does not check the retriever. The retriever's quality is measured as the recall of the
+# candidates, which measure_recommendations reports.
+#
+# The retriever in use is the newest retriever that was trained on features of the ranker's workflow
+# version. If the ranker keeps an older workflow version, the newest retriever of that workflow version is
+# used.
+
+
+def retriever_name(config: Config) -> str:
+    """Returns the retriever's name in the registry."""
+    return f"{config.name}-retriever"
+
+
+def retriever_config(config: Config) -> Config:
+    """Returns the configuration for training the retriever: its own name and model, and no baselines.
+
+    Raises:
+        ConfigError: `candidates.sources` has no source `retrieval`.
+    """
+    source = config.candidates.retrieval
+    if source is None:
+        raise ConfigError(
+            "candidates.sources has no source `retrieval`, so there is no retriever to train",
+            "add {source: retrieval, n: 200, model: ../models/two_tower_small.yaml} to candidates.sources",
+        )
+    train = config.train.model_copy(update={"baselines": []})
+    return config.model_copy(update={"name": retriever_name(config), "model": source.model, "train": train})
+
+
+def retriever_as_of(lake: LakePaths, config: Config, run_date: str, workflow_version: str) -> str:
+    """Returns the newest retriever version, up to a run date, that was trained on this workflow version.
+
+    Raises:
+        DataError: no retriever was trained on features of this workflow version up to the run date.
+    """
+    name = retriever_name(config)
+    for date in reversed(dates_of(lake, name, RUNS)):
+        if date <= run_date:
+            version = challenger_of(lake, name, date)
+            path = model_path(lake, name, version)
+            if is_described(path) and read_description(path)["workflow_version"] == workflow_version:
+                return version
+    raise DataError(
+        f"{lake.models(name)} has no model for features of workflow {workflow_version} up to {run_date}",
+        f"run train_retriever for {run_date}, or nightly --retrain",
+    )

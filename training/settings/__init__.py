@@ -1,7 +1,7 @@
 """Reads and checks the settings of architectures (training/architecture_settings), without torch.
 
-`check_settings.py` refuses settings that an architecture does not have. `architectures.py` makes the type of
-the section `model`.
+`check_settings.py` refuses settings that an architecture does not have, and makes the type of
+the section `model`. `shared_settings.py` has the settings that several architectures share.
 """
 
 from training.settings.check_settings import (
@@ -14,7 +14,7 @@ from training.settings.check_settings import (
     training_digests,
     with_item,
 )
-from training.settings.field_types import Features
+from training.settings.shared_settings import Features
 
 __all__ = [
     "Features",

@@ -1,18 +1,24 @@
-"""Reads and checks a model's settings. Settings that its architecture does not have are refused."""
+"""Reads and checks a model's settings, without torch. Settings of other architectures are refused.
+
+The module also makes the type of the section `model`, and checks the features for settings of `train`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache, reduce
+from operator import or_
 from types import ModuleType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, create_model
 
 from conf.errors import ConfigError
 from conf.load import read_section
 from conf.plugins import LOSS, MODEL, Plugin, digests_of
 from conf.types import ModelConfig, Strict, Train
 from storage.feature_spec import require_lists
-from training.settings.architectures import section_of
-from training.settings.field_types import Features
-from training.settings.history import HistorySettings, item_of
+from training.settings.shared_settings import Features, HistorySettings, item_of
 
 
 def known_architectures() -> list[str]:
@@ -148,3 +154,76 @@ def _find(architecture: str) -> Plugin:
             "group nightrank.models",
         )
     return plugin
+
+
+# The check of features for `train.negatives`, without torch.
+
+
+def require_no_pair_features(names: Sequence[str]) -> None:
+    """Raises ConfigError if a feature may depend on user and item.
+
+    A drawn pair of user and item has the user's features from the row, and the drawn item's features. A
+    feature that depends on both user and item would have to be computed for each drawn pair.
+    """
+    if names:
+        raise ConfigError(
+            f"train.negatives draws items, but these features may differ for every pair of user and item: "
+            f"{list(names)}. They are not in scopes.user, scopes.item or scopes.context",
+            "add each of them to one of these lists if it depends only on the user, the item or the context; "
+            "otherwise remove it from `features`, or remove train.negatives",
+        )
+
+
+# The check of features for `train.unknown_share`, without torch.
+
+
+def require_oov_ids(names: Collection[str], features: Sequence[str]) -> None:
+    """Raises ConfigError unless unknown values of each named feature have the id OOV_ID.
+
+    Args:
+        names: the features that `train.unknown_share` names.
+        features: the features in which unknown values have the id OOV_ID.
+    """
+    wrong = sorted(set(names) - set(features))
+    if wrong:
+        raise ConfigError(
+            f"train.unknown_share names {wrong}, but ids can be replaced only in features whose ids come "
+            f"from categorify with oov_buckets=1; these are {list(features)}",
+            "name only such features in train.unknown_share",
+        )
+
+
+# The type of the section `model`: a union with one member per architecture, by the key `architecture`.
+
+
+@lru_cache(maxsize=64)
+def section_of(architecture: str, settings: type[Strict]) -> type[Strict]:
+    """Returns the type of an architecture's section `model`: its settings and the keys of all models."""
+    common: dict[str, Any] = {
+        name: (field.annotation, field)
+        for name, field in ModelConfig.model_fields.items()
+        if name != "architecture"
+    }
+    only: Any = Literal[architecture]
+    named = Field(
+        description=f"`{architecture}` selects the model in training/architectures/{architecture}.py."
+    )
+    return create_model(
+        f"{''.join(part.capitalize() for part in architecture.split('_'))}Model",
+        __base__=settings,
+        __doc__=settings.__doc__,
+        architecture=(only, named),
+        **common,
+    )
+
+
+def model_sections() -> dict[str, type[Strict]]:
+    """Maps each architecture of the checkout to the type of its section."""
+    return {one.name: section_of(one.name, one.settings(Strict)) for one in MODEL.plugins()}
+
+
+def models_adapter() -> TypeAdapter[Any]:
+    """Returns the parser of a section `model`. The key `architecture` selects the type."""
+    members: list[Any] = list(model_sections().values())
+    union: Any = Annotated[reduce(or_, members), Field(discriminator="architecture")]
+    return TypeAdapter(union)

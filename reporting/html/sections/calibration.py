@@ -7,11 +7,9 @@ from typing import Any
 
 from conf.train_types import ScoreKind
 from reporting.elements import numbers
+from reporting.elements.charts import histogram, percent, scatter
 from reporting.elements.markup import Html, Section, figure, grid, lead, missing, section, table, tag
 from reporting.facts.run_facts import RunFacts
-from reporting.html.charts.bars import histogram
-from reporting.html.charts.frame import percent
-from reporting.html.charts.line import scatter
 
 # Maps each kind of scores to the reason why there is no calibration.
 _WITHOUT_CALIBRATION: Mapping[ScoreKind, str] = {

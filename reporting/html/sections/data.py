@@ -10,6 +10,7 @@ from conf.messages import counted
 from conf.types import SPLITS
 from etl.quality.checks import ColumnReport, DayComparison, Finding, PieceRows, share
 from reporting.elements import numbers
+from reporting.elements.charts import columns, legend
 from reporting.elements.markup import (
     Child,
     Html,
@@ -24,8 +25,6 @@ from reporting.elements.markup import (
     tag,
 )
 from reporting.facts.run_facts import DataQuality, Day, RunFacts
-from reporting.html.charts.bars import columns
-from reporting.html.charts.frame import legend
 
 _REASONS = 7
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from conf.messages import counted
 from reporting.elements import numbers
+from reporting.elements.charts import Span, interval_chart
 from reporting.elements.markup import Child, Html, Section, figure, grid, lead, missing, section, table, tag
 from reporting.facts.run_facts import RunFacts
-from reporting.html.charts.line import Span, interval_chart
 
 _NAMES = {
     "auc": "AUC",

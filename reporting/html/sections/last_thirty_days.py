@@ -13,11 +13,10 @@ from statistics import median
 
 from conf.types import Config
 from reporting.elements import numbers
+from reporting.elements.charts import Reference, Series, columns, line_chart, stacked
 from reporting.elements.markup import Child, Html, Section, figure, grid, lead, section, table, tag
 from reporting.facts.recent_runs import DAYS, GROUPS, DayFacts, RunHistory
 from reporting.facts.run_facts import earlier_run_dates, logistic_regression, published_facts
-from reporting.html.charts.bars import columns, stacked
-from reporting.html.charts.line import Reference, Series, line_chart
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from storage.paths import LakePaths
 

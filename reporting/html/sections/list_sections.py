@@ -10,6 +10,7 @@ from conf.messages import counted
 from conf.train_types import ScoreKind
 from etl.latest.item_titles import ItemTitle
 from reporting.elements import numbers
+from reporting.elements.charts import Series, line_chart, percent
 from reporting.elements.markup import (
     Child,
     Html,
@@ -24,8 +25,6 @@ from reporting.elements.markup import (
     tag,
 )
 from reporting.facts.run_facts import MOST_CLICKED, ItemCounts, RunFacts, UserList
-from reporting.html.charts.frame import percent
-from reporting.html.charts.line import Series, line_chart
 
 Titles: TypeAlias = Mapping[str, ItemTitle]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from conf.messages import counted
 from reporting.elements import numbers
+from reporting.elements.charts import rows
 from reporting.elements.markup import Section, figure, grid, lead, missing, section, table
 from reporting.facts.recent_runs import last_successes
-from reporting.html.charts.bars import rows
 from reporting.monitoring.run_record import read_records
 from storage import file_io
 from storage.job_summary import JobSummary

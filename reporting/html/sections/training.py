@@ -7,9 +7,9 @@ from typing import Any
 
 from conf.train_types import ScoreKind
 from reporting.elements import numbers
+from reporting.elements.charts import Reference, Series, line_chart
 from reporting.elements.markup import Html, Section, facts_list, figure, grid, lead, missing, section, tag
 from reporting.facts.run_facts import RunFacts
-from reporting.html.charts.line import Reference, Series, line_chart
 
 _WITHOUT_LISTS = {"architecture", "multi_hot"}
 

@@ -15,7 +15,7 @@ import pytest
 
 from conf.errors import ConfigError, DataError
 from conf.load import load_config
-from reporting.monitoring.lineage_events import check_openlineage
+from reporting.monitoring.run_observer import check_openlineage
 from storage.job_summary import JobSummary
 from storage.run_context import RunContext
 from tests.reporting.monitoring.openlineage import assert_valid

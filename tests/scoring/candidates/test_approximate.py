@@ -21,15 +21,17 @@ from conf.types import Generate, ModelConfig, MultiHot
 from etl.synthetic.clicks.columns import FEATURES
 from etl.synthetic.clicks.impressions import draw_impressions
 from etl.synthetic.clicks.world import ClickWorld, world_of_day
-from scoring.candidates.clusters import (
+from scoring.candidates.retrieval import (
     CLUSTERED,
+    ApproximateSearch,
+    Retriever,
     cluster_batches,
     clusters_of,
     faiss_threads,
+    load_retriever,
     number_of_clusters,
     read_clusters,
 )
-from scoring.candidates.retrieval import ApproximateSearch, Retriever, load_retriever
 from scoring.candidates.retrieved import clustered_items, is_approximate, retrieved_items
 from scoring.candidates.sources.retrieval import Settings as Retrieval
 from scoring.model.predictor import Predictor, load_predictor

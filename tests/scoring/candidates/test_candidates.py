@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.errors import DataError
 from conf.types import Candidates
 from scoring.candidates.build import make_candidates
+from scoring.candidates.candidate_items import available_items, number_items
 from scoring.candidates.candidate_tables import sold_out
 from scoring.candidates.clicks import clicked_items, observed_items, within
 from scoring.candidates.exclusions import AttributeFilter, Exclusions, exclude
-from scoring.candidates.items import available_items, number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.similar_items import latest_items, similarities

@@ -14,10 +14,10 @@ from conf.errors import DataError
 from conf.types import Candidates
 from scoring.candidates.als import als_items, als_vectors
 from scoring.candidates.build import make_candidates
+from scoring.candidates.candidate_items import number_items
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.ease import ease_items
 from scoring.candidates.exclusions import Exclusions, exclude
-from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.sources.als import Settings as Als

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.types import Candidates
 from scoring.candidates.als import als_vectors
 from scoring.candidates.build import make_candidates
+from scoring.candidates.candidate_items import number_items
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.exclusions import exclude
-from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.source_tables import SourceTables
 from scoring.candidates.sources.als import Settings as Als

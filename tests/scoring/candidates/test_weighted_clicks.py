@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from scoring.candidates.als import als_vectors
+from scoring.candidates.candidate_items import number_items
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.ease import ease_items
 from scoring.candidates.exclusions import Exclusions, exclude
-from scoring.candidates.items import number_items
 from scoring.candidates.lists_in_spark import VectorStore
 from scoring.candidates.popular import popular_in_segment, popular_items, popularity
 from scoring.candidates.sources.als import Settings as Als

@@ -13,8 +13,7 @@ import pytest
 from conf.types import Config
 from etl.quality.checks import ColumnReport, DayComparison, PieceRows
 from metrics.psi import bin_keys
-from scoring.evaluation.gate_measures import ModelMeasures
-from scoring.evaluation.gate_run import drift_checks, score_drift
+from scoring.evaluation.gate_run import ModelMeasures, drift_checks, score_drift
 from scoring.evaluation.prediction_quality import PredictionQuality
 from storage.paths import LakePaths
 from storage.run_context import RunContext

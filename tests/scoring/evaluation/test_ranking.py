@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from metrics import map_at_k, ndcg_at_k
-from scoring.evaluation.gate_measures import measure_groups, reduce_groups
+from scoring.evaluation.gate_run import measure_groups, reduce_groups
 from tests.rows import BOTH_FORMS, AsRows
 
 

@@ -25,7 +25,7 @@ from conf.types import ModelConfig
 from scoring.model import predictor as predictor_module
 from scoring.model.predictor import MicroBatch, Predictor, load_predictor
 from scoring.requests import ModelRequest
-from scoring.rows import pipeline, task
+from scoring.rows import task
 from scoring.rows.file_splits import FileRowGroup, RowGroupRange
 from scoring.rows.score_batch import read_piece, score_pieces
 from scoring.rows.task import write_scores
@@ -145,7 +145,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         file_rows: int = 10**6,
     ) -> list[str]:
         readers, writers = max(cores // 2, 1), max(cores // 4, 1)
-        blocks = pipeline.scored_blocks(predictor, pieces, readers, file_rows)
+        blocks = task.scored_blocks(predictor, pieces, readers, file_rows)
         return task._write_in_threads(task._tables(blocks, file_rows), str(folder), writers)
 
     return write
@@ -175,7 +175,7 @@ def test_the_files_have_the_rows_that_a_cpu_writes(
     pieces[0] = replace(pieces[0], start=min(3, pieces[0].rows - 1))
     pieces[-1] = replace(pieces[-1], stop=max(pieces[-1].stop - 5, pieces[-1].start + 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_BLOCK_BYTES", block_bytes)
+        patch.setattr(task, "_BLOCK_BYTES", block_bytes)
         names = on_device(predictor, pieces, folder / "device", cores, file_rows)
     scores, expected = scores_of(folder / "device", names), on_cpu(predictor, pieces, folder / "cpu")
     assert scores.select(["row_id", "features_dt"]).equals(expected.select(["row_id", "features_dt"]))
@@ -232,9 +232,9 @@ def test_errors_are_those_of_a_cpu(
         return
     with pytest.raises(DataError) as of_cpu:
         on_cpu(predictor, pieces, tmp_path)
-    for block_bytes in (1, pipeline._BLOCK_BYTES):
+    for block_bytes in (1, task._BLOCK_BYTES):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "_BLOCK_BYTES", block_bytes)
+            patch.setattr(task, "_BLOCK_BYTES", block_bytes)
             with pytest.raises(DataError) as of_device:
                 on_device(predictor, pieces, tmp_path)
         assert str(of_device.value) == str(of_cpu.value)
@@ -270,8 +270,8 @@ def test_a_reader_that_fails_ends_the_task_with_its_error(
             raise error
         return read(piece, *arguments, **options)
 
-    monkeypatch.setattr(pipeline, "read_piece", fail)
-    monkeypatch.setattr(pipeline, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(task, "read_piece", fail)
+    monkeypatch.setattr(task, "_BLOCK_BYTES", 1)
     with pytest.raises(type(error)) as caught:
         on_device(predictor, pieces, tmp_path / "scores", cores=8, file_rows=1)
     assert caught.value is error
@@ -283,7 +283,7 @@ def test_a_writer_that_fails_ends_the_task_with_its_error(
     predictor: Predictor, tmp_path: Path, on_device: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = whole(written(tmp_path / "rows", [40] * 40))
-    monkeypatch.setattr(pipeline, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(task, "_BLOCK_BYTES", 1)
     (tmp_path / "scores").write_text("a file, not a folder")
     read, before = Counter[str](), threading.active_count()
     original = read_piece
@@ -292,7 +292,7 @@ def test_a_writer_that_fails_ends_the_task_with_its_error(
         read[piece.group.path] += 1
         return original(piece, *arguments, **options)
 
-    monkeypatch.setattr(pipeline, "read_piece", note)
+    monkeypatch.setattr(task, "read_piece", note)
     with pytest.raises(InfrastructureError, match="could not be written"):
         on_device(predictor, pieces, tmp_path / "scores", file_rows=40)
     assert sum(read.values()) < 20  # the task does not read on
@@ -304,9 +304,9 @@ def test_few_blocks_are_in_memory(
 ) -> None:
     """However many rows a task has: readers are ahead of the model, and the model is ahead of the writers."""
     pieces = whole(written(tmp_path / "rows", [30] * 60))
-    monkeypatch.setattr(pipeline, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(task, "_BLOCK_BYTES", 1)
     lock, in_memory, most = threading.Lock(), Counter[str](), Counter[str]()
-    read, launch, write = pipeline._DeviceRows.read, pipeline._DeviceRows.launch, task.write_file
+    read, launch, write = task._DeviceRows.read, task._DeviceRows.launch, task.write_file
 
     def count(name: str, change: int) -> None:
         with lock:
@@ -329,15 +329,15 @@ def test_few_blocks_are_in_memory(
         count("files", -1)
         return name
 
-    monkeypatch.setattr(pipeline._DeviceRows, "read", note_read)
-    monkeypatch.setattr(pipeline._DeviceRows, "launch", note_launch)
+    monkeypatch.setattr(task._DeviceRows, "read", note_read)
+    monkeypatch.setattr(task._DeviceRows, "launch", note_launch)
     monkeypatch.setattr(task, "write_file", note_write)
     readers, writers = 3, 2
-    blocks = pipeline.scored_blocks(predictor, pieces, readers, 1)
+    blocks = task.scored_blocks(predictor, pieces, readers, 1)
     assert len(task._write_in_threads(task._tables(blocks, 1), str(tmp_path / "scores"), writers)) == 60
     assert in_memory == {"blocks": 0, "files": 0}
     assert most["blocks"] <= 2 * readers + 1
-    assert most["files"] <= writers + 2 + pipeline._AHEAD + 1
+    assert most["files"] <= writers + 2 + task._AHEAD + 1
 
 
 def test_on_a_device_everything_is_there_and_the_host_waits_once_for_each_block(
@@ -345,7 +345,7 @@ def test_on_a_device_everything_is_there_and_the_host_waits_once_for_each_block(
 ) -> None:
     groups = written(tmp_path / "rows", [50, 60, 70, 80, 90])
     expected = on_cpu(predictor, whole(groups), tmp_path / "cpu")
-    monkeypatch.setattr(pipeline, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(task, "_BLOCK_BYTES", 1)
     path = saved(tmp_path / "model", predictor.spec)
     with checked_device() as (device, checks):
         monkeypatch.setattr(predictor_module, "choose_device", lambda *_: device)
@@ -368,7 +368,7 @@ def test_the_kernel_gives_the_model_what_torchs_operators_give(
     groups = written(tmp_path / "rows", [33, 64, 31, 7])
     inputs: dict[bool, list[torch.Tensor]] = {}
     for kernels in (False, True):
-        rows = pipeline._DeviceRows(replace(predictor, device=device, kernels=kernels))
+        rows = task._DeviceRows(replace(predictor, device=device, kernels=kernels))
         blocks = [rows._read((piece,)) for piece in whole(groups)]
         inputs[kernels] = [tensor.cpu() for block in blocks for tensor in rows._inputs(block.columns)]
     for mine, other in zip(inputs[True], inputs[False], strict=True):
@@ -381,15 +381,15 @@ def test_memory_that_runs_out_makes_micro_batches_smaller(
 ) -> None:
     small = replace(predictor, micro_batch=MicroBatch(64))
     groups = written(tmp_path / "rows", [50, 60])
-    inputs, failures = pipeline._DeviceRows._inputs, [torch.OutOfMemoryError("out of memory")]
+    inputs, failures = task._DeviceRows._inputs, [torch.OutOfMemoryError("out of memory")]
 
     def fail_once(self: Any, columns: torch.Tensor) -> Any:
         if failures:
             raise failures.pop()
         return inputs(self, columns)
 
-    monkeypatch.setattr(pipeline._DeviceRows, "_inputs", fail_once)
-    blocks = list(pipeline.scored_blocks(small, whole(groups), 1, 10**6))
+    monkeypatch.setattr(task._DeviceRows, "_inputs", fail_once)
+    blocks = list(task.scored_blocks(small, whole(groups), 1, 10**6))
     assert sum(map(len, blocks)) == 110
     assert small.micro_batch.rows == 32
 

@@ -1,12 +1,56 @@
-"""Reads the sources of candidates of a configuration, and finds their modules."""
+"""The settings of the sources of candidates: their protocols, and reading them from a configuration."""
 
 from __future__ import annotations
+
+from typing import Literal, Protocol
 
 from conf.candidate_types import PackageSource, SourceSettings
 from conf.errors import ConfigError
 from conf.load import read_package_settings, read_section
 from conf.plugins import SOURCE, Plugin, digests_of
 from conf.types import Candidates, Strict
+
+
+class SourceParameters(Protocol):
+    """The name under which a source publishes its table, and its maximum number of items for a user."""
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the source."""
+        ...
+
+    n: int
+
+
+class SimilarItems(SourceParameters, Protocol):
+    """The settings of `covisitation` and `item_knn` that similar_items.py reads."""
+
+    clicks_per_user: int
+    neighbours: int
+
+
+class EaseParameters(SourceParameters, Protocol):
+    """The settings of `ease`."""
+
+    l2: float
+    max_items: int
+
+
+class AlsParameters(SourceParameters, Protocol):
+    """The settings of `als`."""
+
+    rank: int
+    iterations: int
+    regularization: float
+    alpha: float
+    seed: int
+
+
+class SearchParameters(SourceParameters, Protocol):
+    """The settings of `retrieval`."""
+
+    search: Literal["auto", "exact", "approximate"]
+    probes: int
 
 
 def read_sources(config: Candidates) -> list[tuple[Plugin, Strict]]:
