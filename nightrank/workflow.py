@@ -21,8 +21,8 @@ from nightrank.saved_models import lake_at
 from nightrank.spark_frames import AnyFrame, is_spark_frame, local_table, transform_frame
 from storage import file_io
 from storage.feature_spec import LABEL, FeatureSpec
+from storage.file_digests import table_digest
 from storage.paths import LakePaths
-from storage.table_digest import table_digest
 
 
 class Workflow:

@@ -25,8 +25,8 @@ from etl.erasure.plan import ErasurePlan, UserRows
 from etl.raw.table_copies import COPIES
 from storage import file_io
 from storage.file_digests import named, new_file, open_file
-from storage.hard_links import LOCK_NAME
 from storage.manifest import Manifest, data_files, replace_manifest
+from storage.other_tools import LOCK_NAME
 from storage.paths import DATA, LakePaths, Partition
 from storage.publish import new_attempt, own_path, publish_files
 from storage.read_parquet import errors_of_file

@@ -23,8 +23,7 @@ from spark.rows import Rows
 from storage.feature_spec import ITEM_KEY
 from storage.manifest import Manifest, current_manifest, digest_of, is_published, read_manifest
 from storage.paths import LakePaths
-from storage.publish import Rules
-from storage.publish_rows import publish_rows
+from storage.publish import Rules, publish_rows
 from storage.read_parquet import read_rows_of_keys
 
 if TYPE_CHECKING:

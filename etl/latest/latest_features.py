@@ -36,8 +36,7 @@ from storage.erased_users import ErasedUsers
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, combined_digest, current_manifest
 from storage.paths import LakePaths, Partition
-from storage.publish import FINITE, Rules
-from storage.publish_rows import publish_rows
+from storage.publish import FINITE, Rules, publish_rows
 
 _HAS_ROW = "_has_row"
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, DataError
 from storage import file_io
-from storage.delta_log import store_options
+from storage.other_tools import store_options
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

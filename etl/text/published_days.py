@@ -27,8 +27,7 @@ from spark.workers import Workers
 from storage.feature_spec import ROW_ID
 from storage.manifest import Manifest
 from storage.paths import Partition, Table
-from storage.publish import Rules, new_attempt, publish, publish_files
-from storage.publish_rows import write_table
+from storage.publish import Rules, new_attempt, publish, publish_files, write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -30,8 +30,7 @@ from storage.dataset import Dataset
 from storage.feature_spec import USER_KEY
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, data_files
-from storage.publish import Rules
-from storage.publish_rows import publish_rows
+from storage.publish import Rules, publish_rows
 from storage.run_context import RunContext, require
 from training.registry.blends import BlendRecord
 from training.registry.served_experiments import ServedExperiment

@@ -124,8 +124,6 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": (
         "conf.lazy_pyspark",  # only when a name is used
         "storage.publish",
-        "storage.publish_rows",
-        "storage.publish",
         "storage.run_context",
         "spark",
         "etl",

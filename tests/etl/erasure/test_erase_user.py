@@ -36,7 +36,7 @@ from storage.dataset import read_dataset, split_files
 from storage.erased_users import ErasedList, ErasedUsers, add_erased, list_or_new, read_erased, require_listed
 from storage.manifest import FileEntry, Manifest, read_manifest, replace_manifest
 from storage.paths import LakePaths, Partition
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.erasure import erased_lake as lakes

@@ -1,4 +1,10 @@
-"""Delta logs of tables on an object store, through which other tools read the published files.
+"""What other tools than ours see of a table: hard links on a local disk, a Delta log on an object store.
+
+Other tools do not read manifests. On a local disk, the folder of a partition has one hard link for each file
+of the manifest. Several links cannot be replaced atomically. So while a job replaces the links, the folder
+also contains a file that no tool can read. A tool that lists the folder therefore either reads the files of
+exactly one manifest, or fails. If a process is killed while it changes the links, the unreadable file
+remains, and the next run repairs the links.
 
 An object store has no hard links, and a listing of a folder shows the files of every attempt to write a
 table. So `<lake>/_data/<table>` is a Delta table with the partition column `dt`. One transaction replaces a
@@ -9,13 +15,18 @@ of the job repairs the Delta log.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
+import os
 import random
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
@@ -28,6 +39,119 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
 
 log = logging.getLogger("nightrank.publish")
+
+LOCK_NAME = ".lock"
+# This name comes first in sorted order, because a tool that needs a few rows may read only the first file. A
+# folder of JSON lines or CSV also gets a .gz file: Spark reads a line of any text as a row, but Spark fails
+# on a .gz file that is not compressed.
+STOP = "0-being-replaced"
+_STOPS = {
+    ".parquet": (".parquet",),
+    ".jsonl": (".jsonl", ".json.gz"),
+    ".json.gz": (".json.gz",),
+    ".csv": (".csv", ".csv.gz"),
+    ".csv.gz": (".csv.gz",),
+}
+_STOP_TEXT = (
+    "This partition is being replaced. Read it again later. If this file remains, "
+    "a job was killed: run the job again.\n"
+)
+# Errors of a file system that has no hard links, that cannot link between these folders, or that allows no
+# more links to a file.
+_NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+def show_links(folder: str, data: str, wanted: Set[str], targets: Callable[[], Mapping[str, str]]) -> None:
+    """Replaces the hard links in a partition's folder by links to the files of the manifest.
+
+    Files whose names begin with `_` or `.` are not changed.
+
+    Args:
+        folder: the folder of the partition, with its manifest.
+        data: the folder of the partition's data files. A process locks this folder while it changes the
+            links.
+        wanted: names of the links that the manifest requires. If the folder has exactly these links, the
+            function changes nothing.
+        targets: reads the manifest and returns a mapping from the name of each link to the path of its file.
+
+    Raises:
+        InfrastructureError: the links could not be made.
+    """
+    if _listed(folder) == wanted:
+        return
+    try:
+        with _exclusive(Path(data)):
+            _exchange(Path(folder), targets())
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot link the published files into {folder}: {error}",
+            "check disk space and permissions, then rerun",
+        ) from error
+
+
+def _listed(folder: str) -> set[str]:
+    return {name for name in os.listdir(folder) if not name.startswith(("_", "."))}
+
+
+@contextmanager
+def _exclusive(data: Path) -> Iterator[None]:
+    """Lets only one process at a time change the links of a partition.
+
+    Otherwise a slow process could link files that have been replaced in the meantime.
+    """
+    data.mkdir(parents=True, exist_ok=True)
+    with (data / LOCK_NAME).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _exchange(folder: Path, wanted: Mapping[str, str]) -> None:
+    listed = _listed(str(folder))
+    names = {*listed, *wanted}
+    endings = {
+        end for ending, ends in _STOPS.items() if any(n.endswith(ending) for n in names) for end in ends
+    }
+    stops = [folder / f"{STOP}{ending}" for ending in sorted(endings)]
+    for stop in stops:
+        stop.write_text(_STOP_TEXT)
+        file_io.flush(stop)
+    file_io.flush(folder)
+    for name in sorted(listed - wanted.keys() - {stop.name for stop in stops}):
+        _remove(folder / name)
+    _link(folder, {name: wanted[name] for name in sorted(wanted.keys() - listed)})
+    file_io.flush(folder)
+    for stop in stops:
+        stop.unlink()
+
+
+def _remove(path: Path) -> None:
+    """Deletes a link, or a folder of data files that an earlier release kept in the partition's folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _link(folder: Path, targets: Mapping[str, str]) -> None:
+    """Creates a link to each target, or no link if the file system has no hard links."""
+    for name, target in targets.items():
+        try:
+            os.link(target, folder / name)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            for link in _listed(str(folder)):
+                if not link.startswith(STOP):
+                    (folder / link).unlink()
+            log.warning(
+                "%s cannot be linked into %s (%s): tools that list the folder find no files, "
+                "but readers of the manifest find all",
+                target,
+                folder,
+                error.strerror,
+            )
+            return
+
 
 DATE = "dt"
 # delta-rs itself resolves a conflict with a commit of another date. A concurrent commit of the same date, or
@@ -57,7 +181,7 @@ _loaded: dict[str, DeltaTable | None] = {}
 
 
 @dataclass(frozen=True)
-class Content:
+class LogContent:
     """The files and columns of one date of a table.
 
     Attributes:
@@ -74,7 +198,7 @@ class Content:
         return {path for path, _, _ in self.files}
 
 
-def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
+def log_can_hold(schema: Sequence[tuple[str, str]]) -> bool:
     """Returns whether a Delta table can have these columns.
 
     Logs a warning if only the name of a column prevents it.
@@ -94,7 +218,7 @@ def can_hold(schema: Sequence[tuple[str, str]]) -> bool:
     return not wrong
 
 
-def says(table: str, dt: str, wanted: Content) -> bool:
+def log_says(table: str, dt: str, wanted: LogContent) -> bool:
     """Returns whether a table's Delta log had exactly the files of `wanted` for a date.
 
     The answer describes the log as this process last read it.
@@ -108,7 +232,7 @@ def says(table: str, dt: str, wanted: Content) -> bool:
     return _paths(_loaded[table], dt) == wanted.paths
 
 
-def show(table: str, dt: str, now: Callable[[], Content]) -> None:
+def show_log(table: str, dt: str, now: Callable[[], LogContent]) -> None:
     """Replaces the files of a date in the table's Delta log by the files of the manifest.
 
     If the log already has exactly these files, nothing changes.
@@ -192,7 +316,7 @@ def _create(table: str, columns: Sequence[tuple[str, str]]) -> DeltaTable:
     )
 
 
-def _commit(table: DeltaTable, dt: str, wanted: Content) -> None:
+def _commit(table: DeltaTable, dt: str, wanted: LogContent) -> None:
     from deltalake.transaction import AddAction, CommitProperties, Transaction
 
     # All transactions of a date have the same application id, so concurrent transactions conflict. Otherwise
