@@ -18,10 +18,16 @@ from pydantic import (
     model_validator,
 )
 
-from conf.names import ColumnName, PlainText, RawLocation, column_name, has_date
-from conf.plugin_names import PluginNames
-from conf.plugins import READER, description
-from conf.spark_tables import SPARK_TABLE, split_table_path
+from conf.names import (
+    SPARK_TABLE,
+    ColumnName,
+    PlainText,
+    RawLocation,
+    column_name,
+    has_date,
+    split_table_path,
+)
+from conf.plugins import READER, PluginNames, description
 from conf.time_notation import ISO, UTC, TimeFormat, TimeZone, only_date
 
 # Types of columns in files.

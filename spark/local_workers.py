@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from conf.errors import InfrastructureError
+from conf.lazy_imports import refuse_pandas
 from conf.process import keep_freed_memory, return_freed_memory
 from spark.fork_server import start_server, without_main_module
 from spark.gpus import gpus_of_machine
-from spark.pandas_import import refuse_pandas
 from spark.workers import Workers
 from storage.private_folder import ScratchFolder
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from conf.lazy_pyspark import T
+from conf.lazy_imports import T
 from spark.worker_imports import VARIABLE
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.errors import DataError
-from conf.lazy_pyspark import T
+from conf.lazy_imports import T
 from storage import file_io
 from storage.feature_spec import FLOAT32_MAX
 from storage.file_digests import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.types import Config
 from etl.prepare.attributes import plain_array
 from etl.raw.files import require_raw

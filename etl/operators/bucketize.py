@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.doubles import as_doubles
 from etl.ops.tables import LocalTables

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from conf.errors import ConfigError, InfrastructureError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.operators.hash_bucket import bucket_array, bucket_column
 from etl.ops.base import LISTS, Fitted, Operator, Step, Type
 from etl.ops.parameters import Count, Values

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F, Window
+from conf.lazy_imports import F, Window
 from etl.ops.base import KEYS, NUMBERS, Type
 from etl.ops.doubles import bounded_array, bounded_column, from_doubles
 from etl.ops.frames import RowChanger

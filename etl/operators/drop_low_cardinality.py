@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.array_statistics import count_distinct
 from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.parameters import Count

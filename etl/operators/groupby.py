@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.array_statistics import GroupedNumbers
 from etl.ops.base import KEYS, NUMBERS, Type
 from etl.ops.doubles import as_doubles, from_doubles

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.operators.hash_bucket import bucket_array, bucket_column
 from etl.ops.base import KEYS, Operator, RowWise, Step, Type
 from etl.ops.parameters import Buckets

@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field
 from conf.errors import ConfigError
 from conf.load import read_section
 from conf.names import PlainText
-from conf.plugin_names import list_names
-from conf.plugins import READER
+from conf.plugins import READER, list_names
 from conf.raw_types import POINT, Column, DecimalSeparator, Format, OperatorType, Strict, operator_type
 from conf.time_notation import ISO, UTC, TimeFormat
 from conf.types import JoinedTable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.base import Operator, RowWise, Step
 from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.tables import LocalTables

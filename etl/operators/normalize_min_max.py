@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.array_statistics import extremes
 from etl.ops.base import Operator, RowWise, Step, Type
 from etl.ops.doubles import as_doubles, bounded_array, bounded_column, from_doubles

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.array_statistics import GroupedRows, GroupParts, doubles_of_sums
 from etl.ops.base import KEYS, Operator, Step, Type
 from etl.ops.doubles import as_doubles

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.operators.data_stats import FittedDataStats
 from etl.ops.array_statistics import extremes, merge_extremes
 from etl.ops.base import LISTS, Operator, Step, Type

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from storage.feature_spec import FLOAT32_MAX
 
 if TYPE_CHECKING:

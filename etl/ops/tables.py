@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.native.lookup import Lookup
 from etl.native.mapped_files import open_keyed, open_vocabulary
 from storage.manifest import data_files, read_manifest

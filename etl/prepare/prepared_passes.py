@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.load import config_digest
 from conf.names import days_since_epoch
 from conf.types import SPLITS, Split

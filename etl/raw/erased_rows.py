@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.names import has_date
 from conf.types import Config, RawTable
 from storage.erased_users import ErasedUsers, read_erased

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pyarrow import fs
 
 from conf.errors import DataError
-from conf.names import scheme_of, with_date
+from conf.names import SPARK_TABLE, scheme_of, with_date
 from conf.plugins import READER
 from conf.raw_types import Format, format_settings
-from conf.spark_tables import SPARK_TABLE
 from conf.types import Config, RawTable
 from etl.raw.delta_tables import files_at
 from etl.raw.file_splits import read_blocks, split_files

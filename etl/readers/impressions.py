@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import ColumnType, EventTime, RawTable
-from conf.serving_types import Impressions
+from conf.stage_types import Impressions
 from conf.time_notation import ISO
 from conf.types import Config
 from etl.raw.file_splits import FileSplit

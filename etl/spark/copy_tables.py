@@ -26,9 +26,8 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from conf.errors import ConfigError, DataError
-from conf.names import has_date, with_date
+from conf.names import has_date, split_table_path, with_date
 from conf.raw_types import Log, RawTable
-from conf.spark_tables import split_table_path
 from conf.types import Config
 from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
 from etl.raw.parquet_columns import missing_columns

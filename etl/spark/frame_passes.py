@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from conf.serving_types import Impressions
+from conf.stage_types import Impressions
 from conf.types import Split
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.quality.day_counts import DayCounts

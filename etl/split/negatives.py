@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from conf.lazy_pyspark import F, Window
+from conf.lazy_imports import F, Window
 from conf.types import SPLITS, Negatives
 from etl.split.time_split import SPLIT
 from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT

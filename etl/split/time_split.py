@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, assert_never
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F, Window
+from conf.lazy_imports import F, Window
 from conf.types import Split, SplitConfig
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.base import LISTS, Type
 from etl.ops.training_statistics import MergeableStatistic
 

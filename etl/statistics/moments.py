@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F, Window
+from conf.lazy_imports import F, Window
 from etl.ops.training_statistics import Moments
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
 
+from conf.names import SPARK_TABLE
 from conf.raw_types import RawTable
-from conf.spark_tables import SPARK_TABLE
 from conf.types import Config
 from etl.raw.table_copies import ALL_DAYS, is_by_day
 from etl.workflow.feature_plan import FeaturePlan

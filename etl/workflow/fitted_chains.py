@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F, T
+from conf.lazy_imports import F, T
 from conf.plugins import Plugin
 from etl.ops import Fitted, operator_extension, stored_fitted_type
 from etl.ops.base import Type

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from conf.load import config_digest
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from conf.train_types import ScoreKind
 from scoring.candidates.treatment_items import publish_treatment_items
 from scoring.delivery.publish_limits import publish_changes

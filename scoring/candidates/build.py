@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conf.candidate_types import SourceSettings, window_days
+from conf.list_types import SourceSettings, window_days
 from conf.load import config_digest
 from conf.types import Candidates
 from scoring.candidates.candidate_tables import CandidateTables, candidate_rows, exclusions, table_digests

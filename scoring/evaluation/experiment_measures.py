@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from metrics.bootstrap import Resample, interval, reduce_means
 from scoring.evaluation.measured_lists import UNITS, user_relevance
 from scoring.evaluation.prediction_quality import UNIT

@@ -122,7 +122,7 @@ _FIRST_INNER = sorted(MAY_IMPORT, key=len, reverse=True)
 # A library, the modules that may import it, and modules within them that may not.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": (
-        "conf.lazy_pyspark",  # only when a name is used
+        "conf.lazy_imports",  # only when a name is used
         "storage.publish",
         "storage.run_context",
         "spark",

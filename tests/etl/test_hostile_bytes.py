@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import DataError
-from conf.quality_types import Quality
 from conf.raw_types import SEPARATORS
-from conf.types import Config
+from conf.types import Config, Quality
 from etl.native.scan import rejections_of
 from etl.quality.day_counts import DayCounts
 from etl.raw.file_splits import split_files

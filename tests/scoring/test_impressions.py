@@ -24,12 +24,12 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
+from conf.list_types import ListRules
 from conf.load import config_digest
+from conf.names import SPARK_TABLE
 from conf.plugins import READER
 from conf.raw_types import Column
-from conf.rule_types import ListRules
-from conf.serving_types import Impressions
-from conf.spark_tables import SPARK_TABLE
+from conf.stage_types import Impressions
 from conf.types import Config, EventTime
 from etl.raw.files import find_raw
 from etl.readers import text
