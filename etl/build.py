@@ -35,9 +35,8 @@ from etl.spark.raw_frames import read_attributes
 from etl.split.time_split import no_training_row
 from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
-from spark.local_workers import LocalWorkers
 from spark.rows import union_all
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_labels
 from storage.manifest import Manifest, current_manifest

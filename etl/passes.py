@@ -24,8 +24,7 @@ from etl.text.two_passes import TextPasses
 from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.local_workers import LocalWorkers
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.manifest import Manifest
 from storage.paths import LakePaths
 from storage.publish import Rules

@@ -29,9 +29,8 @@ from etl.raw.text_values import integers
 from etl.spark.raw_frames import read_attributes
 from etl.workflow.feature_plan import FeaturePlan, history_types
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.local_workers import LocalWorkers
 from spark.rows import Rows, frame_of, select, unpersist
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.erased_users import ErasedUsers
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, combined_digest, current_manifest

@@ -27,8 +27,7 @@ from etl.spark.histories import as_history, clicks_before, last_clicks
 from etl.spark.raw_frames import ordered_rows
 from etl.split.time_split import SPLIT, assign_split, last_ranks, no_good_row
 from etl.workflow.feature_plan import FeaturePlan
-from spark.local_workers import LocalWorkers
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
 from storage.manifest import digest_of
 from storage.paths import LakePaths

@@ -40,8 +40,7 @@ from etl.text.stored_rows import (
 )
 from etl.value_counts.count_file_format import buckets_for
 from etl.workflow.feature_plan import FeaturePlan
-from spark.local_workers import LocalWorkers
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, WEIGHT, raw_keys
 from storage.paths import LakePaths
 from storage.publish import new_attempt, publish_files

@@ -45,9 +45,8 @@ from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_chains import decoded
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.local_workers import LocalWorkers
 from spark.rows import frame_of
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.feature_spec import LABEL, ROW_ID
 from storage.manifest import (
     Manifest,

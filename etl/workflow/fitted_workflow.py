@@ -22,7 +22,7 @@ from etl.workflow.local_workflow import (
     table_names,
     table_sizes,
 )
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from spark.workers import Workers
 from storage.feature_spec import Feature
 from storage.paths import LakePaths

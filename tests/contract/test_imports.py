@@ -84,7 +84,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "storage",
         "etl.build",
         "etl.workflow",
-        "spark.local_workers",
+        "spark.workers",
         "training.loop",
         "scoring",
     ),

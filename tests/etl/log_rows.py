@@ -16,8 +16,8 @@ from etl.spark.raw_frames import column_types
 from etl.text.parse_block import columns_to_parse, layout_of_days, read_split
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import decoded
+from spark.choose_workers import SparkWorkers
 from spark.rows import spark_types
-from spark.spark_workers import SparkWorkers
 from storage.feature_spec import ROW_ID
 from storage.paths import LakePaths
 

@@ -39,8 +39,7 @@ from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain, RowPlace, compute_features
 from etl.workflow.fitted_workflow import FittedWorkflow
 from jobs.stages.generate_clicks import run as generate_clicks
-from spark.local_workers import LocalWorkers
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.feature_spec import LABEL
 from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import LakePaths

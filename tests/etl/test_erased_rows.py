@@ -15,7 +15,7 @@ from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
 from etl.text.parse_block import columns_to_parse, layout_of_days
 from etl.workflow.feature_plan import plan_of
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.erased_users import ErasedList, ErasedUsers, add_erased, digest_of_user, list_or_new, read_erased
 from storage.format_versions import ERASED_USERS
 from storage.paths import LakePaths

@@ -41,7 +41,7 @@ from etl.text.parse_block import file_layout, plain
 from etl.text.scan_pass import columns_to_parse
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.raw_values import column_types, raw_values
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths

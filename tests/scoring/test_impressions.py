@@ -47,8 +47,8 @@ from scoring.evaluation.impression_measures import (
 )
 from scoring.evaluation.prediction_quality import UNIT
 from scoring.model import context_features
-from spark.local_workers import LocalWorkers
 from spark.rows import frame_of, query, with_hash
+from spark.workers import LocalWorkers
 from storage.job_summary import JobSummary
 from storage.manifest import read_manifest
 from storage.paths import LakePaths

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.erasure.lake_tables import PublishedPartition, published_partitions
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest

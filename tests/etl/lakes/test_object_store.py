@@ -19,7 +19,7 @@ from etl.build import BuildResult
 from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.workflow.feature_plan import plan_of
 from jobs.stages.erase_user import run as erase_user
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage import file_io, other_tools
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest

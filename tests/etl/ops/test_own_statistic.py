@@ -31,7 +31,7 @@ from etl.value_counts.count_file_format import write_counts
 from etl.value_counts.requests import Counts
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.file_digests import split_name
 from storage.paths import LakePaths
 from tests.etl.ops import subtract_mean

@@ -25,8 +25,8 @@ from etl.prepare.click_tables import ClickTables, click_tables, good_rows_of
 from etl.raw.files import RawFiles, require_raw
 from etl.spark.histories import LastClicks
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import LakePaths

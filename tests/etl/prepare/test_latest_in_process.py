@@ -30,10 +30,9 @@ from jobs.stages.measure_recommendations import run as measure_recommendations
 from jobs.stages.score_daily import run as score_daily
 from scoring.evaluation import features_before_test
 from scoring.evaluation.features_before_test import rows_before_test
-from spark.local_workers import LocalWorkers
+from spark.choose_workers import SparkWorkers
 from spark.rows import Rows
-from spark.spark_workers import SparkWorkers
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import LakePaths

@@ -27,7 +27,7 @@ from etl.raw.files import require_raw
 from etl.readers import text
 from etl.workflow.feature_plan import plan_of
 from jobs.stages import check_quality, erase_user, prune
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, is_published, read_manifest
 from storage.paths import LakePaths, Partition

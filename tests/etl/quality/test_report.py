@@ -29,8 +29,8 @@ from etl.quality.report import DataReport, SplitOfDay, profiles_of, report_quali
 from etl.raw.files import RawFiles
 from etl.synthetic.generate import generate_days, generate_settings
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths

@@ -26,9 +26,8 @@ from etl.read_day import read_clicks
 from etl.readers.parquet import ParquetReader
 from etl.spark.frame_passes import FramePasses
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
-from spark.workers import Workers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers, Workers
 from storage import file_io
 from storage.erased_users import add_erased, list_or_new
 from storage.manifest import data_files, read_manifest

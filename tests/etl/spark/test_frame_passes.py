@@ -21,7 +21,7 @@ from etl.prepare import prepared_passes
 from etl.raw.files import require_raw
 from etl.spark import frame_passes
 from etl.workflow.feature_plan import plan_of
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from storage.remove import written_dates

@@ -20,7 +20,7 @@ from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING
 from etl.synthetic.clicks.layout import hex_tokens, value_name
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates, write_file
 from jobs.stages.generate_clicks import run as generate_clicks
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext

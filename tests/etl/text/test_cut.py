@@ -22,8 +22,8 @@ from etl.readers import text
 from etl.spark.frame_passes import FramePasses
 from etl.split.time_split import last_ranks
 from etl.text.cut_counts import rows_of_splits
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.manifest import read_manifest
 from storage.paths import LakePaths

@@ -20,9 +20,8 @@ from etl.spark.frame_passes import FramePasses
 from etl.text import two_passes
 from etl.text.scan_pass import CountedBlock
 from etl.value_counts import count_file_format
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
-from spark.workers import Workers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers, Workers
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, read_manifest
 from storage.paths import LakePaths, Partition
