@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from conf.raw_types import EventTime, FormatSettings, RawTable
     from conf.train_types import LossSettings
     from conf.types import SinkSettings, Strict
-    from etl.ops.base import Fitted, Operator, RowWise, Step, Type
-    from etl.ops.doubles import as_doubles, from_doubles
-    from etl.ops.frames import RowChanger, RowFilter
+    from etl.ops.arrays import as_doubles, from_doubles
+    from etl.ops.base import Fitted, Operator, RowChanger, RowFilter, RowWise, Step, Type
     from etl.ops.tables import LocalTables, Tables
     from etl.ops.training_statistics import MergeableStatistic, Need, Statistics
     from etl.raw.file_splits import FileSplit
@@ -98,9 +97,8 @@ _NAMES = {
     "conf.raw_types": ("EventTime", "FormatSettings", "RawTable"),
     "conf.list_types": ("AttributeRule", "RuleSettings", "SourceSettings", "WindowedSource"),
     "conf.types": ("SinkSettings", "Strict"),
-    "etl.ops.base": ("Fitted", "Operator", "RowWise", "Step", "Type"),
-    "etl.ops.doubles": ("as_doubles", "from_doubles"),
-    "etl.ops.frames": ("RowChanger", "RowFilter"),
+    "etl.ops.base": ("Fitted", "Operator", "RowChanger", "RowFilter", "RowWise", "Step", "Type"),
+    "etl.ops.arrays": ("as_doubles", "from_doubles"),
     "etl.ops.tables": ("LocalTables", "Tables"),
     "etl.ops.training_statistics": ("MergeableStatistic", "Need", "Statistics"),
     "etl.raw.file_splits": ("FileSplit",),

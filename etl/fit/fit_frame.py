@@ -14,15 +14,14 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, DataError
 from conf.types import FeatureGroup
 from etl.fit.rounds import ChainRequest, fit_rounds, fit_without_statistics, plan_rounds, vocabulary_of
-from etl.native.lookup import Lookup
+from etl.native.distinct_values import Lookup
 from etl.operators.categorify import Categorify
 from etl.ops import Operator, operator_digests, operator_from_config
-from etl.ops.array_statistics import GroupedRows
+from etl.ops.arrays import as_doubles
 from etl.ops.base import LISTS, Step, Type
-from etl.ops.doubles import as_doubles
 from etl.ops.keyed import KEY, table_name
 from etl.ops.tables import VOCABULARY, LocalTables
-from etl.ops.training_statistics import Statistics
+from etl.ops.training_statistics import GroupedRows, Statistics
 from etl.raw.text_values import joined_array, text_array
 from etl.statistics.id_rule import IdRule, assign_ids_of_column
 from etl.statistics.mergeable import MeasuredStatistic

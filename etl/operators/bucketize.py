@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from conf.lazy_imports import F
+from etl.ops.arrays import as_doubles
 from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
-from etl.ops.doubles import as_doubles
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
 from etl.raw.text_values import over_elements

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.lazy_imports import F
-from etl.ops.array_statistics import count_distinct, extremes, merge_extremes
 from etl.ops.base import LISTS, NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
-from etl.ops.training_statistics import Need, Statistics
+from etl.ops.training_statistics import Need, Statistics, count_distinct, extremes, merge_extremes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -11,11 +11,9 @@ import pyarrow as pa
 from pydantic import Field
 
 from conf.lazy_imports import F
-from etl.ops.array_statistics import count_distinct
-from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
-from etl.ops.parameters import Count
+from etl.ops.base import NUMBERS, Count, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
-from etl.ops.training_statistics import Need, Statistics
+from etl.ops.training_statistics import Need, Statistics, count_distinct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

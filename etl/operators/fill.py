@@ -13,8 +13,7 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from conf.lazy_imports import F
-from etl.ops.base import Fitted, Operator, Step, Type
-from etl.ops.parameters import Number
+from etl.ops.base import Fitted, Number, Operator, Step, Type
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Statistics
 

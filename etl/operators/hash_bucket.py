@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.lazy_imports import F
-from etl.ops.base import LISTS, Operator, RowWise, Step, Type
-from etl.ops.parameters import Buckets
+from etl.ops.base import LISTS, Buckets, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
 from etl.ops.xxhash64 import xxhash64

@@ -10,9 +10,8 @@ import pyarrow.compute as pc
 
 from conf.lazy_imports import F
 from etl.operators.data_stats import FittedDataStats
-from etl.ops.array_statistics import extremes, merge_extremes
 from etl.ops.base import LISTS, Operator, Step, Type
-from etl.ops.training_statistics import Need, Statistics
+from etl.ops.training_statistics import Need, Statistics, extremes, merge_extremes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

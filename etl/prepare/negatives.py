@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.types import SPLITS, Negatives
+from etl.native.distinct_values import Lookup
 from etl.native.library import is_built
-from etl.native.lookup import Lookup
-from etl.ops.row_groups import codes_of, dense_codes, encoded, integers_of, plain, whole
+from etl.ops.arrays import codes_of, dense_codes, encoded, integers_of, plain, whole
 from etl.ops.xxhash64 import xxhash64_of_draws
 from etl.split.time_split import SPLIT
 from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.ops.row_groups import groups_of, integers_of, with_column
+from etl.ops.arrays import groups_of, integers_of, with_column
 from etl.workflow.feature_plan import FeaturePlan
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 

@@ -28,7 +28,7 @@ from conf.names import days_since_epoch
 from conf.types import SPLITS, Split
 from etl.fit.rounds import TrainingBlocks
 from etl.native.scan import NOTHING_REJECTED
-from etl.ops.row_groups import whole
+from etl.ops.arrays import whole
 from etl.quality.column_summary import LABEL_CELLS, ColumnSummary, CountedColumn, Values
 from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.report import SplitOfDay

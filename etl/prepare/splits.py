@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.types import SPLITS, SplitConfig
-from etl.ops.row_groups import codes_of, integers_of, plain, with_column
+from etl.ops.arrays import codes_of, integers_of, plain, with_column
 from etl.split.time_split import SPLIT, last_ranks, no_good_row
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 

@@ -26,8 +26,7 @@ from etl.raw.files import RawFiles
 from etl.raw.rejected_lines import RejectedLine
 from etl.raw.row_rules import time_rule
 from etl.raw.text_values import text_array
-from etl.readers.base import RawBlock, TableReader
-from etl.readers.discovery import open_table
+from etl.readers.base import RawBlock, TableReader, open_table
 from etl.readers.table_heads import unusable
 from spark.rows import Rows
 from spark.workers import Workers

@@ -17,8 +17,7 @@ from etl.raw.csv_header import common_header, positions_in
 from etl.raw.file_splits import FileSplit, compression, read_blocks
 from etl.raw.rejected_lines import RejectedLine, description, remedy
 from etl.raw.text_values import split_fields, typed_column
-from etl.readers.base import RawBlock, TableReader
-from etl.readers.discovery import open_table
+from etl.readers.base import RawBlock, TableReader, open_table
 
 _ROWS = 100  # Number of rows that are checked in each file.
 _BYTES = 1 << 16  # Number of bytes of text that are read at once.

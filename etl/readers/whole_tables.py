@@ -11,8 +11,7 @@ import pyarrow as pa
 from conf.raw_types import RawTable
 from etl.raw.rejected_lines import RejectedLine
 from etl.readers.arrow_values import null_values, one_array
-from etl.readers.base import RawBlock
-from etl.readers.discovery import open_table
+from etl.readers.base import RawBlock, open_table
 from etl.readers.table_heads import first_reasons, unusable
 
 

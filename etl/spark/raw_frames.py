@@ -14,8 +14,7 @@ from etl.prepare.attributes import read_attribute_table
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.text_values import ARROW_TYPES
-from etl.readers.base import TableReader
-from etl.readers.discovery import open_table
+from etl.readers.base import TableReader, open_table
 from etl.readers.table_heads import first_reasons
 from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, read_split
 from etl.workflow.feature_plan import FeaturePlan

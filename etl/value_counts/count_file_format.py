@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl.native.count_sums import buckets_of
+from etl.native.distinct_values import buckets_of
 from storage.file_digests import new_file, open_file
 from storage.publish import own_path
 

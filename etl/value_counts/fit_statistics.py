@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from etl.native.count_sums import Sums
+from etl.native.distinct_values import Sums
 from etl.ops.training_statistics import Moments
 from etl.statistics.id_rule import IdRule, assign_ids_of_column
 from etl.statistics.moments import ExactSums, quantiles_of_counts, sums_of_counts

@@ -14,7 +14,7 @@ from operator import add
 import numpy as np
 import pyarrow as pa
 
-from etl.native.count_sums import Sums
+from etl.native.distinct_values import Sums
 from etl.quality.column_summary import (
     LABEL_CELLS,
     ColumnSummary,

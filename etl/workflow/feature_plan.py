@@ -14,8 +14,7 @@ from conf.types import RESERVED, Config, FeatureGroup, History, JoinedTable
 from etl.operators.categorify import Categorify
 from etl.operators.join_external import JoinExternal
 from etl.ops import FrameOperator, RowChanger, RowFilter, Type, frame_operator_from_config, operator_digests
-from etl.ops.base import NUMBERS
-from etl.ops.choose_engine import Engine, choose_engine
+from etl.ops.base import NUMBERS, Engine, choose_engine
 from etl.ops.keyed import table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.raw.erased_rows import ERASED

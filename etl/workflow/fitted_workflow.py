@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import InfrastructureError
-from etl.ops.choose_engine import Engine, choose_engine
+from etl.ops.base import Engine, choose_engine
 from etl.ops.tables import VOCABULARY, Tables, open_tables
 from etl.workflow.fitted_chains import apply_chains
 from etl.workflow.local_workflow import (

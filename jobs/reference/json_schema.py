@@ -19,7 +19,7 @@ from conf.reference import Schema, alternatives
 from conf.stage_types import Score
 from conf.types import Candidates, Config, Deliver, SinkSettings
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from etl.ops.parameters import Parameters
+from etl.ops.base import Parameters
 from training.settings.architectures import models_adapter
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"

@@ -33,7 +33,7 @@ from etl.raw.layout_digest import layout_digest
 from etl.raw.row_rules import bounds_of_day, count_misdated, time_rule
 from etl.raw.text_values import typed_column
 from etl.readers.arrow_values import can_hold, stored_values
-from etl.readers.discovery import reader_of
+from etl.readers.base import reader_of
 from etl.readers.text import TextReader
 from etl.spark.raw_frames import read_attributes
 from etl.text import parse_block

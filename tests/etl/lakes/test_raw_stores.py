@@ -23,7 +23,7 @@ from conf.types import Config
 from etl.raw.csv_header import first_bytes
 from etl.raw.file_splits import FileSplit, read_blocks, split_files
 from etl.raw.files import find_raw, require_raw
-from etl.readers.discovery import open_table
+from etl.readers.base import open_table
 from jobs.reference.roads import starts_jvm
 from storage import file_io
 from storage.dataset import read_dataset

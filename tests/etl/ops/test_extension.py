@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import ConfigError
-from etl.ops.choose_engine import Engine
+from etl.ops.base import Engine
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.workflow.fitted_workflow import FittedWorkflow
 from etl.workflow.local_workflow import load_local

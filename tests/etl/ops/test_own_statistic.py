@@ -21,8 +21,8 @@ from conf.names import days_since_epoch
 from conf.plugins import OPERATOR, Kind
 from etl.fit.fit_workflow import fit_workflow
 from etl.operators.winsorize import Winsorize
+from etl.ops import operator_in
 from etl.ops.base import Fitted
-from etl.ops.discovery import operator_in
 from etl.raw.files import RawFiles
 from etl.split.time_split import DAY
 from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable

@@ -185,7 +185,7 @@ def test_items_are_saved_mapped_and_pickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool, empty: bool
 ) -> None:
     if not compiled:
-        for module in ("etl.native.lookup", "etl.prepare.negatives"):
+        for module in ("etl.native.distinct_values", "etl.prepare.negatives"):
             monkeypatch.setattr(f"{module}.is_built", lambda: False)
     rows: list[Row] = [(f"u{place % 50}", place * place % 997, 1.0, "train") for place in range(500)]
     table = _table(rows)[:0] if empty else _table(rows)
