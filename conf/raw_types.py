@@ -775,5 +775,5 @@ class Negatives(Strict):
     seed: Seed = Field(default=0, description="Seed of the draws.")
 
     def is_drawn(self, row_id: int) -> bool:
-        """Returns whether a row of a feature table was drawn. `etl.split.negatives` numbers the rows."""
+        """Returns whether a row of a feature table was drawn. `etl.raw.splits` numbers the rows."""
         return row_id % (self.per_positive + 1) != 0

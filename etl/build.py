@@ -30,9 +30,9 @@ from etl.quality.checks import MissingRows, log_missing_rows
 from etl.quality.day_counts import DayCounts
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles, impression_inputs
+from etl.raw.splits import no_training_row
 from etl.spark.histories import LastClicks
 from etl.spark.raw_frames import read_attributes
-from etl.split.time_split import no_training_row
 from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
 from spark.rows import union_all

@@ -15,8 +15,8 @@ from etl.prepare.prepared_passes import PreparedPasses
 from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.report import DataReport, report_quality
 from etl.raw.files import RawFiles, find_raw, has_no_text, impressions_of, require_raw, rows_digest
+from etl.raw.splits import no_row, plan_days
 from etl.readers.table_heads import check_heads
-from etl.split.time_split import no_row, plan_days
 from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.workers import Workers

@@ -22,7 +22,7 @@ from etl.erasure.lake_tables import (
     refresh_workflow,
 )
 from etl.erasure.plan import ErasurePlan, UserRows
-from etl.raw.table_copies import COPIES
+from etl.raw.files import COPIES
 from storage import file_io
 from storage.file_digests import named, new_file, open_file
 from storage.manifest import Manifest, data_files, replace_manifest

@@ -23,7 +23,7 @@ from etl.prepare.attributes import (
     read_attribute_table,
 )
 from etl.quality.checks import MissingRows, Section, require_rows
-from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
+from etl.raw.erased_users import ErasedUsers, erased_of_day, erased_of_table, is_erased
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.text_values import integers
 from etl.spark.raw_frames import read_attributes
@@ -31,7 +31,6 @@ from etl.workflow.feature_plan import FeaturePlan, history_types
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.rows import Rows, frame_of, select, unpersist
 from spark.workers import LocalWorkers, Workers
-from storage.erased_users import ErasedUsers
 from storage.feature_spec import ITEM_KEY, USER_KEY, FeatureSpec
 from storage.manifest import Manifest, combined_digest, current_manifest
 from storage.paths import LakePaths, Partition

@@ -23,9 +23,9 @@ from etl.prepare.histories import as_history as as_history_table
 from etl.prepare.histories import lists_of_clicks, recent_clicks
 from etl.prepare.splits import Cuts, time_cuts
 from etl.raw.files import RawFiles
+from etl.raw.splits import SPLIT, assign_split, last_ranks, no_good_row
 from etl.spark.histories import as_history, clicks_before, last_clicks
 from etl.spark.raw_frames import ordered_rows
-from etl.split.time_split import SPLIT, assign_split, last_ranks, no_good_row
 from etl.workflow.feature_plan import FeaturePlan
 from spark.workers import LocalWorkers, Workers
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, LABEL, ROW_ID, USER_KEY
@@ -189,7 +189,7 @@ def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
 def _clicks_before_cut(
     parts: Iterator[pa.Table], config: SplitConfig, splits: int, length: int, *, timed: bool
 ) -> pa.Table:
-    """Returns the last clicks of each user in the first splits (etl.split.time_split, by `fraction`).
+    """Returns the last clicks of each user in the first splits (etl.raw.splits, by `fraction`).
 
     Args:
         parts: all good rows of the log.

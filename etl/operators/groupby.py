@@ -16,7 +16,7 @@ from etl.ops.arrays import as_doubles, from_doubles, groups_of, integers_of, pla
 from etl.ops.base import KEYS, NUMBERS, RowChanger, Texts, Type
 from etl.ops.keyed import exact_sum
 from etl.ops.training_statistics import GroupedNumbers
-from etl.split.time_split import SPLIT
+from etl.raw.splits import SPLIT
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import GroupedRows, GroupParts, Need, Statistics, doubles_of_sums
 from etl.ops.xxhash64 import xxhash64_of_longs
-from etl.split.time_split import DAY, SPLIT
+from etl.raw.splits import DAY, SPLIT
 from storage.feature_spec import LABEL, ROW_ID
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Draws negatives without Spark. The rules and the results are the same as in etl/split/negatives.py.
+"""Draws negatives without Spark. The rules and the results are the same as in etl/raw/splits.py.
 
 The rows of a day are prepared in tasks. First, each task returns the items of its rows (`items_of`), and the
 driver merges them (`merge_items`). Then each task draws negatives for its rows (`add_negatives`).
@@ -21,7 +21,7 @@ from etl.native.distinct_values import Lookup
 from etl.native.library import is_built
 from etl.ops.arrays import codes_of, dense_codes, encoded, integers_of, plain, whole
 from etl.ops.xxhash64 import xxhash64_of_draws
-from etl.split.time_split import SPLIT
+from etl.raw.splits import SPLIT
 from storage.feature_spec import ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 
 # Name of a column with the weight of each row. The weight of a drawn row is 1.

@@ -33,10 +33,9 @@ from etl.quality.column_summary import LABEL_CELLS, ColumnSummary, CountedColumn
 from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.report import SplitOfDay
 from etl.raw.file_splits import FileSplit
-from etl.raw.files import RawFiles, find_raw, impression_inputs, require_raw
+from etl.raw.files import ALL_DAYS, RawFiles, copies_of, find_raw, impression_inputs, require_raw
 from etl.raw.row_rules import bounds_of_day
-from etl.raw.table_copies import ALL_DAYS, copies_of
-from etl.split.time_split import DAY, no_good_row, no_row
+from etl.raw.splits import DAY, no_good_row, no_row
 from etl.text.encode_pass import TrainingSplit, training_blocks
 from etl.text.parse_block import FileLayout, ParsedBlock
 from etl.text.published_days import (

@@ -1,6 +1,6 @@
 """Divides rows into train, validation and test without Spark.
 
-The results equal those of the Spark code in etl/split/time_split.py. With `split.by=leave_last_out`, each
+The results equal those of the Spark code in etl/raw/splits.py. With `split.by=leave_last_out`, each
 task divides the rows of its users. With `split.by=fraction`, the driver computes where the train split and
 the validation split end, from counts of the whole log (`time_cuts` or `position_cuts`). Tasks compare rows
 with these two times or positions, the cuts.
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from conf.types import SPLITS, SplitConfig
 from etl.ops.arrays import codes_of, integers_of, plain, with_column
-from etl.split.time_split import SPLIT, last_ranks, no_good_row
+from etl.raw.splits import SPLIT, last_ranks, no_good_row
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY
 
 # The cuts: the last event times (µs), or the last row_ids, of the train split and of the validation split.

@@ -24,10 +24,10 @@ from etl.prepare.negatives import DayItems, add_negatives, items_of, merge_items
 from etl.prepare.positions import add_positions, impressions_table
 from etl.prepare.prepared_passes import PreparedPasses, write_prepared
 from etl.prepare.splits import Cuts, assign_split, count_times, position_cuts, time_cuts
-from etl.raw.erased_rows import erased_of_table
+from etl.raw.erased_users import erased_of_table
 from etl.raw.file_splits import FileSplit, compression
 from etl.raw.files import RawFiles, require_raw
-from etl.split.time_split import SPLIT
+from etl.raw.splits import SPLIT
 from etl.text.parse_block import FileLayout, layout_of_days
 from etl.text.published_days import ScannedDay, file_name, labelled_file
 from etl.text.stored_rows import (

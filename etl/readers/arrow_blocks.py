@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.raw_types import EventTime, RawTable
-from etl.raw.parquet_columns import missing_columns
+from etl.raw.file_columns import missing_columns
 from etl.readers.arrow_values import (
     NoTextError,
     convert,

@@ -17,8 +17,7 @@ from conf.raw_types import Column, EventTime, RawTable
 from conf.time_notation import UTC
 from etl.native.library import is_built
 from etl.native.scan import KINDS, DamagedPageError, PagedColumn, merge_dictionaries
-from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.raw.parquet_columns import (
+from etl.raw.file_columns import (
     has_column,
     leaves_of,
     parquet_metadata,
@@ -26,6 +25,7 @@ from etl.raw.parquet_columns import (
     require_columns,
     stored_columns,
 )
+from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.raw.text_values import EXACT_BELOW
 from etl.readers.arrow_blocks import row_texts
 from etl.readers.arrow_values import (
@@ -43,7 +43,7 @@ from etl.readers.base import RawBlock, TableReader
 from storage import file_io
 from storage.file_digests import open_file
 
-# The types for which etl.raw.parquet_columns has rules.
+# The types for which etl.raw.file_columns has rules.
 _PLAIN_TYPES = ("int", "float", "string")
 # Number of bytes that a dictionary code or a number takes in memory, even if the file stores fewer.
 _VALUE_BYTES = 4

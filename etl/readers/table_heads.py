@@ -13,7 +13,7 @@ from conf.errors import DataError
 from conf.messages import counted
 from conf.raw_types import RawTable, format_settings
 from etl.raw import row_rules
-from etl.raw.csv_header import common_header, positions_in
+from etl.raw.file_columns import common_header, positions_in
 from etl.raw.file_splits import FileSplit, compression, read_blocks
 from etl.raw.rejected_lines import RejectedLine, description, remedy
 from etl.raw.text_values import split_fields, typed_column

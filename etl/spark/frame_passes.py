@@ -20,13 +20,12 @@ from conf.stage_types import Impressions
 from conf.types import Split
 from etl.prepare.prepared_passes import PreparedPasses
 from etl.quality.day_counts import DayCounts
-from etl.raw.erased_rows import erased_of_table, is_erased
+from etl.raw.erased_users import erased_of_table, is_erased
 from etl.raw.files import RawFiles, impressions_of
+from etl.raw.splits import DAY, SPLIT, add_negatives, assign_split
 from etl.readers.impressions import ERROR, log_counts, read_impressions, unreadable
 from etl.spark.histories import LastClicks, add_history, clicks_before
 from etl.spark.raw_frames import column_types, read_attributes
-from etl.split.negatives import add_negatives
-from etl.split.time_split import DAY, SPLIT, assign_split
 from etl.text.parse_block import layout_of_days
 from etl.text.published_days import ScannedDay
 from etl.text.stored_rows import LINE, TASK, RowsFile

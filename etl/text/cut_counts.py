@@ -18,7 +18,7 @@ import pyarrow as pa
 from conf.types import SPLITS, Split, SplitConfig
 from etl.quality.column_summary import LABEL_CELLS
 from etl.raw.file_splits import FileSplit
-from etl.split.time_split import last_ranks
+from etl.raw.splits import last_ranks
 from etl.text.parse_block import FileLayout, ParsedBlock, SavedBlock, columns_to_parse, load, read_split
 from etl.text.scan_pass import ValueCounter
 from etl.value_counts.count_file_format import write_counts

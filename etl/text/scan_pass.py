@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from device.columns import DeviceColumn, DeviceColumns
 from etl.native.scan import Rejections
 from etl.quality.column_summary import LABEL_CELLS
-from etl.raw.erased_rows import ERASED
+from etl.raw.erased_users import ERASED
 from etl.raw.file_splits import FileSplit
 from etl.raw.row_rules import MISDATED, NO_ROWS, Misdated, count_misdated, reasons_left_out
 from etl.raw.text_values import text_array

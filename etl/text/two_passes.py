@@ -25,8 +25,8 @@ from etl.quality.report import SplitOfDay
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, share_threads
 from etl.raw.files import RawFiles
 from etl.raw.row_rules import bounds_of_day
+from etl.raw.splits import CUT, DAY, no_good_row, no_row
 from etl.raw.text_values import ARROW_TYPES
-from etl.split.time_split import CUT, DAY, no_good_row, no_row
 from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
 from etl.text.encode_pass import TrainingSplit, training_blocks
 from etl.text.parse_block import FileLayout, LogRows, SavedBlock, layout_of_days

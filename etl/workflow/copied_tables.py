@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from conf.names import SPARK_TABLE
 from conf.raw_types import RawTable
 from conf.types import Config
-from etl.raw.table_copies import ALL_DAYS, is_by_day
+from etl.raw.files import ALL_DAYS, is_by_day
 from etl.workflow.feature_plan import FeaturePlan
 
 LOG, IMPRESSIONS = "log.path", "serving.impressions.path"

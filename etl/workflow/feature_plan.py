@@ -17,11 +17,10 @@ from etl.ops import FrameOperator, RowChanger, RowFilter, Type, frame_operator_f
 from etl.ops.base import NUMBERS, Engine, choose_engine
 from etl.ops.keyed import table_name
 from etl.ops.tables import RARE, VOCABULARY
-from etl.raw.erased_rows import ERASED
+from etl.raw.erased_users import ERASED
 from etl.raw.layout_digest import GROUP_METHOD, METHOD, layout_digest
 from etl.raw.row_rules import reasons_left_out
-from etl.split.negatives import DRAW
-from etl.split.time_split import CUT
+from etl.raw.splits import CUT, DRAW
 from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 from storage.manifest import digest_of

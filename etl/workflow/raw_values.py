@@ -2,7 +2,7 @@
 
 The parser converts the fields of a line to int64, float64 and strings, and empty fields to null. A table may
 have other types for the same values: nullable integers of pandas are floats with NaN, and texts may be
-dictionary-encoded. The rule is the same as for Parquet logs (etl/raw/parquet_columns.py): a whole number that
+dictionary-encoded. The rule is the same as for Parquet logs (etl/raw/file_columns.py): a whole number that
 was certainly not rounded becomes an integer, or the integer's text. Any other value whose meaning is not
 clear is an error, because the model could read it differently than in training.
 """

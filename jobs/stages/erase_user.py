@@ -25,11 +25,11 @@ from etl.erasure.record import (
     write_record,
 )
 from etl.erasure.rewrite import carry_out, delete_old_files
+from etl.raw.erased_users import add_erased, list_or_new, require_listed
 from etl.raw.row_rules import RULE, are_bad_keys
 from scoring.delivery.published_lists import EraseRequest
 from scoring.delivery.sinks import erase_from, read_settings
 from storage import file_io
-from storage.erased_users import add_erased, list_or_new, require_listed
 from storage.job_summary import JobSummary
 from storage.paths import DATA, LakePaths
 from storage.run_context import RunContext, require

@@ -27,6 +27,7 @@ from conf.types import Config
 from device import text_scan
 from device.columns import DeviceColumns
 from device.text_scan import ScannedText, scan_text
+from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import require_raw
 from etl.readers import text
 from etl.synthetic.generate import generate_days, generate_settings
@@ -36,7 +37,6 @@ from etl.text.gpu_tasks import GpuTasks, scanned_on
 from etl.text.parse_block import FileLayout, ParsedBlock, columns_to_parse, layout_of_days, read_split
 from etl.workflow.feature_plan import plan_of
 from spark.workers import LOCAL_FOLDERS, LocalWorkers
-from storage.erased_users import add_erased, list_or_new
 from storage.manifest import MANIFEST_NAME
 from storage.paths import LakePaths
 from tests.checked_device import checked_device

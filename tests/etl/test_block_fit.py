@@ -33,7 +33,7 @@ from etl.ops.base import Operator, Type
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.ops.training_statistics import GroupedNumbers, GroupParts, concat_groups, doubles_of_sums
 from etl.raw.files import RawFiles
-from etl.split.time_split import DAY
+from etl.raw.splits import DAY
 from etl.text.two_passes import TextPasses
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_chains import FittedChain, RowPlace, compute_features

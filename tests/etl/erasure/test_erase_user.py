@@ -25,7 +25,15 @@ from etl.erasure import rewrite
 from etl.erasure.lake_tables import UsersToErase
 from etl.erasure.record import texts_with_ids
 from etl.ops.tables import VOCABULARY, workflow_table
-from etl.raw.erased_rows import ERASED
+from etl.raw.erased_users import (
+    ERASED,
+    ErasedList,
+    ErasedUsers,
+    add_erased,
+    list_or_new,
+    read_erased,
+    require_listed,
+)
 from etl.workflow.local_workflow import load_local
 from jobs import erase_user
 from jobs.stages import erase_user as stage
@@ -33,7 +41,6 @@ from jobs.stages.erase_user import run
 from scoring.delivery.sinks import read_settings
 from storage import file_io
 from storage.dataset import read_dataset, split_files
-from storage.erased_users import ErasedList, ErasedUsers, add_erased, list_or_new, read_erased, require_listed
 from storage.manifest import FileEntry, Manifest, read_manifest, replace_manifest
 from storage.paths import LakePaths, Partition
 from storage.publish import publish_rows

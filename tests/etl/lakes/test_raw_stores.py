@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from conf.errors import EXIT_OK, ConfigError, DataError
 from conf.types import Config
-from etl.raw.csv_header import first_bytes
+from etl.raw.file_columns import first_bytes
 from etl.raw.file_splits import FileSplit, read_blocks, split_files
 from etl.raw.files import find_raw, require_raw
 from etl.readers.base import open_table

@@ -24,7 +24,7 @@ from etl.operators.winsorize import Winsorize
 from etl.ops import operator_in
 from etl.ops.base import Fitted
 from etl.raw.files import RawFiles
-from etl.split.time_split import DAY
+from etl.raw.splits import DAY
 from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable
 from etl.statistics.moments import measure_quantiles, quantile_position
 from etl.value_counts.count_file_format import write_counts

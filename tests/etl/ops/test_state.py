@@ -16,7 +16,7 @@ from conf.errors import ConfigError
 from etl.fit.row_statistics import count_values
 from etl.ops import OPERATORS, Fitted
 from etl.ops.tables import VOCABULARY, LocalTables
-from etl.split.time_split import DAY
+from etl.raw.splits import DAY
 from etl.statistics.id_rule import IdRule, assign_ids
 from etl.value_counts.fit_statistics import VOCABULARY_SCHEMA
 from etl.workflow.fitted_chains import FittedChain

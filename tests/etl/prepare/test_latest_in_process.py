@@ -20,6 +20,7 @@ from etl.checked_days import raw_days
 from etl.latest import latest_features
 from etl.latest.latest_features import publish_latest
 from etl.latest.latest_histories import LatestHistories, latest_histories
+from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import RawFiles
 from etl.workflow.feature_plan import FeaturePlan, plan_of
 from etl.workflow.fitted_workflow import load_workflow
@@ -33,7 +34,6 @@ from scoring.evaluation.features_before_test import rows_before_test
 from spark.choose_workers import SparkWorkers
 from spark.rows import Rows
 from spark.workers import LocalWorkers, Workers
-from storage.erased_users import add_erased, list_or_new
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext

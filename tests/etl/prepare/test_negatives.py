@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from conf.types import SPLITS, Negatives
 from etl.prepare.negatives import DayItems, add_negatives, items_of, merge_items
-from etl.split import negatives as in_spark
+from etl.raw import splits as in_spark
 from tests.etl import oracle
 from tests.etl.ops import hashing
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame

@@ -22,7 +22,7 @@ from etl.prepare import prepared_passes
 from etl.prepare.task_passes import TaskPasses
 from etl.quality.day_counts import DayCounts
 from etl.raw import file_splits
-from etl.raw.erased_rows import ERASED
+from etl.raw.erased_users import ERASED
 from etl.raw.files import require_raw
 from etl.readers import text
 from etl.workflow.feature_plan import plan_of

@@ -21,6 +21,7 @@ from etl import checked_days
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.quality.column_summary import LABEL_CELLS
+from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import require_raw
 from etl.read_day import read_clicks
 from etl.readers.parquet import ParquetReader
@@ -29,7 +30,6 @@ from etl.workflow.feature_plan import plan_of
 from spark.choose_workers import SparkWorkers
 from spark.workers import LocalWorkers, Workers
 from storage import file_io
-from storage.erased_users import add_erased, list_or_new
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from tests.etl import cases

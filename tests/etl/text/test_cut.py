@@ -18,9 +18,9 @@ from etl import checked_days
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.raw import file_splits
+from etl.raw.splits import last_ranks
 from etl.readers import text
 from etl.spark.frame_passes import FramePasses
-from etl.split.time_split import last_ranks
 from etl.text.cut_counts import rows_of_splits
 from spark.choose_workers import SparkWorkers
 from spark.workers import LocalWorkers
