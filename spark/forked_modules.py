@@ -20,8 +20,8 @@ for _module in (
     "etl.latest.latest_rows",
     "etl.text.encode_pass",
     "etl.text.scan_pass",
-    "etl.value_counts.fit_statistics",
-    "etl.value_counts.report_statistics",
+    "etl.statistics.count_statistics",
+    "etl.statistics.count_statistics",
 ):
     import_module(_module)
 import_plugins()

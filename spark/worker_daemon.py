@@ -38,8 +38,8 @@ IMPORTED = (
     "pandas",
     "distutils.version",
     "etl.text.encode_pass",
-    "etl.value_counts.fit_statistics",
-    "etl.value_counts.report_statistics",
+    "etl.statistics.count_statistics",
+    "etl.statistics.count_statistics",
     "etl.text.scan_pass",
 )
 

@@ -34,7 +34,7 @@ from etl.erasure.lake_tables import (
 from etl.raw.erased_users import ERASED
 from etl.raw.files import CONTENT, COPIES
 from etl.workflow.feature_plan import preparation
-from etl.workflow.local_workflow import read_version, saved_versions
+from etl.workflow.fitted_workflow import read_version, saved_versions
 from storage.dataset import Dataset, Member
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
 from storage.manifest import Manifest, combined_digest, data_files, digest_of

@@ -23,15 +23,13 @@ from etl.ops.keyed import KEY, table_name
 from etl.ops.tables import VOCABULARY, LocalTables
 from etl.ops.training_statistics import GroupedRows, Statistics
 from etl.raw.text_values import joined_array, text_array
+from etl.statistics.count_statistics import VOCABULARY_SCHEMA
 from etl.statistics.id_rule import IdRule, assign_ids_of_column
-from etl.statistics.mergeable import MeasuredStatistic
-from etl.statistics.moments import quantiles_of_counts, sums_of_counts
-from etl.value_counts.fit_statistics import VOCABULARY_SCHEMA
+from etl.statistics.moments import MeasuredStatistic, quantiles_of_counts, sums_of_counts
+from etl.workflow.chains import Chain, RowPlace, canonical_groups, chain_description, decoded
 from etl.workflow.feature_plan import plan_features
-from etl.workflow.fitted_chains import RowPlace, decoded
-from etl.workflow.local_workflow import LocalWorkflow, fitted_features
+from etl.workflow.fitted_workflow import LocalWorkflow, fitted_features
 from etl.workflow.raw_values import column_types, raw_values, require_columns
-from etl.workflow.unfitted_chains import Chain, canonical_groups, chain_description
 from storage.feature_spec import LABEL, FeatureSpec
 from storage.manifest import digest_of
 
@@ -203,7 +201,7 @@ class FrameStatistics:
     It also collects the tables that steps need.
 
     Attributes:
-        facts: maps each vocabulary to its facts, as etl.value_counts.fit_statistics computes them.
+        facts: maps each vocabulary to its facts, as etl.statistics.count_statistics computes them.
     """
 
     rows: FrameRows

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from conf.errors import ConfigError, DataError
 from conf.raw_types import SEPARATORS, EventTime, RawTable
 from conf.raw_types import Column as RawColumn
-from conf.types import RawTable
 from etl.raw import text_values
 from etl.raw.file_splits import NOT_COMPRESSED, compression
 from etl.raw.text_values import WHOLE_RULE

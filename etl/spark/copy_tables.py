@@ -33,8 +33,7 @@ from etl.raw.erased_users import erased_of_day, erased_of_table, is_erased
 from etl.raw.file_columns import missing_columns
 from etl.raw.files import CONTENT, USER_COLUMN, copy_of, is_by_day, source_columns, time_column
 from etl.readers.arrow_values import require_type
-from etl.workflow.copied_tables import LOG, CopiedTable, copied_days, copied_tables
-from etl.workflow.feature_plan import FeaturePlan
+from etl.workflow.feature_plan import LOG, CopiedTable, FeaturePlan, copied_days, copied_tables
 from spark.error_log import root_cause
 from storage.file_digests import split_name
 from storage.lineage import LineageRecorder

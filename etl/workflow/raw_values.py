@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from conf.errors import DataError
 from etl.ops.base import LISTS, Type
 from etl.raw.text_values import EXACT_BELOW, nan_to_null, not_exact, whole_number_texts
-from etl.workflow.fitted_chains import FittedChain
+from etl.workflow.chains import FittedChain
 from storage.feature_spec import FLOAT32_MAX
 
 _NULL_TEXT = pa.scalar(None, pa.string())

@@ -35,8 +35,8 @@ from etl.ops.training_statistics import GroupedNumbers, GroupParts, concat_group
 from etl.raw.files import RawFiles
 from etl.raw.splits import DAY
 from etl.text.two_passes import TextPasses
+from etl.workflow.chains import FittedChain, RowPlace, compute_features
 from etl.workflow.feature_plan import plan_of
-from etl.workflow.fitted_chains import FittedChain, RowPlace, compute_features
 from etl.workflow.fitted_workflow import FittedWorkflow
 from jobs.stages.generate_clicks import run as generate_clicks
 from spark.workers import LocalWorkers, Workers

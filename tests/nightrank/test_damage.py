@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 import nightrank
 from conf.errors import NightrankError
-from etl.erasure.record import Record, record_path, write_record
-from etl.erasure.record import _read as read_erasure
+from etl.erasure.carry_out import Record, record_path, write_record
+from etl.erasure.carry_out import _read as read_erasure
 from etl.raw import erased_users
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from jobs import fsck, show
 from jobs.runner import run_in_application
 from jobs.sessions import OwnSession

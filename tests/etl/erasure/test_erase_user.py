@@ -21,9 +21,9 @@ import pytest
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.load import load_config
 from conf.types import Config, Deliver
-from etl.erasure import rewrite
+from etl.erasure import carry_out
+from etl.erasure.carry_out import texts_with_ids
 from etl.erasure.lake_tables import UsersToErase
-from etl.erasure.record import texts_with_ids
 from etl.ops.tables import VOCABULARY, workflow_table
 from etl.raw.erased_users import (
     ERASED,
@@ -34,7 +34,7 @@ from etl.raw.erased_users import (
     read_erased,
     require_listed,
 )
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from jobs import erase_user
 from jobs.stages import erase_user as stage
 from jobs.stages.erase_user import run
@@ -265,7 +265,7 @@ def _erase_and_die(config: Config, publications: int) -> None:
         "refresh_workflow",
         "delete_leftovers",
     ):
-        setattr(rewrite, name, counted(getattr(rewrite, name)))
+        setattr(carry_out, name, counted(getattr(carry_out, name)))
     _erase(config, TWO)
     os._exit(0)
 

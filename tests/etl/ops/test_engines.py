@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from etl.ops import FRAME_OPERATORS, OPERATORS
 from etl.raw.splits import DAY
-from etl.workflow.fitted_chains import FittedChain
-from etl.workflow.local_workflow import load_local
+from etl.workflow.chains import FittedChain
+from etl.workflow.fitted_workflow import load_local
 from storage.paths import LakePaths
 from tests.etl.ops import oracle
 from tests.etl.ops.case import Case, assert_same

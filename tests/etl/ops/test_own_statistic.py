@@ -25,10 +25,8 @@ from etl.ops import operator_in
 from etl.ops.base import Fitted
 from etl.raw.files import RawFiles
 from etl.raw.splits import DAY
-from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable
-from etl.statistics.moments import measure_quantiles, quantile_position
-from etl.value_counts.count_file_format import write_counts
-from etl.value_counts.requests import Counts
+from etl.statistics.moments import MeasuredStatistic, measure_mergeable, measure_quantiles, quantile_position
+from etl.statistics.value_counts import Counts, write_counts
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
 from spark.choose_workers import SparkWorkers

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
-from etl.checked_days import raw_days
-from etl.latest.latest_histories import histories_of
+from etl.latest.latest_features import histories_of
+from etl.passes import raw_days
 from etl.prepare.click_tables import good_rows_of
 from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import require_raw

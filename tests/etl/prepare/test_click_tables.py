@@ -18,13 +18,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
 from conf.types import Config, Split
-from etl.checked_days import raw_days
-from etl.latest.latest_histories import histories_of, latest_histories, latest_histories_table
+from etl.latest.latest_features import histories_of, latest_histories, latest_histories_table
+from etl.passes import raw_days
 from etl.prepare import click_tables as module
 from etl.prepare.click_tables import ClickTables, click_tables, good_rows_of
 from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import RawFiles, require_raw
-from etl.spark.histories import LastClicks
+from etl.spark.frame_passes import LastClicks
 from etl.workflow.feature_plan import plan_of
 from spark.choose_workers import SparkWorkers
 from spark.workers import LocalWorkers

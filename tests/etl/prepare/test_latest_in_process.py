@@ -16,10 +16,9 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.types import Config, Split
 from etl.build import BuildResult
-from etl.checked_days import raw_days
 from etl.latest import latest_features
-from etl.latest.latest_features import publish_latest
-from etl.latest.latest_histories import LatestHistories, latest_histories
+from etl.latest.latest_features import LatestHistories, latest_histories, publish_latest
+from etl.passes import raw_days
 from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import RawFiles
 from etl.workflow.feature_plan import FeaturePlan, plan_of

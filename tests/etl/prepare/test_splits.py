@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from conf.types import SplitConfig
-from etl.prepare.splits import assign_split, count_times, position_cuts, time_cuts
+from etl.prepare.prepared_rows import assign_split, count_times, position_cuts, time_cuts
 from etl.raw import splits
 from etl.raw.splits import last_ranks
 from tests.etl import oracle

@@ -13,9 +13,16 @@ from pyspark.sql import SparkSession
 
 from conf.types import Negatives, SplitConfig
 from etl.ops import RowChanger, frame_operator_from_config
-from etl.prepare.negatives import DayItems, add_negatives, items_of, merge_items
-from etl.prepare.positions import add_positions
-from etl.prepare.splits import assign_split, count_times, time_cuts
+from etl.prepare.prepared_rows import (
+    DayItems,
+    add_negatives,
+    add_positions,
+    assign_split,
+    count_times,
+    items_of,
+    merge_items,
+    time_cuts,
+)
 from etl.prepare.task_passes import apply_row_operators, keep_users_together
 from etl.raw import splits
 from etl.spark.frame_passes import join_positions

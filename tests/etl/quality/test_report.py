@@ -21,8 +21,7 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.load import load_config
 from conf.types import SPLITS, Config
-from etl.checked_days import raw_days
-from etl.passes import passes_of
+from etl.passes import passes_of, raw_days
 from etl.quality.checks import ColumnReport, DayComparison
 from etl.quality.column_summary import TOP, ColumnSummary, CountedColumn, Values, feature_columns
 from etl.quality.report import DataReport, SplitOfDay, profiles_of, report_quality

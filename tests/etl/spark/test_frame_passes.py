@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError, raised_in
 from conf.types import Config
-from etl.checked_days import raw_days
-from etl.passes import passes_of
+from etl.passes import passes_of, raw_days
 from etl.prepare import prepared_passes
 from etl.raw.files import require_raw
 from etl.spark import frame_passes

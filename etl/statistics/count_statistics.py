@@ -1,16 +1,20 @@
-"""Computes the statistics for fitting a workflow from value counts of the training days instead of rows.
+"""Computes statistics from value counts instead of rows: those of a fit, and those of the data report.
 
-Normally, one task merges the counts of a column. If a vocabulary has very many values, they are divided into
-hash buckets, and one task per bucket merges the counts. Such a task writes the rare values of its bucket. It
-sends the values that may get an id to another task, which assigns the ids of the vocabulary.
+Normally, one task merges the counts of a column. If a column or a vocabulary has very many values, they are
+divided into hash buckets, and one task processes each bucket.
+
+For a fit, the task of a bucket of a vocabulary writes the rare values of its bucket. It sends the values that
+may get an id to another task, which assigns the ids of the vocabulary. For the data report, the column
+summaries and the comparisons of days of all buckets are added.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any, assert_never
 
 import numpy as np
@@ -20,17 +24,35 @@ import pyarrow.parquet as pq
 
 from etl.native.distinct_values import Sums
 from etl.ops.training_statistics import Moments
+from etl.quality.column_summary import (
+    LABEL_CELLS,
+    ColumnSummary,
+    CountedColumn,
+    Values,
+    compare_counts,
+    summarise_values,
+)
 from etl.statistics.id_rule import IdRule, assign_ids_of_column
 from etl.statistics.moments import ExactSums, quantiles_of_counts, sums_of_counts
-from etl.value_counts.count_file_format import ALL, DELTAS, Bucket, assign_to_tasks, count_buckets
-from etl.value_counts.requests import CountRequest, Counts, derived_texts, derived_values
+from etl.statistics.value_counts import (
+    ALL,
+    DELTAS,
+    Bucket,
+    CountRequest,
+    Counts,
+    assign_to_tasks,
+    count_buckets,
+    derived_texts,
+    derived_values,
+    read_counts,
+)
 from spark.workers import Workers
 from storage.file_digests import new_file, open_file
 from storage.publish import own_path
 
 # Each row that a task returns belongs to one request. The row is either a result as JSON, or an entry of a
 # vocabulary (value, id, count, last_seen).
-_SCHEMA = pa.schema(
+_FIT_SCHEMA = pa.schema(
     [
         ("request", pa.int32()),
         ("result", pa.string()),
@@ -56,15 +78,15 @@ def compute_statistics(
         DataError: a value is too large to compute exact moments, or the state of a statistic is too large.
     """
     all_requests = tuple(requests)
-    values = {index: _max_values(request, counts) for index, request in enumerate(all_requests)}
+    values = {index: _most_values_of_request(request, counts) for index, request in enumerate(all_requests)}
     tasks = assign_to_tasks(values, workers.parallelism)
     merge = partial(_merge_buckets, tasks, all_requests, counts, folders)
-    results = workers.run(len(tasks), merge, _SCHEMA)
+    results = workers.run(len(tasks), merge, _FIT_SCHEMA)
     divided = count_buckets(tasks) > len(all_requests)
     combine = partial(_combine_buckets, all_requests, folders)
     if isinstance(results, pa.Table):
         batches = list(combine(results.to_batches())) if divided else results.to_batches()
-        rows = pa.Table.from_batches(batches, _SCHEMA).select(["request", "result"]).to_pylist()
+        rows = pa.Table.from_batches(batches, _FIT_SCHEMA).select(["request", "result"]).to_pylist()
     else:
         if divided:
             by_request = results.repartition(len(tasks), "request")
@@ -79,7 +101,7 @@ def moments_from(result: Mapping[str, Any]) -> Moments:
     return Moments(result["rows"], result["mean"], result["std"])
 
 
-def _max_values(request: CountRequest, counts: Counts) -> int:
+def _most_values_of_request(request: CountRequest, counts: Counts) -> int:
     """Returns an upper bound for the number of values of a requested vocabulary.
 
     The result is 0 for requests that are never divided into buckets.
@@ -169,7 +191,7 @@ def _compute(index: int, request: CountRequest, counts: Counts, folders: Vocabul
 def _result_batch(index: int, result: Mapping[str, Any]) -> pa.RecordBatch:
     arrays = [pa.array([index], pa.int32()), pa.array([json.dumps(result)])]
     return pa.RecordBatch.from_arrays(
-        [*arrays, *(pa.nulls(1, field.type) for field in list(_SCHEMA)[2:])], schema=_SCHEMA
+        [*arrays, *(pa.nulls(1, field.type) for field in list(_FIT_SCHEMA)[2:])], schema=_FIT_SCHEMA
     )
 
 
@@ -177,7 +199,7 @@ def _entry_batches(index: int, entries: pa.Table) -> Iterator[pa.RecordBatch]:
     for batch in entries.combine_chunks().to_batches(max_chunksize=100_000):
         request = pa.array(np.full(len(batch), index, np.int32))
         yield pa.RecordBatch.from_arrays(
-            [request, pa.nulls(len(batch), pa.string()), *batch.columns], schema=_SCHEMA
+            [request, pa.nulls(len(batch), pa.string()), *batch.columns], schema=_FIT_SCHEMA
         )
 
 
@@ -360,3 +382,137 @@ def _write(
             write_statistics=["column"],
         )
     return file.name.rsplit("/", 1)[1]
+
+
+# Computes the column summaries and the comparisons of days in the data report from value counts.
+
+_REPORT_SCHEMA = pa.schema([("name", pa.string()), ("bucket", pa.int32()), ("result", pa.string())])
+
+
+def summarise_and_compare(
+    workers: Workers,
+    days: Sequence[Counts],
+    train: Sequence[Counts],
+    day: Counts,
+    columns: Sequence[CountedColumn],
+) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
+    """Returns summaries of days, and the comparison of a day with the training days. Reads all counts once.
+
+    All tasks run at once. The driver collects a few rows per column.
+
+    Args:
+        workers: the processes that run the tasks.
+        days: the value counts of the days to summarise; may be empty.
+        train: the value counts of the training days.
+        day: the value counts of the day that is compared with the training days.
+        columns: the columns to summarise. Columns that are not numeric are also compared.
+
+    Returns:
+        Two values. The first has a dictionary for each of `days`, which maps each column and the label to its
+        summary. The second maps the name of each categorical column to its comparison. A column without a
+        value on all compared days has no comparison.
+    """
+    by_name = {column.name: column for column in [CountedColumn(LABEL_CELLS, "float"), *columns]}
+    compared = {name: not column.numeric for name, column in by_name.items() if name != LABEL_CELLS}
+    names = [name for name in by_name if days or compared.get(name)]
+    results = _run_by_bucket(
+        workers,
+        _most_values_of_column(
+            names, list({counts.files: counts for counts in [*days, *train, day]}.values())
+        ),
+        partial(_figures, by_name, tuple(days), tuple(train), day),
+    )
+    summaries = [
+        {
+            name: reduce(add, (ColumnSummary.from_json(part[index]) for part in results[name]))
+            for name in by_name
+        }
+        for index in range(len(days))
+    ]
+    values = {
+        name: reduce(add, (Values.from_json(part[-1]) for part in results[name]))
+        for name in names
+        if compared.get(name)
+    }
+    return summaries, {
+        name: of_column for name, of_column in values.items() if of_column.train_cells or of_column.day_cells
+    }
+
+
+def _figures(
+    by_name: Mapping[str, CountedColumn],
+    days: tuple[Counts, ...],
+    train: tuple[Counts, ...],
+    day: Counts,
+    name: str,
+    bucket: Bucket,
+) -> list[str]:
+    """Returns the figures of one column and bucket as JSON: a summary for each of `days`, and a comparison.
+
+    If the column is not compared, the comparison is missing.
+    """
+    column = by_name[name]
+    compares = name != LABEL_CELLS and not column.numeric
+    # Days with the same files share one sum. If the log is not divided by days, all splits have the same
+    # files.
+    summarised = [counts.files for counts in days]
+    others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
+    # One sum for each summarised day, one for the other training days, and one for the compared day.
+    of_train = {counts.files for counts in train}
+    side_of = {files: side for side, files in enumerate(summarised)}
+    side_of |= {counts.files: len(days) + (counts.files not in of_train) for counts in others}
+    # The sums have only the columns that are needed, because each column takes memory and time.
+    sides = max(side_of.values()) + 1
+    sums, nulls = Sums(sides), dict.fromkeys(summarised, 0)
+    for counts in {counts.files: counts for counts in (*days, *others)}.values():
+        for path, _ in counts.files:
+            values, times, missing = read_counts(path, name, bucket)
+            sums.add(values, times, side_of[counts.files])
+            if counts.files in nulls:
+                nulls[counts.files] += missing
+    values, summed, _ = sums.result()
+    by_side = np.ascontiguousarray(summed.T)
+    summaries = (
+        summarise_values(values, by_side[side_of[files]], column.kind) + ColumnSummary(nulls=nulls[files])
+        for files in summarised
+    )
+    figures = [summary.to_json() for summary in summaries]
+    if not compares:
+        return figures
+    sides_of_train = sorted({side_of[files] for files in of_train})
+    in_train, on_day = by_side[sides_of_train].sum(axis=0), by_side[side_of[day.files]]
+    return [*figures, compare_counts(values, in_train, on_day).to_json()]
+
+
+def _most_values_of_column(names: Sequence[str], days: Sequence[Counts]) -> dict[str, int]:
+    """Returns, for each column, an upper bound for the number of its distinct values on all days."""
+    return {name: sum(counts.values[name] for counts in days) for name in names}
+
+
+def _run_by_bucket(
+    workers: Workers, values: Mapping[str, int], function: Callable[[str, Bucket], list[str]]
+) -> Mapping[str, list[list[str]]]:
+    """Calls `function` in the workers for each column and hash bucket. Returns the results by column.
+
+    The results of a column are in the order of its buckets. `values` maps each column to an upper bound for
+    the number of its distinct values.
+    """
+    if not values:
+        return {}
+    tasks = assign_to_tasks(values, workers.parallelism)
+
+    rows = workers.run(len(tasks), partial(_run_buckets, tasks, function), _REPORT_SCHEMA)
+    collected = rows.to_pylist() if isinstance(rows, pa.Table) else rows.collect()
+    results: dict[str, list[list[str]]] = {}
+    for row in sorted(collected, key=lambda row: int(row["bucket"])):
+        results.setdefault(row["name"], []).append(json.loads(row["result"]))
+    return results
+
+
+def _run_buckets(
+    tasks: Sequence[Sequence[tuple[str, Bucket]]], function: Callable[[str, Bucket], list[str]], task: int
+) -> Iterator[pa.RecordBatch]:
+    names, buckets = zip(*tasks[task], strict=True)
+    results = [json.dumps(function(name, bucket)) for name, bucket in tasks[task]]
+    indexes = pa.array([bucket.index for bucket in buckets], pa.int32())
+    yield pa.RecordBatch.from_arrays([pa.array(names), indexes, pa.array(results)], schema=_REPORT_SCHEMA)
