@@ -12,10 +12,10 @@ because one row hits a list only rarely.
 
 Computes the click probability of a user and a shown item, averaged over all other random values of a row.
 
-The click probability of a row (`click_probability.py`) is sigmoid(S). S is a sum of terms. Each column occurs in at most
-one term: a taste is a term of two columns, all others are terms of one column. The generator draws the
-columns of the context, and which fields are empty, independently of each other and of the user and the item.
-So for a fixed user and item, the terms of S are independent random variables. The mean of exp(iwS) is
+The click probability of a row (`click_probability.py`) is sigmoid(S). S is a sum of terms. Each column occurs
+in at most one term: a taste is a term of two columns, all others are terms of one column. The generator draws
+the columns of the context, and which fields are empty, independently of each other and of the user and the
+item. So for a fixed user and item, the terms of S are independent random variables. The mean of exp(iwS) is
 therefore the product of their characteristic functions, which are the means of exp(iwT) for each term T. The
 mean of sigmoid(S) follows from a Fourier series:
 
