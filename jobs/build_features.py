@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from conf.lazy_imports import refuse_pandas
 from spark.fork_server import start_server_early
-from spark.pandas_import import refuse_pandas
 
 DESCRIPTION = (
     "Builds features from the raw click log. Publishes the quarantine, the data report, the workflow, "

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
+from conf.lazy_imports import allow_pandas
 from spark.error_log import SparkLog
-from spark.pandas_import import allow_pandas
 from spark.session import build_session
 from storage.run_context import RunContext
 

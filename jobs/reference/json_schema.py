@@ -13,14 +13,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, create_model
 
-from conf.candidate_types import SourceSettings, built_in_sources
+from conf.list_types import ListRules, SourceSettings, built_in_rules, built_in_sources
 from conf.plugins import SINK, Plugin, summary
 from conf.reference import Schema, alternatives
-from conf.rule_types import ListRules, built_in_rules
 from conf.stage_types import Score
 from conf.types import Candidates, Config, Deliver, SinkSettings
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from etl.ops.parameters import Parameters
+from etl.ops.base import Parameters
 from training.settings.architectures import models_adapter
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"

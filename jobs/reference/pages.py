@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from conf.experiments import ExperimentRun, Experiments, Search, SearchedValues
-from conf.loss_types import built_in_losses
 from conf.reference import field_table
+from conf.train_types import built_in_losses
 from conf.types import ModelConfig, Train
 from jobs.reference.json_schema import documented_config
 from training.settings.architectures import model_sections

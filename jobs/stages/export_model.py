@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conf.errors import ConfigError
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from scoring.model.champion import serving_model_and_dataset
 from scoring.model.export import export
 from scoring.model.model_info import ModelInfo, read_model_info

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from conf.errors import DataError
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from storage import file_io, format_versions
 from storage.format_versions import Format
 from storage.fsck import Damage, Findings

@@ -12,9 +12,8 @@ from datetime import UTC, date, datetime, timedelta
 from conf.errors import ConfigError
 from conf.messages import counted
 from conf.types import Config
-from etl.raw.files import raw_path
-from etl.raw.table_copies import COPIES
-from etl.workflow.local_workflow import FILE_NAME
+from etl.raw.files import COPIES, raw_path
+from etl.workflow.fitted_workflow import FILE_NAME
 from storage.dataset import Dataset, read_dataset
 from storage.manifest import MANIFEST_NAME
 from storage.paths import LakePaths, Partition

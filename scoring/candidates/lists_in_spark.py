@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from scoring.requests import CANDIDATES, EXCLUDED, HISTORY, LISTED, SCORES, DeviceKind, ItemVectorsRequest
 from scoring.spark.score_frames import score_in_batches
 from scoring.spark.scoring_workers import task_slot

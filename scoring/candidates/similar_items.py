@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from conf.lazy_pyspark import F, Window
+from conf.lazy_imports import F, Window
 from scoring.candidates.clicks import recency
 from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import USERS_PER_BATCH, VectorStore, empty_lists, histories

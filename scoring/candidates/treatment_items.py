@@ -9,7 +9,7 @@ from scoring.requests import ITEM_INDEX
 from spark.rows import count, query, quoted, read_rows
 from storage.feature_spec import ITEM_KEY
 from storage.manifest import Manifest, current_manifest
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.run_context import RunContext
 
 

@@ -14,8 +14,7 @@ from spark.rows import Rows
 from storage import file_io
 from storage.dataset import Dataset
 from storage.manifest import Manifest, data_files
-from storage.publish import Rules
-from storage.publish_rows import publish_rows
+from storage.publish import Rules, publish_rows
 from storage.run_context import RunContext
 
 log = logging.getLogger("nightrank.candidates")

@@ -29,8 +29,7 @@ from scoring.model.launch_ahead import ResultCopy, host_tensor, launch_ahead, to
 from scoring.model.predictor import Predictor
 from scoring.rows.file_splits import RowGroupRange
 from scoring.rows.score_batch import SCORES, constant_dates, read_piece, score_pieces
-from storage.feature_spec import ROW_ID
-from storage.id_lists import pad_lists
+from storage.feature_spec import ROW_ID, pad_lists
 from training.data.prefetch import in_threads
 from training.data.sharding import BLOCK_ROWS
 from training.models.inputs import id_columns

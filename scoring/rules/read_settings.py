@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from conf.errors import ConfigError
+from conf.list_types import RuleSettings
 from conf.load import read_package_settings
 from conf.plugins import RULE, Plugin
-from conf.rule_types import RuleSettings
 from conf.types import ListRules, Strict
 
 _ORDER = ("first", "middle", "last")

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from conf.list_types import Attribute
 from conf.names import with_date
-from conf.rule_types import Attribute
 from conf.types import ListRules
 from scoring.rules.read_settings import attributes_used, read_rule_settings
 

@@ -5,7 +5,7 @@ Importing torch takes seconds, so the daemon imports it once for all workers.
 
 from __future__ import annotations
 
-from spark.gpus import slot_of_task
+from spark.workers import slot_of_task
 
 # All scoring uses this one constant, so that Spark forks all scoring workers from one process.
 SCORING_IMPORTS = (

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from conf.types import Config
 from jobs.checks import check_config
 from jobs.stages import build_features
