@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from conf.types import Config
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from storage.dataset import read_dataset, read_spec
 from storage.feature_spec import (
     ITEM_KEY,

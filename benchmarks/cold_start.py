@@ -32,8 +32,7 @@ from benchmarks.quality import CONFIG, prepare
 from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from conf.types import ModelConfig, Split, Train
-from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY
-from storage.id_lists import pad_lists
+from storage.feature_spec import ITEM_KEY, LABEL, USER_KEY, pad_lists
 from training.checkpoints import load_model
 from training.data.sharding import DataFile
 from training.loop.run import train_in_process

@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from benchmarks.contender import CATEGORICAL, DENSE
-from etl.synthetic.clicks.layout import hex_tokens
+from etl.synthetic.lines import hex_tokens
 
 FORMAT = 1  # part of a log's name: raise it when the bytes change
 FIRST_DAY = date(2026, 1, 1)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import machine, summary_line, table
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from scoring.evaluation.experiment_measures import (
     DECISIVE,
     SUMS,

@@ -8,26 +8,32 @@ module. docs/extending.md describes the modules of each kind.
 This module only lists names. It imports a plug-in when the plug-in is used. So `conf` depends on no other
 folder. Reading the entry points opens a file of each installed package. So a process reads them at most once,
 and only if a configuration has a name that the checkout does not have, or if all names are listed.
+
+Versions that depend on code contain digests of source files (`source_digests`). `PluginNames` adds the names
+of the checkout's plug-ins to the JSON schema of a key.
 """
 
 from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import PurePath
 from types import ModuleType
 from typing import Any, TypeVar
 
+from pydantic import GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
 from conf.errors import ConfigError
-from conf.extensions import combined_digest, source_digests
 
 Settings = TypeVar("Settings")
 # Source files and compiled modules of a package.
@@ -312,3 +318,62 @@ def _code_digest(module: str) -> str:
     loader: Any = root.__spec__.loader
     content: bytes = loader.get_data(root.__file__)
     return combined_digest([(PurePath(str(root.__file__)).name, sha256(content).hexdigest())])
+
+
+# Digests of source files, for versions that depend on code.
+
+
+def source_digests(
+    folder: Traversable, name: str, suffixes: tuple[str, ...] = (".py",)
+) -> Iterator[tuple[str, str]]:
+    """Yields one pair (path, digest of the content) for every source file below a folder.
+
+    Args:
+        folder: a folder on a disk or in a zip archive.
+        name: the beginning of each path.
+        suffixes: the endings of the names of source files.
+    """
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from source_digests(entry, f"{name}/{entry.name}", suffixes)
+        elif entry.name.endswith(suffixes):
+            yield f"{name}/{entry.name}", sha256(entry.read_bytes()).hexdigest()
+
+
+def combined_digest(sources: Iterable[tuple[str, str]]) -> str:
+    """Returns one digest of 16 hex digits for some files. The order of the files does not change it."""
+    return sha256("\n".join(f"{name} {digest}" for name, digest in sorted(sources)).encode()).hexdigest()[:16]
+
+
+# Adds the names of the checkout's plug-ins to the JSON schema of a key whose value is such a name.
+
+
+@dataclass(frozen=True)
+class PluginNames:
+    """An annotation of a key whose value is the name of a plug-in.
+
+    The schema lists the names that the checkout has when the schema is created. Packages may add other names.
+
+    Attributes:
+        kind: the kind of the plug-ins.
+    """
+
+    kind: Kind
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Any:
+        """Returns the JSON schema of the key."""
+        return self.schema()
+
+    def schema(self) -> dict[str, Any]:
+        """Returns the JSON schema of a text that is one of the names."""
+        return {"enum": [*self.kind.built_in()], "type": "string"}
+
+
+def list_names(kind: Kind) -> Callable[[dict[str, Any]], None]:
+    """Returns a function that adds the checkout's names to a description when a schema is created."""
+
+    def add(schema: dict[str, Any]) -> None:
+        names = ", ".join(f"`{name}`" for name in kind.built_in())
+        schema["description"] += f" The {kind.words} of the checkout are {names}."
+
+    return add

@@ -18,10 +18,16 @@ from pydantic import (
     model_validator,
 )
 
-from conf.names import ColumnName, PlainText, RawLocation, column_name, has_date
-from conf.plugin_names import PluginNames
-from conf.plugins import READER, description
-from conf.spark_tables import SPARK_TABLE, split_table_path
+from conf.names import (
+    SPARK_TABLE,
+    ColumnName,
+    PlainText,
+    RawLocation,
+    column_name,
+    has_date,
+    split_table_path,
+)
+from conf.plugins import READER, PluginNames, description
 from conf.time_notation import ISO, UTC, TimeFormat, TimeZone, only_date
 
 # Types of columns in files.
@@ -769,5 +775,5 @@ class Negatives(Strict):
     seed: Seed = Field(default=0, description="Seed of the draws.")
 
     def is_drawn(self, row_id: int) -> bool:
-        """Returns whether a row of a feature table was drawn. `etl.split.negatives` numbers the rows."""
+        """Returns whether a row of a feature table was drawn. `etl.raw.splits` numbers the rows."""
         return row_id % (self.per_positive + 1) != 0

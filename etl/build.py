@@ -19,10 +19,17 @@ from conf.errors import ConfigError
 from conf.feature_types import WorkflowConfig
 from conf.load import config_digest
 from conf.types import Split
-from etl.checked_days import CheckedDays, Phase, changed_since_counted, check_days, raw_days
 from etl.fit.fit_workflow import fit_workflow, require_weights
 from etl.latest.latest_features import missing_rows, publish_latest
-from etl.passes import earlier_clicks, passes_of
+from etl.passes import (
+    CheckedDays,
+    Phase,
+    changed_since_counted,
+    check_days,
+    earlier_clicks,
+    passes_of,
+    raw_days,
+)
 from etl.prepare.attributes import read_attribute_table
 from etl.prepare.click_tables import ClickTables
 from etl.prepare.prepared_passes import PreparedPasses, delete_unneeded_days
@@ -30,14 +37,13 @@ from etl.quality.checks import MissingRows, log_missing_rows
 from etl.quality.day_counts import DayCounts
 from etl.quality.report import DataReport
 from etl.raw.files import RawFiles, impression_inputs
-from etl.spark.histories import LastClicks
+from etl.raw.splits import no_training_row
+from etl.spark.frame_passes import LastClicks
 from etl.spark.raw_frames import read_attributes
-from etl.split.time_split import no_training_row
 from etl.workflow.feature_plan import FeaturePlan
 from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
-from spark.local_workers import LocalWorkers
 from spark.rows import union_all
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, require_labels
 from storage.manifest import Manifest, current_manifest

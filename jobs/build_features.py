@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from conf.lazy_imports import refuse_pandas
 from spark.fork_server import start_server_early
-from spark.pandas_import import refuse_pandas
 
 if TYPE_CHECKING:
     from storage.job_summary import JobSummary

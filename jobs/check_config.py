@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from conf.errors import DataError
-from etl.checked_days import raw_days
+from etl.passes import raw_days
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.raw.rejected_lines import RejectedLine, description, remedy

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from etl.build import applied_features
-from etl.checked_days import check_days, raw_days
+from etl.passes import check_days, raw_days
 from etl.quality.day_counts import misdated_rows
 from etl.workflow.feature_plan import plan_of
 from jobs.features_of_run import workflows_of_run

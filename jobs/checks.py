@@ -15,9 +15,8 @@ from pathlib import Path
 
 from conf.errors import ConfigError, DataError
 from conf.experiments import Experiment
-from conf.names import has_date
+from conf.names import SPARK_TABLE, has_date
 from conf.raw_types import RawTable
-from conf.spark_tables import SPARK_TABLE
 from conf.types import Config, ModelConfig
 from etl.raw.files import require_raw
 from etl.readers.table_heads import check_heads

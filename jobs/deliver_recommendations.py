@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.load import config_digest
 from etl.latest.item_titles import title_columns
 from etl.prepare.attributes import plain_array, read_attribute_table

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.messages import counted
-from etl.erasure.lake_tables import UsersToErase
-from etl.erasure.plan import DigestChanges, ErasurePlan, plan_erasure
-from etl.erasure.record import (
+from etl.erasure.carry_out import (
     SHORTEST_ID,
     Record,
+    carry_out,
+    delete_old_files,
     models_with_users,
     planned,
     raw_files,
@@ -27,14 +27,15 @@ from etl.erasure.record import (
     texts_with_ids,
     write_record,
 )
-from etl.erasure.rewrite import carry_out, delete_old_files
+from etl.erasure.lake_tables import UsersToErase
+from etl.erasure.plan import DigestChanges, ErasurePlan, plan_erasure
+from etl.raw.erased_users import add_erased, list_or_new, require_listed
 from etl.raw.row_rules import RULE, are_bad_keys
 from jobs.command_line import job_parser
 from jobs.runner import run_with_options
 from scoring.delivery.published_lists import EraseRequest
 from scoring.delivery.sinks import erase_from, read_settings
 from storage import file_io
-from storage.erased_users import add_erased, list_or_new, require_listed
 from storage.job_summary import JobSummary
 from storage.paths import DATA, LakePaths
 from storage.run_context import RunContext, require

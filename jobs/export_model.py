@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from conf.errors import ConfigError
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from jobs.command_line import job_parser, run_without_session
 from scoring.model.champion import serving_model_and_dataset
 from scoring.model.export import export

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 
 from etl.build import build
-from etl.checked_days import raw_days
+from etl.passes import raw_days
 from etl.quality.day_counts import misdated_rows
 from etl.workflow.feature_plan import plan_of
 from jobs.checks import check_training

@@ -14,7 +14,7 @@ from typing import Any
 
 from conf.errors import EXIT_DATA, EXIT_OK, DataError, NightrankError
 from conf.messages import counted, printable, program_name
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from jobs.command_line import INTERRUPTED, report_failure, report_interruption
 from storage import file_io, format_versions
 from storage.format_versions import Format

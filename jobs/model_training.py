@@ -7,7 +7,7 @@ from typing import Any
 
 from conf.messages import counted
 from conf.types import Config
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from jobs.checks import check_training
 from reporting.terminal import TrainingBar
 from storage.dataset import read_dataset

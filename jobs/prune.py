@@ -16,9 +16,8 @@ from itertools import groupby
 from conf.errors import ConfigError, InfrastructureError
 from conf.messages import counted
 from conf.types import Config
-from etl.raw.files import raw_path
-from etl.raw.table_copies import COPIES
-from etl.workflow.local_workflow import FILE_NAME
+from etl.raw.files import COPIES, raw_path
+from etl.workflow.fitted_workflow import FILE_NAME
 from jobs.command_line import job_parser
 from jobs.runner import run_with_options
 from reporting.terminal import text_table

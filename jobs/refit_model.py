@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from conf.errors import ConfigError
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from jobs.checks import check_training
 from jobs.model_training import execute
 from jobs.runner import run_job

@@ -32,6 +32,7 @@ from conf.errors import (
     NightrankError,
     raised_in,
 )
+from conf.lazy_imports import allow_pandas
 from conf.load import load_config, parse_date
 from conf.messages import PrintableFormatter
 from conf.process import ignore_imported
@@ -39,7 +40,6 @@ from jobs.checks import check_config
 from jobs.command_line import INTERRUPTED, add_wait, job_parser, report_interruption
 from reporting.monitoring.run_observer import Observer
 from spark.error_log import SparkLog, data_error_in, root_cause, without_frames
-from spark.pandas_import import allow_pandas
 from spark.profile import DEFAULT_PROFILE, use_profile
 from spark.session import build_session
 from storage.file_digests import path_of_damaged

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from conf.load import config_digest
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from conf.train_types import ScoreKind
 from jobs.runner import run_job
 from scoring.candidates.candidate_items import publish_treatment_items
@@ -31,8 +31,7 @@ from storage.dataset import Dataset
 from storage.feature_spec import USER_KEY
 from storage.job_summary import JobSummary
 from storage.manifest import Manifest, data_files
-from storage.publish import Rules
-from storage.publish_rows import publish_rows
+from storage.publish import Rules, publish_rows
 from storage.run_context import RunContext, require
 from training.registry.blends import BlendRecord
 from training.registry.served_experiments import ServedExperiment

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etl.workflow.copied_tables import copied_tables
-from etl.workflow.feature_plan import FeaturePlan
+from etl.workflow.feature_plan import FeaturePlan, copied_tables
 from storage.run_context import RunContext
 
 

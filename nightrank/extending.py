@@ -13,16 +13,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conf.candidate_types import SourceSettings, WindowedSource
     from conf.errors import ConfigError, DataError, InfrastructureError
-    from conf.lazy_pyspark import F, T, Window
-    from conf.loss_types import LossSettings
+    from conf.lazy_imports import F, T, Window
+    from conf.list_types import AttributeRule, RuleSettings, SourceSettings, WindowedSource
     from conf.raw_types import EventTime, FormatSettings, RawTable
-    from conf.rule_types import AttributeRule, RuleSettings
+    from conf.train_types import LossSettings
     from conf.types import SinkSettings, Strict
-    from etl.ops.base import Fitted, Operator, RowWise, Step, Type
-    from etl.ops.doubles import as_doubles, from_doubles
-    from etl.ops.frames import RowChanger, RowFilter
+    from etl.ops.arrays import as_doubles, from_doubles
+    from etl.ops.base import Fitted, Operator, RowChanger, RowFilter, RowWise, Step, Type
     from etl.ops.tables import LocalTables, Tables
     from etl.ops.training_statistics import MergeableStatistic, Need, Statistics
     from etl.raw.file_splits import FileSplit
@@ -93,15 +91,13 @@ __all__ = [
 
 _NAMES = {
     "conf.errors": ("ConfigError", "DataError", "InfrastructureError"),
-    "conf.lazy_pyspark": ("F", "T", "Window"),
-    "conf.loss_types": ("LossSettings",),
+    "conf.lazy_imports": ("F", "T", "Window"),
+    "conf.train_types": ("LossSettings",),
     "conf.raw_types": ("EventTime", "FormatSettings", "RawTable"),
-    "conf.rule_types": ("AttributeRule", "RuleSettings"),
-    "conf.candidate_types": ("SourceSettings", "WindowedSource"),
+    "conf.list_types": ("AttributeRule", "RuleSettings", "SourceSettings", "WindowedSource"),
     "conf.types": ("SinkSettings", "Strict"),
-    "etl.ops.base": ("Fitted", "Operator", "RowWise", "Step", "Type"),
-    "etl.ops.doubles": ("as_doubles", "from_doubles"),
-    "etl.ops.frames": ("RowChanger", "RowFilter"),
+    "etl.ops.base": ("Fitted", "Operator", "RowChanger", "RowFilter", "RowWise", "Step", "Type"),
+    "etl.ops.arrays": ("as_doubles", "from_doubles"),
     "etl.ops.tables": ("LocalTables", "Tables"),
     "etl.ops.training_statistics": ("MergeableStatistic", "Need", "Statistics"),
     "etl.raw.file_splits": ("FileSplit",),

@@ -15,7 +15,7 @@ from conf.load import load_config
 from conf.messages import counted
 from conf.names import iso_date
 from conf.types import Config
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from nightrank.frames import listed, require_packages
 from nightrank.model import Model
 from nightrank.saved_models import lake_at

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from conf.errors import ConfigError, DataError
 from conf.messages import counted
 from conf.types import Config, Score
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from nightrank import plots
 from nightrank.frames import (
     Column,

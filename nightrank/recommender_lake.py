@@ -190,7 +190,7 @@ def train_in(
     """
     from etl.build import build  # this imports pyspark
     from etl.workflow.feature_plan import plan_of
-    from spark.local_workers import LocalWorkers
+    from spark.workers import LocalWorkers
     from training.loop.run import train_in_process  # this imports torch
     from training.loop.training_plan import make_plan, make_refit_plan
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
 import pyarrow as pa
 
 from conf.errors import ConfigError
-from etl.workflow.fitted_chains import FEATURE_SPARK_TYPES
-from etl.workflow.local_workflow import LocalWorkflow
+from etl.workflow.chains import FEATURE_SPARK_TYPES
+from etl.workflow.fitted_workflow import LocalWorkflow
 from nightrank.frames import Frame, arrow_table, require_kept
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, DataError, NightrankError
 from nightrank.workflow import Workflow
-from storage.feature_spec import ITEM_KEY, USER_KEY
-from storage.id_lists import pad_lists
+from storage.feature_spec import ITEM_KEY, USER_KEY, pad_lists
 
 _VARIABLES, _OPTIONS = "NIGHTRANK_ONLINE_", ("prefix", "user", "password", "ca_file")
 

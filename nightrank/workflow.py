@@ -14,15 +14,15 @@ from conf.messages import counted
 from conf.types import FeatureGroup
 from etl.fit.fit_frame import columns_of, fit_frame
 from etl.fit.version_tables import save_fitted
-from etl.workflow.local_workflow import LocalWorkflow, load_local, saved_versions
+from etl.workflow.fitted_workflow import LocalWorkflow, load_local, saved_versions
 from etl.workflow.raw_values import raw_values
 from nightrank.frames import Frame, arrow_table, decoded_like, frame_like, listed, with_columns
 from nightrank.saved_models import lake_at
 from nightrank.spark_frames import AnyFrame, is_spark_frame, local_table, transform_frame
 from storage import file_io
 from storage.feature_spec import LABEL, FeatureSpec
+from storage.file_digests import table_digest
 from storage.paths import LakePaths
-from storage.table_digest import table_digest
 
 
 class Workflow:

@@ -1,19 +1,64 @@
-"""Decides whether tasks run in Spark's Python workers or in processes of this machine."""
+"""Spark's Python workers, and the decision whether tasks run there or in processes of this machine."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
+import pyarrow as pa
+
 from conf.process import available_memory
-from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
 from spark.profile import launch_settings, local_cores
-from spark.workers import Workers
+from spark.workers import LOCAL_FOLDERS, LocalWorkers, Workers
 from storage.run_context import RunContext
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+# Groups of 4 GiB of text are small enough, so Spark can divide a day among GPUs.
+_TASKS_OF_GROUP = 64
+
+
+class SparkWorkers(Workers):
+    """The Python workers of a Spark session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    @property
+    def spark(self) -> SparkSession:
+        """Returns the session."""
+        return self._spark
+
+    @property
+    def parallelism(self) -> int:
+        """Returns the number of tasks that Spark uses by default."""
+        return self._spark.sparkContext.defaultParallelism
+
+    def gpu_groups(self, tasks: int) -> list[range]:
+        """Returns groups if the Spark profile gives each task a GPU."""
+        amount = self._spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
+        if float(amount or 0) < 1:  # tasks have only a part of a GPU: several tasks would share one
+            return []
+        starts = range(0, tasks, _TASKS_OF_GROUP)
+        return [range(first, min(first + _TASKS_OF_GROUP, tasks)) for first in starts]
+
+    def run(self, tasks: int, run: Callable[[int], Iterator[pa.RecordBatch]], schema: pa.Schema) -> DataFrame:
+        """Returns a lazy frame of the batches of all tasks."""
+        from spark.rows import spark_types
+        from spark.tasks import run_tasks  # this import also imports pyspark
+
+        return run_tasks(self._spark, tasks, run, spark_types(schema))
+
+    def collect(self, tasks: int, run: Callable[[int], str]) -> list[str]:
+        """Runs all tasks in one Spark job, and returns their texts in order."""
+        from spark.tasks import collect_results
+
+        return collect_results(self._spark, tasks, run)
+
+
+# Decides whether tasks run in Spark's Python workers or in processes of this machine.
 
 # The number of bytes that a stage of scoring or evaluation needs for each row if all rows are distinct
 # clicks: two texts, and their entry in the hash table of a query. The stage reads its rows in batches. It
@@ -41,8 +86,6 @@ def choose_workers(
     settings = launch_settings(os.environ)
     processes = cores_without_jvm(settings)
     if engine != "auto" or processes is None:
-        from spark.spark_workers import SparkWorkers  # this import also imports pyspark
-
         return SparkWorkers(open_session())
     folders = os.environ.get(LOCAL_FOLDERS) or settings.get("spark.local.dir")
     return LocalWorkers(processes, open_session, folders.split(",")[0] if folders else None)
@@ -67,7 +110,6 @@ def workers_of(context: RunContext) -> Workers:
     """Returns the workers of a stage: processes of this machine if its rows stay in this process."""
     if context.in_process:
         return choose_workers("auto", lambda: context.spark)
-    from spark.spark_workers import SparkWorkers
 
     return SparkWorkers(context.spark)
 

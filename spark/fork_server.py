@@ -1,4 +1,4 @@
-"""The server process that forks the workers of spark.local_workers (forkserver of multiprocessing).
+"""The server process that forks the workers of spark.workers (forkserver of multiprocessing).
 
 This module imports nothing that takes time, so that a job can start the server before its own imports.
 """

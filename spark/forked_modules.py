@@ -1,4 +1,4 @@
-"""The server process of spark.local_workers imports this module before it forks workers.
+"""The server process of spark.workers imports this module before it forks workers.
 
 This module imports the modules that the tasks of build_features run. Then it makes the garbage collector
 ignore their objects, so that a worker does not copy the memory that it shares with the server.
@@ -12,7 +12,7 @@ import gc
 from importlib import import_module
 
 from conf.process import collect_rarely
-from spark.worker_imports import import_plugins
+from spark.worker_daemon import import_plugins
 
 _before = gc.get_threshold()
 collect_rarely()
@@ -20,8 +20,8 @@ for _module in (
     "etl.latest.latest_rows",
     "etl.text.encode_pass",
     "etl.text.scan_pass",
-    "etl.value_counts.fit_statistics",
-    "etl.value_counts.report_statistics",
+    "etl.statistics.count_statistics",
+    "etl.statistics.count_statistics",
 ):
     import_module(_module)
 import_plugins()

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.lazy_pyspark import F, T
+from conf.lazy_imports import F, T
 from spark.tasks import map_batches
 from storage import file_io
 from storage.file_digests import open_file

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from conf.lazy_pyspark import T
-from spark.worker_imports import VARIABLE
+from conf.lazy_imports import T
+from spark.worker_daemon import VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,26 +21,45 @@ use this module.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from socket import socket
 
+from conf.plugins import OPERATOR, READER
 from conf.process import collect_rarely
-from spark.worker_imports import import_plugins, requested_imports
 
 # Modules that our Python workers run. These modules import numpy, pyarrow and pyspark. Workers that score
-# also import torch (worker_imports.py).
+# also import torch (`requested_imports`).
 IMPORTED = (
     "pyspark.sql.pandas.serializers",
     "pandas",
     "distutils.version",
     "etl.text.encode_pass",
-    "etl.value_counts.fit_statistics",
-    "etl.value_counts.report_statistics",
+    "etl.statistics.count_statistics",
+    "etl.statistics.count_statistics",
     "etl.text.scan_pass",
 )
+
+# Modules that a process imports before it forks Python workers, in addition to its own list. On the driver,
+# spark.tasks writes the names of the modules to this environment variable, and the daemon reads it. Spark
+# starts one daemon for each different set of environment variables. These functions must not import pyspark,
+# because the daemon first removes the archive of pyspark from sys.path.
+
+VARIABLE = "NIGHTRANK_WORKER_IMPORTS"
+
+
+def requested_imports() -> list[str]:
+    """Returns the names of the modules in this process's environment variable."""
+    return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+
+
+def import_plugins() -> None:
+    """Imports the operators and readers of the checkout, which are plug-ins that no other module imports."""
+    for plugin in (*OPERATOR.plugins(), *READER.plugins()):
+        getattr(plugin.load(), "reader", object)()  # the module of a format imports the module of its reader
 
 
 def without_archives(path: list[str]) -> list[str]:

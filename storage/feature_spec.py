@@ -1,4 +1,7 @@
-"""The FeatureSpec: the columns of feature tables and their order, for ETL, loader, models and scoring."""
+"""The FeatureSpec: the columns of feature tables and their order, for ETL, loader, models and scoring.
+
+`pad_lists` pads lists of ids to a matrix. Programs without torch use this module too.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from conf.errors import ConfigError, DataError
 from conf.types import WEIGHT_COLUMN, Keys, MultiHot, Scope
 from storage import file_io, format_versions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Reserved ids of every categorical column; valid ids lie in [0, cardinality).
 PAD_ID, NULL_ID, OOV_ID = range(3)
@@ -204,3 +213,20 @@ def require_lists(multi_hot: MultiHot, names: Sequence[str]) -> None:
             f"model.multi_hot.lengths names {unknown}; the features that are lists of ids are {list(names)}",
             "name only features that are lists of ids, or write `kind: multi_hot` for the feature",
         )
+
+
+def pad_lists(lists: pa.ListArray, length: int) -> NDArray[np.int32]:
+    """Returns the first `length` ids of each list, padded with PAD_ID: (rows, length) int32.
+
+    A null list is treated as an empty list.
+    """
+    offsets = lists.offsets.to_numpy()
+    starts = offsets[:-1].astype(np.int64)
+    counts = np.minimum(np.diff(offsets), length)
+    if lists.null_count:
+        counts = np.where(lists.is_null().to_numpy(zero_copy_only=False), 0, counts)
+    columns = np.arange(length)
+    filled = columns < counts[:, None]  # (rows, length)
+    padded = np.full((len(lists), length), PAD_ID, dtype=np.int32)
+    padded[filled] = lists.values.to_numpy()[(starts[:, None] + columns)[filled]]
+    return padded

@@ -2,7 +2,7 @@
 
 On a local file system, a rename replaces a file. On an object store, an upload replaces a file, and becomes
 visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a
-file only if the path has no file yet. HDFS, Google Cloud Storage and Azure are only read (storage/remote).
+file only if the path has no file yet. HDFS, Google Cloud Storage and Azure are only read (storage/remote.py).
 
 A JSON file of a lake contains a checksum of its other values (`with_checksum`). Without it, a flipped bit in
 a number would give another number and no error. Files of earlier releases have no checksum, so their values
@@ -27,9 +27,7 @@ from pyarrow import fs
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.names import scheme_of
-from storage.remote.azure import azure_storage
-from storage.remote.google import google_storage
-from storage.remote.hdfs import hdfs
+from storage.remote import azure_storage, google_storage, hdfs
 
 REPAIR_JSON = "delete the damaged file and rerun the job that writes it"
 CHECKSUM = "checksum"  # the key of the checksum in a JSON file

@@ -6,7 +6,7 @@ Publishing has one atomic step. The data files are written under new names, whic
 Then `_MANIFEST.json` is replaced: from that moment on, readers use the new files.
 
 Other tools do not read manifests. If other tools may read the table, the partition's folder has hard links
-(storage.hard_links), or the table has a Delta log (storage.delta_log). Links and log are updated after the
+(storage.other_tools), or the table has a Delta log (storage.other_tools). Links and log are updated after the
 manifest. A job may be killed after it has replaced the manifest, but before it has updated the links or the
 log. Then the next job that finds the partition up to date updates them.
 """
@@ -20,7 +20,7 @@ from hashlib import sha256
 from typing import Any
 
 from conf.errors import DataError, InfrastructureError
-from storage import delta_log, file_io, format_versions, hard_links
+from storage import file_io, format_versions, other_tools
 from storage.format_versions import FileValues
 from storage.lineage import NOT_RECORDED, DatasetVersion, LineageRecorder
 from storage.paths import Partition
@@ -302,7 +302,7 @@ def _update_views(partition: Partition, manifest: Manifest) -> None:
         folder, data = (
             file_io.filesystem(path)[1] for path in (partition.path, partition.file(partition.data))
         )
-        hard_links.show(
+        other_tools.show_links(
             folder,
             data,
             _links(partition, manifest).keys(),
@@ -310,20 +310,20 @@ def _update_views(partition: Partition, manifest: Manifest) -> None:
         )
         return
     table, content = partition.file(partition.data).rpartition("/")[0], _content(partition, manifest)
-    has_log = partition.path.endswith(f"/dt={partition.dt}") and delta_log.can_hold(manifest.schema)
-    if has_log and delta_log.says(table, partition.dt, content):
+    has_log = partition.path.endswith(f"/dt={partition.dt}") and other_tools.log_can_hold(manifest.schema)
+    if has_log and other_tools.log_says(table, partition.dt, content):
         return
     for info in file_io.list_files(partition.path, recursive=True):
         if info.is_file and info.base_name != MANIFEST_NAME:  # early releases kept data files here
             file_io.filesystem(partition.path)[0].delete_file(info.path)
     if has_log:
-        delta_log.show(table, partition.dt, lambda: _content(partition, newest_manifest()))
+        other_tools.show_log(table, partition.dt, lambda: _content(partition, newest_manifest()))
 
 
-def _content(partition: Partition, manifest: Manifest) -> delta_log.Content:
+def _content(partition: Partition, manifest: Manifest) -> other_tools.LogContent:
     table = f"{partition.data.rpartition('/')[0]}/"
     files = [(entry.path.removeprefix(table), entry.rows, entry.bytes) for entry in manifest.files]
-    return delta_log.Content(files, manifest.schema)
+    return other_tools.LogContent(files, manifest.schema)
 
 
 def _links(partition: Partition, manifest: Manifest) -> dict[str, str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from storage import file_io
-from storage.hard_links import LOCK_NAME
 from storage.manifest import MANIFEST_NAME, Manifest, is_published, read_manifest, withdraw
+from storage.other_tools import LOCK_NAME
 from storage.paths import DATA, LakePaths, Partition, Table
 
 

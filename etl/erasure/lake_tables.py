@@ -17,13 +17,11 @@ from conf.raw_types import format_settings
 from conf.types import Config
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
-from etl.raw.erased_rows import has_erased_field, json_texts
-from etl.raw.files import raw_path
-from etl.raw.table_copies import COPIES, USER_COLUMN
+from etl.raw.erased_users import ErasedUsers, has_erased_field, json_texts
+from etl.raw.files import COPIES, USER_COLUMN, raw_path
 from etl.raw.text_values import SEPARATOR
-from etl.workflow.local_workflow import FILE_NAME, read_version
+from etl.workflow.fitted_workflow import FILE_NAME, read_version
 from storage import file_io, format_versions
-from storage.erased_users import ErasedUsers
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
 from storage.manifest import MANIFEST_NAME, Manifest, data_files, load_manifest
 from storage.paths import DATA, LakePaths, Partition

@@ -31,10 +31,10 @@ from etl.erasure.lake_tables import (
     rule_of,
     user_tables,
 )
-from etl.raw.erased_rows import ERASED
-from etl.raw.table_copies import CONTENT, COPIES
+from etl.raw.erased_users import ERASED
+from etl.raw.files import CONTENT, COPIES
 from etl.workflow.feature_plan import preparation
-from etl.workflow.local_workflow import read_version, saved_versions
+from etl.workflow.fitted_workflow import read_version, saved_versions
 from storage.dataset import Dataset, Member
 from storage.feature_spec import LABEL, ROW_ID, USER_KEY
 from storage.manifest import Manifest, combined_digest, data_files, digest_of

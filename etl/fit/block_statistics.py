@@ -25,12 +25,12 @@ from etl.ops.keyed import KEY, table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.ops.training_statistics import Statistics
 from etl.raw.text_values import text_array
+from etl.statistics.count_statistics import VocabularyFolders, compute_statistics, moments_from
 from etl.statistics.id_rule import IdRule
-from etl.statistics.mergeable import VALUE_TYPES, MeasuredStatistic
-from etl.value_counts.fit_statistics import VocabularyFolders, compute_statistics, moments_from
-from etl.value_counts.requests import CountRequest, Counts, DerivedColumn
+from etl.statistics.moments import VALUE_TYPES, MeasuredStatistic
+from etl.statistics.value_counts import CountRequest, Counts, DerivedColumn
+from etl.workflow.chains import FittedChain
 from etl.workflow.feature_plan import FeaturePlan
-from etl.workflow.fitted_chains import FittedChain
 from spark.workers import Workers
 from storage import file_io
 from storage.publish import new_attempt

@@ -26,19 +26,18 @@ from etl.fit.version_tables import (
     write_parts,
     write_sorted,
 )
-from etl.native.count_sums import Sums
+from etl.native.distinct_values import Sums
 from etl.native.mapped_files import open_keyed
 from etl.ops import column_operator
-from etl.ops.array_statistics import GroupedRows, GroupParts
+from etl.ops.arrays import as_doubles
 from etl.ops.base import LISTS, Operator, Type
-from etl.ops.doubles import as_doubles
 from etl.ops.keyed import KEY
 from etl.ops.tables import LocalTables
+from etl.ops.training_statistics import GroupedRows, GroupParts
 from etl.raw.text_values import joined_array, text_array
-from etl.statistics.mergeable import VALUE_TYPES
-from etl.value_counts.count_file_format import MERGE_VALUES, buckets_for, read_counts, write_counts
-from etl.value_counts.requests import Counts
-from etl.workflow.fitted_chains import FittedChain, RowPlace, RowValues, decoded, row_values
+from etl.statistics.moments import VALUE_TYPES
+from etl.statistics.value_counts import MERGE_VALUES, Counts, buckets_for, read_counts, write_counts
+from etl.workflow.chains import FittedChain, RowPlace, RowValues, decoded, row_values
 from spark.workers import Workers
 from storage.feature_spec import LABEL
 from storage.file_digests import split_name

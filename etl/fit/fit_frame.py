@@ -14,25 +14,22 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, DataError
 from conf.types import FeatureGroup
 from etl.fit.rounds import ChainRequest, fit_rounds, fit_without_statistics, plan_rounds, vocabulary_of
-from etl.native.lookup import Lookup
+from etl.native.distinct_values import Lookup
 from etl.operators.categorify import Categorify
 from etl.ops import Operator, operator_digests, operator_from_config
-from etl.ops.array_statistics import GroupedRows
+from etl.ops.arrays import as_doubles
 from etl.ops.base import LISTS, Step, Type
-from etl.ops.doubles import as_doubles
 from etl.ops.keyed import KEY, table_name
 from etl.ops.tables import VOCABULARY, LocalTables
-from etl.ops.training_statistics import Statistics
+from etl.ops.training_statistics import GroupedRows, Statistics
 from etl.raw.text_values import joined_array, text_array
+from etl.statistics.count_statistics import VOCABULARY_SCHEMA
 from etl.statistics.id_rule import IdRule, assign_ids_of_column
-from etl.statistics.mergeable import MeasuredStatistic
-from etl.statistics.moments import quantiles_of_counts, sums_of_counts
-from etl.value_counts.fit_statistics import VOCABULARY_SCHEMA
+from etl.statistics.moments import MeasuredStatistic, quantiles_of_counts, sums_of_counts
+from etl.workflow.chains import Chain, RowPlace, canonical_groups, chain_description, decoded
 from etl.workflow.feature_plan import plan_features
-from etl.workflow.fitted_chains import RowPlace, decoded
-from etl.workflow.local_workflow import LocalWorkflow, fitted_features
+from etl.workflow.fitted_workflow import LocalWorkflow, fitted_features
 from etl.workflow.raw_values import column_types, raw_values, require_columns
-from etl.workflow.unfitted_chains import Chain, canonical_groups, chain_description
 from storage.feature_spec import LABEL, FeatureSpec
 from storage.manifest import digest_of
 
@@ -204,7 +201,7 @@ class FrameStatistics:
     It also collects the tables that steps need.
 
     Attributes:
-        facts: maps each vocabulary to its facts, as etl.value_counts.fit_statistics computes them.
+        facts: maps each vocabulary to its facts, as etl.statistics.count_statistics computes them.
     """
 
     rows: FrameRows

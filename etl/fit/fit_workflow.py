@@ -31,12 +31,17 @@ from etl.ops.base import Fitted, Step
 from etl.ops.keyed import KeyedFitted
 from etl.ops.tables import LocalTables
 from etl.raw.files import RawFiles, require_raw, rows_digest
-from etl.value_counts.requests import Counts, join_days
+from etl.statistics.value_counts import Counts, join_days
+from etl.workflow.chains import FittedChain, canonical_groups, chain_description
 from etl.workflow.feature_plan import FeaturePlan
-from etl.workflow.fitted_chains import FittedChain
-from etl.workflow.fitted_workflow import FittedWorkflow, load_workflow
-from etl.workflow.local_workflow import LocalWorkflow, fitted_features, save_workflow, workflow_exists
-from etl.workflow.unfitted_chains import canonical_groups, chain_description
+from etl.workflow.fitted_workflow import (
+    FittedWorkflow,
+    LocalWorkflow,
+    fitted_features,
+    load_workflow,
+    save_workflow,
+    workflow_exists,
+)
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, ROW_ID, WEIGHT, FeatureSpec, raw_keys
 from storage.manifest import digest_of

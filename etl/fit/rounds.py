@@ -16,9 +16,8 @@ from etl.operators.categorify import Categorify
 from etl.ops import Step, column_operator
 from etl.ops.base import Fitted, Type
 from etl.ops.training_statistics import Need, Statistics
-from etl.value_counts.requests import Counts
-from etl.workflow.fitted_chains import FittedChain
-from etl.workflow.unfitted_chains import Chain
+from etl.statistics.value_counts import Counts
+from etl.workflow.chains import Chain, FittedChain
 
 if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
     from pyspark.sql import DataFrame

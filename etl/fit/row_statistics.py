@@ -19,11 +19,10 @@ from etl.ops.base import LISTS, Operator, Step, Type
 from etl.ops.keyed import GROUP, KEY, table_name
 from etl.ops.tables import RARE, VOCABULARY
 from etl.ops.training_statistics import Statistics
+from etl.raw.splits import DAY
 from etl.raw.text_values import joined_column, text_column
-from etl.split.time_split import DAY
 from etl.statistics.id_rule import IdRule, assign_ids
-from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable
-from etl.statistics.moments import measure_moments, measure_quantiles
+from etl.statistics.moments import MeasuredStatistic, measure_mergeable, measure_moments, measure_quantiles
 from etl.workflow.feature_plan import FeaturePlan
 from spark.rows import frame_of
 from spark.workers import Workers

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.errors import InfrastructureError
-from etl.ops.array_statistics import GroupParts, concat_groups, merge_groups
 from etl.ops.keyed import KEY
 from etl.ops.tables import RARE, LocalTables, Tables, open_tables, workflow_table
-from etl.workflow.local_workflow import LocalWorkflow, save_workflow, table_sizes, workflow_exists
+from etl.ops.training_statistics import GroupParts, concat_groups, merge_groups
+from etl.workflow.fitted_workflow import LocalWorkflow, save_workflow, table_sizes, workflow_exists
 from storage import file_io
 from storage.file_digests import named, new_file, open_file, split_name
 from storage.manifest import data_files, read_manifest

@@ -24,9 +24,8 @@ from pyarrow import fs, orc
 from conf.errors import ConfigError, DataError
 from conf.names import has_date, with_any_date
 from conf.raw_types import SEPARATORS
-from etl.raw.delta_tables import files_at
 from etl.raw.file_splits import FileSplit, compression, read_blocks
-from etl.raw.files import find_files
+from etl.raw.files import files_at, find_files
 from storage import file_io
 
 # Number of bytes of text, or of rows of other formats, to read from the first file and from the last file.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.types import Config
 from etl.prepare.attributes import plain_array
 from etl.raw.files import require_raw
@@ -23,8 +23,7 @@ from spark.rows import Rows
 from storage.feature_spec import ITEM_KEY
 from storage.manifest import Manifest, current_manifest, digest_of, is_published, read_manifest
 from storage.paths import LakePaths
-from storage.publish import Rules
-from storage.publish_rows import publish_rows
+from storage.publish import Rules, publish_rows
 from storage.read_parquet import read_rows_of_keys
 
 if TYPE_CHECKING:

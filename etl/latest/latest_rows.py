@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from etl.ops.choose_engine import choose_engine
-from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES
+from etl.ops.base import choose_engine
+from etl.workflow.chains import FEATURE_ARROW_TYPES
 from spark.workers import Workers
 from storage.feature_spec import ROW_ID, FeatureSpec
 from storage.manifest import Manifest, data_files

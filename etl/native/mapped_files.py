@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from etl.native.distinct_values import Lookup, SealedFile, map_sealed
 from etl.native.library import is_built
-from etl.native.lookup import Lookup, SealedFile, map_sealed
 from storage.file_digests import open_file
 from storage.manifest import digest_of
 from storage.read_parquet import errors_of_file, read_file
@@ -91,8 +91,8 @@ def _intact(path: Path, load: Callable[[Path], Opened]) -> Opened | None:
 
 # Opens tables with statistics by key, which all Python workers of a machine map into memory.
 #
-# The file of a table contains its key column as a hash table (etl/native/lookup.py). A second file contains
-# the columns.
+# The file of a table contains its key column as a hash table (etl/native/distinct_values.py). A second file
+# contains the columns.
 
 _KEY = "key"
 Keyed = tuple[Lookup, pa.Table]

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
+from etl.ops.arrays import as_doubles
 from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
-from etl.ops.doubles import as_doubles
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
 from etl.raw.text_values import over_elements

@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from conf.errors import ConfigError, InfrastructureError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.operators.hash_bucket import bucket_array, bucket_column
-from etl.ops.base import LISTS, Fitted, Operator, Step, Type
-from etl.ops.parameters import Count, Values
+from etl.ops.base import LISTS, Count, Fitted, Operator, Step, Type, Values
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Need, Statistics
 from etl.raw.text_values import SEPARATOR, over_elements, text_array, text_column

@@ -11,10 +11,9 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
-from etl.ops.base import Operator, RowWise, Step
-from etl.ops.doubles import as_doubles, from_doubles
-from etl.ops.parameters import Number
+from conf.lazy_imports import F
+from etl.ops.arrays import as_doubles, from_doubles
+from etl.ops.base import Number, Operator, RowWise, Step
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
 

@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F
-from etl.ops.array_statistics import count_distinct, extremes, merge_extremes
+from conf.lazy_imports import F
 from etl.ops.base import LISTS, NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
-from etl.ops.training_statistics import Need, Statistics
+from etl.ops.training_statistics import Need, Statistics, count_distinct, extremes, merge_extremes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -10,12 +10,17 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F, Window
-from etl.ops.base import KEYS, NUMBERS, Type
-from etl.ops.doubles import bounded_array, bounded_column, from_doubles
-from etl.ops.frames import RowChanger
-from etl.ops.parameters import Integer, Texts
-from etl.ops.row_groups import groups_of, integers_of, numbers_of, with_column
+from conf.lazy_imports import F, Window
+from etl.ops.arrays import (
+    bounded_array,
+    bounded_column,
+    from_doubles,
+    groups_of,
+    integers_of,
+    numbers_of,
+    with_column,
+)
+from etl.ops.base import KEYS, NUMBERS, Integer, RowChanger, Texts, Type
 from storage.feature_spec import EVENT_TIME, ROW_ID
 
 if TYPE_CHECKING:

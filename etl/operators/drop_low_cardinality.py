@@ -10,12 +10,10 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from conf.lazy_pyspark import F
-from etl.ops.array_statistics import count_distinct
-from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
-from etl.ops.parameters import Count
+from conf.lazy_imports import F
+from etl.ops.base import NUMBERS, Count, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
-from etl.ops.training_statistics import Need, Statistics
+from etl.ops.training_statistics import Need, Statistics, count_distinct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

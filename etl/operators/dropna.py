@@ -11,9 +11,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import ConfigError
-from etl.ops.base import Type
-from etl.ops.frames import RowFilter
-from etl.ops.parameters import Texts
+from etl.ops.base import RowFilter, Texts, Type
 
 
 class Dropna(RowFilter):

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.base import NUMBERS, Operator, RowWise, Step, Type
 from etl.ops.formula import Formula, Kind, parse
 from etl.ops.tables import LocalTables

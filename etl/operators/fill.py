@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
-from etl.ops.base import Fitted, Operator, Step, Type
-from etl.ops.parameters import Number
+from conf.lazy_imports import F
+from etl.ops.base import Fitted, Number, Operator, Step, Type
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Statistics
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.base import Operator, RowWise, Step
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Need, Statistics

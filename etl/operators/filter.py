@@ -10,9 +10,8 @@ from pydantic import Field
 
 from conf.errors import ConfigError
 from etl.operators.expression import kinds_of
-from etl.ops.base import Type
+from etl.ops.base import RowFilter, Type
 from etl.ops.formula import parse
-from etl.ops.frames import RowFilter
 
 
 class Filter(RowFilter):

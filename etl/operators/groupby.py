@@ -11,15 +11,12 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
-from etl.ops.array_statistics import GroupedNumbers
-from etl.ops.base import KEYS, NUMBERS, Type
-from etl.ops.doubles import as_doubles, from_doubles
-from etl.ops.frames import RowChanger
+from conf.lazy_imports import F
+from etl.ops.arrays import as_doubles, from_doubles, groups_of, integers_of, plain, whole
+from etl.ops.base import KEYS, NUMBERS, RowChanger, Texts, Type
 from etl.ops.keyed import exact_sum
-from etl.ops.parameters import Texts
-from etl.ops.row_groups import groups_of, integers_of, plain, whole
-from etl.split.time_split import SPLIT
+from etl.ops.training_statistics import GroupedNumbers
+from etl.raw.splits import SPLIT
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from conf.lazy_pyspark import F
-from etl.ops.base import LISTS, Operator, RowWise, Step, Type
-from etl.ops.parameters import Buckets
+from conf.lazy_imports import F
+from etl.ops.base import LISTS, Buckets, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
 from etl.ops.xxhash64 import xxhash64

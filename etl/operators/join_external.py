@@ -12,14 +12,12 @@ from pydantic import BeforeValidator, Field
 from conf.errors import ConfigError
 from conf.load import read_section
 from conf.names import PlainText
-from conf.plugin_names import list_names
-from conf.plugins import READER
+from conf.plugins import READER, list_names
 from conf.raw_types import POINT, Column, DecimalSeparator, Format, OperatorType, Strict, operator_type
 from conf.time_notation import ISO, UTC, TimeFormat
 from conf.types import JoinedTable
-from etl.ops.base import KEYS, Operator, Step, Type
+from etl.ops.base import KEYS, Operator, Step, Texts, Type
 from etl.ops.keyed import KeyedFitted, bind_keys, table_name
-from etl.ops.parameters import Texts
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Need, Statistics
 

@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
-from etl.ops.array_statistics import GroupedRows, GroupParts, doubles_of_sums
-from etl.ops.base import KEYS, Operator, Step, Type
-from etl.ops.doubles import as_doubles, from_doubles
+from conf.lazy_imports import F
+from etl.ops.arrays import as_doubles, from_doubles
+from etl.ops.base import KEYS, Operator, Step, Texts, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
-from etl.ops.parameters import Texts
 from etl.ops.tables import LocalTables, Tables
-from etl.ops.training_statistics import Need, Statistics
+from etl.ops.training_statistics import GroupedRows, GroupParts, Need, Statistics, doubles_of_sums
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

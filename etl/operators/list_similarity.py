@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.base import LISTS, Operator, RowWise, Step, Type
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics

@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
-from etl.ops.base import LISTS, Fitted, Operator, Step, Type
-from etl.ops.parameters import Integer
+from conf.lazy_imports import F
+from etl.ops.base import LISTS, Fitted, Integer, Operator, Step, Type
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Statistics
 from storage.feature_spec import PAD_ID

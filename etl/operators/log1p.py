@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
+from etl.ops.arrays import as_doubles, from_doubles
 from etl.ops.base import Operator, RowWise, Step
-from etl.ops.doubles import as_doubles, from_doubles
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import DataError
+from etl.ops.arrays import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.base import Operator, RowWise, Step
-from etl.ops.doubles import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Need, Statistics
 

@@ -11,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F
-from etl.ops.array_statistics import extremes
+from conf.lazy_imports import F
+from etl.ops.arrays import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.base import Operator, RowWise, Step, Type
-from etl.ops.doubles import as_doubles, bounded_array, bounded_column, from_doubles
 from etl.ops.tables import LocalTables
-from etl.ops.training_statistics import Need, Statistics
+from etl.ops.training_statistics import Need, Statistics, extremes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

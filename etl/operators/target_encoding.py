@@ -12,16 +12,14 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F
-from etl.ops.array_statistics import GroupedRows, GroupParts, doubles_of_sums
-from etl.ops.base import KEYS, Operator, Step, Type
-from etl.ops.doubles import as_doubles
+from conf.lazy_imports import F
+from etl.ops.arrays import as_doubles
+from etl.ops.base import KEYS, Number, Operator, Step, Type
 from etl.ops.keyed import GROUP, KeyedFitted, bind_keys, exact_sum, table_name
-from etl.ops.parameters import Number
 from etl.ops.tables import LocalTables, Tables
-from etl.ops.training_statistics import Need, Statistics
+from etl.ops.training_statistics import GroupedRows, GroupParts, Need, Statistics, doubles_of_sums
 from etl.ops.xxhash64 import xxhash64_of_longs
-from etl.split.time_split import DAY, SPLIT
+from etl.raw.splits import DAY, SPLIT
 from storage.feature_spec import LABEL, ROW_ID
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.operators.data_stats import FittedDataStats
-from etl.ops.array_statistics import extremes, merge_extremes
 from etl.ops.base import LISTS, Operator, Step, Type
-from etl.ops.training_statistics import Need, Statistics
+from etl.ops.training_statistics import Need, Statistics, extremes, merge_extremes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -1,4 +1,6 @@
-"""The base classes of feature operators.
+"""The base classes of operators: their parameters, feature operators, and operators of the section `prepare`.
+
+Parameters are a pydantic model whose errors contain operator, parameter and value.
 
 An `Operator` holds parameters, which are checked when it is constructed. Its method `bind` takes columns with
 their types and returns `Step`s. A step is an operator with named input and output columns. The method `fit`
@@ -9,28 +11,138 @@ A fitted step returns the same results in both engines, `sql` and `arrow`. In th
 method `apply` builds Spark column expressions and joins. In the engine `arrow`, the step's method `compute`
 processes Arrow arrays. Operators must not use a Spark session or a file path.
 
-To add an operator, add a file to etl/operators (discovery.py finds it) and an example to tests/etl/ops.
+A `FrameOperator` of the section `prepare` runs before features are computed. To add an operator, add a file
+to etl/operators (etl/ops/__init__.py finds it) and an example to tests/etl/ops.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, WrapValidator
 
 from conf.errors import ConfigError
+from conf.raw_types import Strict
 from conf.types import FeatureGroup, OperatorEntry
-from etl.ops.array_statistics import GroupedRows, GroupParts
-from etl.ops.parameters import Parameters
 from etl.ops.tables import LocalTables, Tables
-from etl.ops.training_statistics import MergeableStatistic, Need, Statistics
+from etl.ops.training_statistics import GroupedRows, GroupParts, MergeableStatistic, Need, Statistics
+from storage.feature_spec import FLOAT32_MAX, NUM_RESERVED_IDS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+def _keep_as_written(value: Any, validate: Callable[[Any], Any]) -> Any:
+    """Validates a number and returns it unchanged: an integer is not converted to a float.
+
+    So the digest of an operator's parameters differs for `3` and `3.0`.
+    """
+    number = validate(value)
+    if not abs(number) <= FLOAT32_MAX:
+        raise ValueError("it is outside the range of float32: use a number within ±3.4e38")
+    return value
+
+
+def _number_to_text(value: Any) -> Any:
+    """Converts a number to its decimal text; returns other values unchanged."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+# A number that may become the value of a feature, so it must be within the range of float32.
+Number = Annotated[float, WrapValidator(_keep_as_written)]
+Integer = Annotated[int, Field(gt=-(2**31), lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Buckets = Annotated[int, Field(ge=1, lt=2**31 - NUM_RESERVED_IDS)]
+# YAML has lists, but Python callers may pass tuples. So pydantic's strict mode is off for the list, and on
+# for its elements.
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+Value = Annotated[str, BeforeValidator(_number_to_text), WithJsonSchema({"type": ["string", "number"]})]
+Values = Annotated[tuple[Value, ...], Field(strict=False)]
+
+_RULES = {
+    "tuple_type": "it must be a list",
+    "dict_type": "it must be a mapping",
+    "too_short": "it must not be empty",
+}
+
+
+class Parameters(Strict):
+    """The parameters of an operator. Objects are immutable. A value must have exactly the declared type.
+
+    Raises:
+        ConfigError: a parameter is missing, unknown or not allowed.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    name: ClassVar[str]
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(
+                f"{self.name} {'; '.join(_problems(error, values, sorted(type(self).model_fields)))}",
+                f"correct these parameters; docs/operators describes the parameters of {self.name}",
+            ) from error
+
+
+def _problems(error: ValidationError, values: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Returns one message for each wrong parameter.
+
+    Pydantic reports several errors for one parameter if the parameter may have several types.
+    """
+    rules: dict[tuple[Any, ...], list[str]] = {}
+    for detail in error.errors(include_url=False):
+        path = _path(detail["loc"], values)
+        key = ".".join(str(part) for part in path)
+        if detail["type"] == "extra_forbidden":
+            message = f"does not take {key}={detail['input']!r}; its parameters are {known}"
+        elif detail["type"] == "missing":
+            message = f"needs the parameter {key}"
+        else:
+            rule = _RULES.get(detail["type"], detail["msg"].removeprefix("Value error, "))
+            message = f"{key}={detail['input']!r}: {rule}"
+        rules.setdefault(path, []).append(message)
+    deepest = [path for path in rules if not any(_is_above(path, other) for other in rules)]
+    return [_joined(rules[path]) for path in deepest]
+
+
+def _path(location: tuple[Any, ...], values: Any) -> tuple[Any, ...]:
+    """Returns the keys and indices of an error's location, without names of types that pydantic adds."""
+    path: list[Any] = []
+    for part in location:
+        if (isinstance(values, Mapping) and part in values) or (
+            isinstance(values, list | tuple) and isinstance(part, int) and part < len(values)
+        ):
+            values = values[part]
+        elif path:
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _is_above(path: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Returns whether `path` is a prefix of `other`."""
+    return len(path) < len(other) and other[: len(path)] == path
+
+
+def _joined(messages: Sequence[str]) -> str:
+    """Joins several messages about one parameter into one message.
+
+    The value appears once in this message, and the rules are joined by `or`.
+    """
+    intro = messages[0].partition(": ")[0]
+    rules = [message.removeprefix(f"{intro}: ") for message in messages]
+    return f"{intro}: {' or '.join(dict.fromkeys(rules))}" if len(messages) > 1 else messages[0]
+
+
+# The base classes of feature operators.
 
 # Types of values in a chain of steps: int has 64 bits, float is a double, and the last two types are lists.
 Type = Literal["int", "float", "string", "ints", "strings"]
@@ -351,3 +463,116 @@ class Pipeline:
         """Returns the pipeline as a feature group, whose outputs become features of the kind `kind`."""
         entries: list[OperatorEntry] = [operator.config() for operator in self.operators]
         return FeatureGroup(columns=list(self.columns), kind=kind, ops=entries)
+
+
+# Chooses the engine: Spark expressions (`sql`) or Arrow batches in Python workers (`arrow`).
+
+Engine = Literal["sql", "arrow"]
+
+
+def choose_engine(wanted: Literal["auto", "sql", "arrow"]) -> Engine:
+    """Returns the engine `wanted`, or chooses an engine if `wanted` is `auto`.
+
+    `auto` chooses `arrow`, which is faster than `sql`, even on a GPU (docs/decisions/operators.md#0075).
+    The size of the tables does not matter, because workers map them into memory (etl/native/mapped_files.py).
+    """
+    return "arrow" if wanted == "auto" else wanted
+
+
+# The base classes of the operators in the section `prepare`, which run before features are computed.
+
+
+class FrameOperator(Parameters, ABC):
+    """An operator over rows. It is not fitted, and it processes one day at a time.
+
+    Attributes:
+        page: the page of docs/operators that describes the operator (`PAGES` in etl/ops/pages.py).
+    """
+
+    page: ClassVar[str] = "rows"
+
+    @abstractmethod
+    def bind(self, columns: Mapping[str, Type]) -> Mapping[str, Type]:
+        """Returns the columns that rows have after the operator, and their types.
+
+        Raises:
+            ConfigError: a column in a parameter does not exist or has a wrong type.
+        """
+
+
+class RowFilter(FrameOperator):
+    """An operator that drops rows. The day's row counts contain the number of dropped rows as `reason`."""
+
+    @property
+    @abstractmethod
+    def reason(self) -> str:
+        """Returns the name under which the day's row counts contain the number of dropped rows."""
+
+    def inputs(self, columns: Mapping[str, Type]) -> tuple[str, ...]:
+        """Returns the raw columns that the condition reads.
+
+        Args:
+            columns: the type of each raw column.
+
+        Raises:
+            ConfigError: the operator does not define this method.
+        """
+        raise self._no_form("inputs")
+
+    def keeps_rows(
+        self, rows: Mapping[str, pa.Array], count: int, columns: Mapping[str, Type]
+    ) -> pa.BooleanArray:
+        """Returns for each row whether it is kept: `count` booleans.
+
+        A row for which the result is null is dropped.
+
+        Args:
+            rows: maps each column of `inputs` to an array of `count` values without a dictionary.
+            count: number of rows.
+            columns: the type of each raw column.
+
+        Raises:
+            ConfigError: the operator does not define this method.
+        """
+        raise self._no_form("keeps_rows")
+
+    def _no_form(self, method: str) -> ConfigError:
+        return ConfigError(
+            f"the operator {self.name} cannot filter rows of a log: it does not define `{method}`",
+            f"define the methods `inputs` and `keeps_rows` of {self.name} (etl.ops.base.RowFilter); a "
+            "condition on a Spark frame, `keeps`, is not used any more",
+        )
+
+
+class RowChanger(FrameOperator):
+    """An operator that adds columns or combines rows.
+
+    `apply` processes Spark frames, and `apply_table` processes Arrow tables. Both return the same rows, in
+    any order.
+    """
+
+    @abstractmethod
+    def apply(self, rows: DataFrame) -> DataFrame:
+        """Returns the rows after the operator."""
+
+    def apply_table(self, rows: pa.Table) -> pa.Table:
+        """Returns the rows after the operator. `rows` has all rows of a day for some keys (`key_columns`).
+
+        A column of `rows` is a plain array, a dictionary array or an array of lists, in one or more chunks.
+
+        Raises:
+            ConfigError: the operator does not define this method.
+        """
+        raise ConfigError(
+            f"the operator {self.name} changes rows only in Spark: it does not define `apply_table`",
+            f"define the method `apply_table` of {self.name}, which takes and returns a pyarrow.Table, or "
+            "set workflow.engine=sql",
+        )
+
+    def key_columns(self) -> tuple[str, ...]:
+        """Returns the key columns. All rows of a day with equal values in these columns are passed together.
+
+        The result of a row must depend only on these rows. If there are no key columns, all rows of the day
+        are passed together.
+        """
+        return ()

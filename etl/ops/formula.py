@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.messages import shortened
 
 if TYPE_CHECKING:

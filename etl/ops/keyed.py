@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from etl.ops.base import KEYS, Fitted, Operator, Step, Type
 from etl.ops.tables import LocalTables, Tables
 from etl.raw.text_values import joined_array, joined_column, text_array

@@ -12,9 +12,8 @@ from pydantic import BaseModel
 
 from conf.reference import field_table
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from etl.ops.base import Operator
+from etl.ops.base import FrameOperator, Operator, RowChanger
 from etl.ops.formula import FUNCTIONS
-from etl.ops.frames import FrameOperator, RowChanger
 
 # Maps the name of a page to its title and its first sentence. The attribute `page` of an operator is such a
 # name.

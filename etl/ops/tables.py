@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F
-from etl.native.lookup import Lookup
+from conf.lazy_imports import F
+from etl.native.distinct_values import Lookup
 from etl.native.mapped_files import open_keyed, open_vocabulary
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition

@@ -1,7 +1,7 @@
 """Publishes missing days of a lake's table `last_clicks`, and reads the clicks before a day, without Spark.
 
-The partitions equal those of etl/spark/histories.py: they have the same rows in the same order, and manifests
-with the same digest. So both modules may write partitions of the same lake.
+The partitions equal those of etl/spark/frame_passes.py: they have the same rows in the same order, and
+manifests with the same digest. So both modules may write partitions of the same lake.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class ClickTables:
 def click_tables(workers: Workers, plan: FeaturePlan, lake: LakePaths) -> ClickTables | None:
     """Returns the reader of the clicks of earlier days.
 
-    In Spark, etl.spark.histories.clicks_before does the same. Returns None if there are no histories, or if
-    the log is one table.
+    In Spark, `clicks_before` of etl.spark.frame_passes does the same. Returns None if there are no histories,
+    or if the log is one table.
     """
     if plan.config.history is None or plan.is_divided:
         return None

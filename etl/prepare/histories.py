@@ -3,9 +3,9 @@
 The section `history` may also ask for the ages of the items: the seconds from the click of each item to the
 click of the first item of the list.
 
-The rules and the results are the same as in etl/spark/histories.py. No Python code loops over rows or users.
-Rows are sorted once, so that the clicks of a user are adjacent. Each history is a slice of this array of
-clicks.
+The rules and the results are the same as in etl/spark/frame_passes.py. No Python code loops over rows or
+users. Rows are sorted once, so that the clicks of a user are adjacent. Each history is a slice of this array
+of clicks.
 
 The clicks of users are stored in two forms. The table `last_clicks` of a lake has one row per user: user_key,
 items (list of item keys, the oldest first) and, if the log has times, times (list of int64, µs). The

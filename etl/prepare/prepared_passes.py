@@ -22,21 +22,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.load import config_digest
 from conf.names import days_since_epoch
 from conf.types import SPLITS, Split
 from etl.fit.rounds import TrainingBlocks
 from etl.native.scan import NOTHING_REJECTED
-from etl.ops.row_groups import whole
+from etl.ops.arrays import whole
 from etl.quality.column_summary import LABEL_CELLS, ColumnSummary, CountedColumn, Values
 from etl.quality.day_counts import DayCounts, check_day
 from etl.quality.report import SplitOfDay
 from etl.raw.file_splits import FileSplit
-from etl.raw.files import RawFiles, find_raw, impression_inputs, require_raw
+from etl.raw.files import ALL_DAYS, RawFiles, copies_of, find_raw, impression_inputs, require_raw
 from etl.raw.row_rules import bounds_of_day
-from etl.raw.table_copies import ALL_DAYS, copies_of
-from etl.split.time_split import DAY, no_good_row, no_row
+from etl.raw.splits import DAY, no_good_row, no_row
+from etl.statistics.count_statistics import summarise_and_compare
+from etl.statistics.value_counts import BUCKET_BYTES, Counts, buckets_for, write_counts
 from etl.text.encode_pass import TrainingSplit, training_blocks
 from etl.text.parse_block import FileLayout, ParsedBlock
 from etl.text.published_days import (
@@ -50,11 +51,7 @@ from etl.text.published_days import (
 )
 from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, release, scan_splits
 from etl.text.stored_rows import RowsFile, Spill
-from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for, write_counts
-from etl.value_counts.report_statistics import summarise_and_compare
-from etl.value_counts.requests import Counts
-from etl.workflow.copied_tables import copied_tables
-from etl.workflow.feature_plan import FeaturePlan
+from etl.workflow.feature_plan import FeaturePlan, copied_tables
 from spark.workers import Workers
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 from storage.file_digests import new_file, open_file
@@ -163,7 +160,7 @@ class PreparedPasses(ABC):
     ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
         """Returns summaries of all `days`, and the comparison of `day` with the training days.
 
-        See etl.value_counts.report_statistics.summarise_and_compare.
+        See etl.statistics.count_statistics.summarise_and_compare.
         """
         return summarise_and_compare(
             self._workers,

@@ -20,14 +20,25 @@ from etl.ops import RowChanger
 from etl.prepare.attributes import join_attributes, plain_array, read_attribute_table
 from etl.prepare.click_tables import ClickFiles, click_tables
 from etl.prepare.histories import add_history
-from etl.prepare.negatives import DayItems, add_negatives, items_of, merge_items
-from etl.prepare.positions import add_positions, impressions_table
 from etl.prepare.prepared_passes import PreparedPasses, write_prepared
-from etl.prepare.splits import Cuts, assign_split, count_times, position_cuts, time_cuts
-from etl.raw.erased_rows import erased_of_table
+from etl.prepare.prepared_rows import (
+    Cuts,
+    DayItems,
+    add_negatives,
+    add_positions,
+    assign_split,
+    count_times,
+    impressions_table,
+    items_of,
+    merge_items,
+    position_cuts,
+    time_cuts,
+)
+from etl.raw.erased_users import erased_of_table
 from etl.raw.file_splits import FileSplit, compression
 from etl.raw.files import RawFiles, require_raw
-from etl.split.time_split import SPLIT
+from etl.raw.splits import SPLIT
+from etl.statistics.value_counts import buckets_for
 from etl.text.parse_block import FileLayout, layout_of_days
 from etl.text.published_days import ScannedDay, file_name, labelled_file
 from etl.text.stored_rows import (
@@ -38,10 +49,8 @@ from etl.text.stored_rows import (
     read_spilled,
     spilled_lines,
 )
-from etl.value_counts.count_file_format import buckets_for
 from etl.workflow.feature_plan import FeaturePlan
-from spark.local_workers import LocalWorkers
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.feature_spec import EVENT_TIME, LABEL, ROW_ID, USER_KEY, WEIGHT, raw_keys
 from storage.paths import LakePaths
 from storage.publish import new_attempt, publish_files
@@ -305,7 +314,7 @@ class DayInputs:
         earlier: the files of the clicks of earlier days; None if there are none.
         impressions: path of the impressions of the day; None if there are none.
         tables: maps `users` and `items`, if they are tables, to the path of their rows.
-        items: folder of the items of the day (etl.prepare.negatives.DayItems); None without negatives.
+        items: folder of the items of the day (etl.prepare.prepared_rows.DayItems); None without negatives.
         cuts: the times at which splits end; None if splits do not end at times.
     """
 
@@ -387,7 +396,7 @@ def items_of_buckets(
 ) -> list[str]:
     """Returns, for each task, the path of a file with the items of its rows.
 
-    The files are in `folder`, and contain the results of etl.prepare.negatives.items_of.
+    The files are in `folder`, and contain the results of etl.prepare.prepared_rows.items_of.
     """
     run = partial(_find_items, tuple(tasks), preparation, tuple(days), folder)
     return workers.collect(len(tasks), run)

@@ -90,7 +90,7 @@ def check_day(
 ) -> None:
     """Checks the shares of rows of a day that are quarantined, or that have times outside the day.
 
-    A day without rows raises no error here. etl.checked_days decides, by the split of the day, whether a run
+    A day without rows raises no error here. etl.passes decides, by the split of the day, whether a run
     needs its rows.
 
     Args:

@@ -96,7 +96,7 @@ def _column_settings(column: Column) -> dict[str, Any]:
 
 # Decides which partitions of the table `last_clicks` a history uses, and whether they are up to date.
 #
-# The rules are the same for Spark frames (etl/spark/histories.py) and for Arrow tables
+# The rules are the same for Spark frames (etl/spark/frame_passes.py) and for Arrow tables
 # (etl/prepare/click_tables.py). So both may write partitions of the same lake.
 
 log = logging.getLogger("nightrank.etl")

@@ -27,7 +27,7 @@ from conf.raw_types import (
 )
 from conf.time_notation import ISO, only_date
 from etl.raw import row_rules, text_values
-from etl.raw.csv_header import common_header
+from etl.raw.file_columns import common_header
 
 _SHOWN = 100  # Maximum number of characters of a value or line in a message.
 _MOST_VALUES = 5  # Maximum number of values of one reason in a message.

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.raw_types import NUMBER_TYPES, POINT, Column, ColumnType, DecimalSeparator, OperatorType
 from conf.time_notation import UTC
 from etl.raw.time_text import dates, timestamps

@@ -30,7 +30,7 @@ from conf.errors import ConfigError, DataError
 from conf.raw_types import Column, ColumnType, RawTable
 from conf.time_notation import UTC
 from etl.raw import time_text
-from etl.raw.parquet_columns import ONE_VALUE, no_text
+from etl.raw.file_columns import ONE_VALUE, no_text
 from etl.raw.row_rules import NANOSECONDS, floor_divide_array
 from etl.raw.text_values import (
     integers,

@@ -1,4 +1,7 @@
-"""The interface of all readers of raw tables, and the blocks of rows that readers return."""
+"""The interface of all readers of raw tables, and the blocks of rows that readers return.
+
+`reader_of` finds the reader of a format.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from conf.plugins import READER
 from conf.raw_types import EventTime, RawTable
 from etl.raw.file_splits import FileSplit
 
@@ -126,3 +130,30 @@ class TableReader(ABC):
         Raises:
             DataError: the file is damaged.
         """
+
+
+# Finds the reader of a format.
+
+
+def open_table(table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None) -> TableReader:
+    """Opens the files of a table with the reader of its format.
+
+    Raises:
+        DataError, ConfigError: see TableReader.open.
+        ConfigError: the module of a package does not contain a reader (`reader_of`).
+    """
+    return reader_of(table.format).open(table, paths, event_time)
+
+
+def reader_of(name: str) -> type[TableReader]:
+    """Returns the class that reads a format. The format must exist.
+
+    Raises:
+        ConfigError: the module of a package has no class `Reader` and no function `reader`.
+    """
+    plugin = READER.get(name)
+    if hasattr(plugin.load(), "reader"):
+        of_function: type[TableReader] = plugin.member("reader")()
+        return of_function
+    of_class: type[TableReader] = plugin.member("Reader", TableReader)
+    return of_class

@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
-from etl.raw.delta_tables import DeltaVersion, kept_rows, version_of
+from etl.raw.file_columns import missing_columns
 from etl.raw.file_splits import FileSplit
-from etl.raw.parquet_columns import missing_columns
+from etl.raw.files import DeltaVersion, kept_rows, version_of
+from etl.readers.arrow_blocks import row_texts
 from etl.readers.arrow_values import convert, instants, reason_of, require_type, time_zone_of
 from etl.readers.base import RawBlock, TableReader
 from etl.readers.parquet import ParquetReader
-from etl.readers.row_json import row_texts
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Reads the log of the items that were shown to users on one day (`serving.impressions`).
 
 Two jobs need this log. measure_recommendations compares it with the published lists. build_features adds its
-positions to the rows of the click log (etl/prepare/positions.py).
+positions to the rows of the click log (etl/prepare/prepared_rows.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import ColumnType, EventTime, RawTable
-from conf.serving_types import Impressions
+from conf.stage_types import Impressions
 from conf.time_notation import ISO
 from conf.types import Config
 from etl.raw.file_splits import FileSplit
@@ -26,8 +26,7 @@ from etl.raw.files import RawFiles
 from etl.raw.rejected_lines import RejectedLine
 from etl.raw.row_rules import time_rule
 from etl.raw.text_values import text_array
-from etl.readers.base import RawBlock, TableReader
-from etl.readers.discovery import open_table
+from etl.readers.base import RawBlock, TableReader, open_table
 from etl.readers.table_heads import unusable
 from spark.rows import Rows
 from spark.workers import Workers

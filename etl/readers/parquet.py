@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +16,8 @@ from conf.errors import DataError
 from conf.raw_types import Column, EventTime, RawTable
 from conf.time_notation import UTC
 from etl.native.library import is_built
-from etl.native.pages import KINDS, DamagedPageError, PagedColumn
-from etl.native.scan import merge_dictionaries
-from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
-from etl.raw.parquet_columns import (
+from etl.native.scan import KINDS, DamagedPageError, PagedColumn, merge_dictionaries
+from etl.raw.file_columns import (
     has_column,
     leaves_of,
     parquet_metadata,
@@ -26,7 +25,9 @@ from etl.raw.parquet_columns import (
     require_columns,
     stored_columns,
 )
+from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.raw.text_values import EXACT_BELOW
+from etl.readers.arrow_blocks import row_texts
 from etl.readers.arrow_values import (
     NoTextError,
     convert,
@@ -39,12 +40,10 @@ from etl.readers.arrow_values import (
     time_zone_of,
 )
 from etl.readers.base import RawBlock, TableReader
-from etl.readers.parquet_checksums import Header, WrongPageError, chunk_bytes, pages_of, verify_pages
-from etl.readers.row_json import row_texts
 from storage import file_io
 from storage.file_digests import open_file
 
-# The types for which etl.raw.parquet_columns has rules.
+# The types for which etl.raw.file_columns has rules.
 _PLAIN_TYPES = ("int", "float", "string")
 # Number of bytes that a dictionary code or a number takes in memory, even if the file stores fewer.
 _VALUE_BYTES = 4
@@ -561,3 +560,149 @@ def _decompressed(stored: memoryview, size: int, codec: str | None) -> pa.Buffer
     if codec is None or not size:
         return pa.py_buffer(stored)
     return pa.Codec(codec).decompress(stored, size)
+
+
+# Compares the pages of Parquet files with the checksums that some writers, such as Spark, store.
+
+# Fields of a page header.
+COMPRESSED_BYTES, _CHECKSUM = (3,), (4,)
+# Types of Thrift's compact protocol.
+_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
+
+
+# The integers in the header of a page and in its structs, by the identifiers of their fields: (5, 1) is the
+# field 1 of the struct in the field 5. True and false are 1 and 0.
+Header = dict[tuple[int, ...], int]
+
+
+class WrongPageError(Exception):
+    """The checksum of a page does not match its content, or the page has no valid header."""
+
+
+def verify_pages(
+    source: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]
+) -> None:
+    """Verifies the pages of some columns in some row groups. Pages without a checksum are not verified.
+
+    Args:
+        source: the open file.
+        footer: the footer of the file.
+        groups: indices of row groups.
+        names: names of columns. The name of a nested column includes all its leaves.
+
+    Raises:
+        WrongPageError: a page is damaged.
+    """
+    for group in groups:
+        row_group = footer.row_group(group)
+        for index in range(row_group.num_columns):
+            chunk = row_group.column(index)
+            path = chunk.path_in_schema
+            if path not in names and not any(path.startswith(f"{name}.") for name in names):
+                continue
+            _verify_chunk(memoryview(chunk_bytes(source, chunk)), path)
+
+
+def chunk_bytes(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> bytes:
+    """Reads the pages of a column chunk."""
+    start = chunk.data_page_offset
+    if chunk.dictionary_page_offset:
+        start = min(start, chunk.dictionary_page_offset)
+    return bytes(source.read_at(chunk.total_compressed_size, start))
+
+
+def _verify_chunk(chunk: memoryview, path: str) -> None:
+    """Verifies the pages of a column chunk, unless its first page has no checksum."""
+    for header, _ in pages_of(chunk, path):
+        if _CHECKSUM not in header:
+            return
+
+
+def pages_of(chunk: memoryview, path: str) -> Iterator[tuple[Header, memoryview]]:
+    """Yields the header and the bytes of each page of a column chunk. Verifies pages that have a checksum.
+
+    Args:
+        chunk: the pages of the chunk.
+        path: the name of the column, for error messages.
+
+    Raises:
+        WrongPageError: a page is damaged.
+    """
+    position = 0
+    while position < len(chunk):
+        header: Header = {}
+        try:
+            position = _integers(chunk, position, header, ())
+        except IndexError:
+            raise WrongPageError(f"a page of the column {path!r} has no valid header") from None
+        end = position + header.get(COMPRESSED_BYTES, -1)
+        if not position <= end <= len(chunk):
+            raise WrongPageError(f"a page of the column {path!r} has no valid size")
+        page = chunk[position:end]
+        if _CHECKSUM in header and zlib.crc32(page) != header[_CHECKSUM] & 0xFFFFFFFF:
+            raise WrongPageError(f"a page of the column {path!r} differs from its checksum")
+        yield header, page
+        position = end
+
+
+def _integers(data: memoryview, position: int, fields: Header, outer: tuple[int, ...]) -> int:
+    """Reads a struct, adds its integers to `fields`, and returns the position after it.
+
+    Args:
+        data: bytes that contain the header of a page.
+        position: the position of the struct.
+        fields: maps the identifiers of fields to their integers; the function adds entries.
+        outer: the identifiers of the fields around the struct.
+
+    Raises:
+        IndexError: the data end within the struct.
+    """
+    identifier = 0
+    while True:
+        head, position = data[position], position + 1
+        kind, delta = head & 0x0F, head >> 4
+        if kind == _STOP:
+            return position
+        if delta:
+            identifier += delta
+        else:
+            identifier, position = _zigzag(data, position)
+        field = (*outer, identifier)
+        if kind in (_I16, _I32, _I64):
+            fields[field], position = _zigzag(data, position)
+        elif kind in (_TRUE, _FALSE):
+            fields[field] = int(kind == _TRUE)
+        elif kind == _STRUCT:
+            position = _integers(data, position, fields, field)
+        else:
+            position = _after(data, position, kind)
+
+
+def _after(data: memoryview, position: int, kind: int) -> int:
+    """Returns the position after a value.
+
+    It accepts no lists, sets and maps, because page headers have none.
+    """
+    if kind == _BYTE:
+        return position + 1
+    if kind == _DOUBLE:
+        return position + 8
+    if kind == _BINARY:
+        length, position = _varint(data, position)
+        return position + length
+    raise IndexError
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        octet, position = data[position], position + 1
+        value |= (octet & 0x7F) << shift
+        if octet < 0x80:
+            return value, position
+        shift += 7
+
+
+def _zigzag(data: memoryview, position: int) -> tuple[int, int]:
+    value, position = _varint(data, position)
+    return (value >> 1) ^ -(value & 1), position

@@ -13,12 +13,11 @@ from conf.errors import DataError
 from conf.messages import counted
 from conf.raw_types import RawTable, format_settings
 from etl.raw import row_rules
-from etl.raw.csv_header import common_header, positions_in
+from etl.raw.file_columns import common_header, positions_in
 from etl.raw.file_splits import FileSplit, compression, read_blocks
 from etl.raw.rejected_lines import RejectedLine, description, remedy
 from etl.raw.text_values import split_fields, typed_column
-from etl.readers.base import RawBlock, TableReader
-from etl.readers.discovery import open_table
+from etl.readers.base import RawBlock, TableReader, open_table
 
 _ROWS = 100  # Number of rows that are checked in each file.
 _BYTES = 1 << 16  # Number of bytes of text that are read at once.

@@ -16,7 +16,7 @@ import pyarrow as pa
 from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
 from device.columns import DeviceColumn, DeviceColumns, Values, arrow, mixed_columns
 from etl.native.scan import RejectedRows, Rejections, Scan, rejections_of, scan
-from etl.raw.csv_header import common_header, positions_in
+from etl.raw.file_columns import common_header, positions_in
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader, map_in_threads

@@ -26,16 +26,14 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from conf.errors import ConfigError, DataError
-from conf.names import has_date, with_date
+from conf.names import has_date, split_table_path, with_date
 from conf.raw_types import Log, RawTable
-from conf.spark_tables import split_table_path
 from conf.types import Config
-from etl.raw.erased_rows import erased_of_day, erased_of_table, is_erased
-from etl.raw.parquet_columns import missing_columns
-from etl.raw.table_copies import CONTENT, USER_COLUMN, copy_of, is_by_day, source_columns, time_column
+from etl.raw.erased_users import erased_of_day, erased_of_table, is_erased
+from etl.raw.file_columns import missing_columns
+from etl.raw.files import CONTENT, USER_COLUMN, copy_of, is_by_day, source_columns, time_column
 from etl.readers.arrow_values import require_type
-from etl.workflow.copied_tables import LOG, CopiedTable, copied_days, copied_tables
-from etl.workflow.feature_plan import FeaturePlan
+from etl.workflow.feature_plan import LOG, CopiedTable, FeaturePlan, copied_days, copied_tables
 from spark.error_log import root_cause
 from storage.file_digests import split_name
 from storage.lineage import LineageRecorder

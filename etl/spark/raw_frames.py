@@ -14,12 +14,11 @@ from etl.prepare.attributes import read_attribute_table
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.text_values import ARROW_TYPES
-from etl.readers.base import TableReader
-from etl.readers.discovery import open_table
+from etl.readers.base import TableReader, open_table
 from etl.readers.table_heads import first_reasons
 from etl.text.parse_block import FileLayout, columns_to_parse, layout_of_days, read_split
+from etl.workflow.chains import decoded
 from etl.workflow.feature_plan import FeaturePlan
-from etl.workflow.fitted_chains import decoded
 from spark.rows import frame_of, spark_types
 from spark.tasks import run_tasks
 from spark.workers import Workers

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F, Window
+from conf.lazy_imports import F, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

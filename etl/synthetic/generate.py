@@ -1,4 +1,7 @@
-"""Generates days of raw clicks with one task per file, and publishes them with their manifests."""
+"""Generates days of raw clicks with one task per file, and publishes them with their manifests.
+
+`generate.layout` selects the kind of log.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import pickle
 import uuid
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
@@ -16,8 +19,8 @@ from typing import Any, Literal, assert_never
 
 from conf.errors import ConfigError, InfrastructureError
 from conf.types import Config, Generate
-from etl.synthetic.clicks.blocks import total
-from etl.synthetic.kinds import kind_of
+from etl.synthetic.lines import CRITEO, NAMED, LogLayout, impression_blocks, impression_facts, total
+from etl.synthetic.outbrain import OUTBRAIN, display_blocks, display_facts
 from spark.workers import Workers
 from storage import file_io
 from storage.manifest import (
@@ -28,6 +31,39 @@ from storage.manifest import (
     replace_manifest,
 )
 from storage.paths import LakePaths, Partition
+
+
+@dataclass(frozen=True)
+class ClickLogKind:
+    """The layout and the functions that generate one kind of log.
+
+    Attributes:
+        layout: the layout of the files.
+        blocks: function that yields the lines and the summary of each block of a file. Its arguments are the
+            configuration, the day and the index of the file. Summaries have an attribute `rows`, and can be
+            added to each other.
+        facts: function that returns the facts for a day's manifest, such as `best_auc`. Its arguments are the
+            configuration, the day and the sum of the summaries of all files.
+    """
+
+    layout: LogLayout
+    blocks: Callable[[Generate, date, int], Iterator[tuple[bytes, Any]]]
+    facts: Callable[[Generate, date, Any], dict[str, Any]]
+
+
+_KINDS: Mapping[str, ClickLogKind] = {
+    "criteo": ClickLogKind(CRITEO, impression_blocks(CRITEO), impression_facts(CRITEO)),
+    "named": ClickLogKind(NAMED, impression_blocks(NAMED), impression_facts(NAMED)),
+    "outbrain": ClickLogKind(OUTBRAIN, display_blocks, display_facts),
+}
+
+
+def kind_of(config: Generate) -> ClickLogKind:
+    """Returns the kind of log that `generate.layout` selects."""
+    return _KINDS[config.layout]
+
+
+# Generates days of raw clicks with one task per file, and publishes them with their manifests.
 
 log = logging.getLogger("nightrank.generate")
 # Configuration keys on which the rows of a day do not depend.

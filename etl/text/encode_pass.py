@@ -21,7 +21,7 @@ from etl.ops.tables import LocalTables
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.text.gpu_tasks import GpuTasks, gpu_tasks
 from etl.text.parse_block import FileLayout, LogRows, ParsedBlock, RowSource, SavedBlock, load_all, unify
-from etl.workflow.fitted_chains import FEATURE_ARROW_TYPES, FittedChain, RowPlace, compute_features
+from etl.workflow.chains import FEATURE_ARROW_TYPES, FittedChain, RowPlace, compute_features
 from spark.workers import Workers
 from storage.feature_spec import (
     EVENT_TIME,
@@ -365,7 +365,7 @@ def _read(
 # On the host, a chain that reads one raw column computes each distinct value once. The results are a look-up
 # table, with one value for each code. The device looks up the values of all rows, and distributes the rows
 # over row groups. After that, all columns are copied to the host at once. The host computes all other
-# features (etl/workflow/fitted_chains.py): features of several columns, lists, and features that depend on
+# features (etl/workflow/chains.py): features of several columns, lists, and features that depend on
 # the position of a training row.
 
 

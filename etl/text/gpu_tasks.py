@@ -19,9 +19,7 @@ from etl.native.scan import Scanned, SplitLines, rejections_of, scan
 from etl.readers.base import map_in_threads
 from etl.readers.text import TextReader
 from etl.text.parse_block import FileLayout
-from spark.gpus import slot_of_task
-from spark.local_workers import are_cancelled
-from spark.workers import Workers
+from spark.workers import Workers, are_cancelled, slot_of_task
 
 if TYPE_CHECKING:  # only processes with a GPU import torch
     import torch

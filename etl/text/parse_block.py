@@ -21,17 +21,14 @@ from conf.raw_types import RawTable
 from conf.types import Column, EventTime, Keys, Label
 from device.columns import DeviceColumn, DeviceColumns, Values, arrow, mixed_columns, parts_of
 from etl.native.scan import NOTHING_REJECTED, RejectedRows, Rejections, rejections_of
-from etl.ops.base import Type
-from etl.ops.frames import RowFilter
-from etl.raw.erased_rows import ERASED, erased_of_day, has_erased_field
+from etl.ops.base import RowFilter, Type
+from etl.raw.erased_users import ERASED, ErasedUsers, erased_of_day, has_erased_field
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.raw.row_rules import row_rules
-from etl.readers.base import RawBlock, TableReader
-from etl.readers.discovery import open_table
+from etl.readers.base import RawBlock, TableReader, open_table
 from etl.readers.text import rows_with
 from etl.workflow.feature_plan import FeaturePlan
-from storage.erased_users import ErasedUsers
 from storage.feature_spec import EVENT_TIME, USER_KEY
 
 

@@ -18,17 +18,15 @@ from etl.quality.day_counts import NOT_KEPT, DayCounts
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
 from etl.raw.row_rules import MISDATED, Misdated, bounds_of_day
-from etl.text.cut_counts import CountedRows
 from etl.text.encode_pass import EncodeTask, Encoding, encode_splits
 from etl.text.parse_block import RowSource, SavedBlock
-from etl.text.scan_pass import SplitSummary
+from etl.text.scan_pass import CountedRows, SplitSummary
 from etl.workflow.feature_plan import FeaturePlan
 from spark.workers import Workers
 from storage.feature_spec import ROW_ID
 from storage.manifest import Manifest
 from storage.paths import Partition, Table
-from storage.publish import Rules, new_attempt, publish, publish_files
-from storage.publish_rows import write_table
+from storage.publish import Rules, new_attempt, publish, publish_files, write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

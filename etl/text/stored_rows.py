@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl.native.count_sums import buckets_of
+from etl.native.distinct_values import buckets_of
 from etl.text.parse_block import ParsedBlock
 from storage import file_io
 from storage.publish import own_path

@@ -25,9 +25,10 @@ from etl.quality.report import SplitOfDay
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, share_threads
 from etl.raw.files import RawFiles
 from etl.raw.row_rules import bounds_of_day
+from etl.raw.splits import CUT, DAY, no_good_row, no_row
 from etl.raw.text_values import ARROW_TYPES
-from etl.split.time_split import CUT, DAY, no_good_row, no_row
-from etl.text.cut_counts import CountedRows, CutTask, count_parts, rows_of_splits
+from etl.statistics.count_statistics import summarise_and_compare
+from etl.statistics.value_counts import BUCKET_BYTES, Counts, buckets_for
 from etl.text.encode_pass import TrainingSplit, training_blocks
 from etl.text.parse_block import FileLayout, LogRows, SavedBlock, layout_of_days
 from etl.text.published_days import (
@@ -38,16 +39,22 @@ from etl.text.published_days import (
     publish_counts,
     publish_quarantine,
 )
-from etl.text.scan_pass import CountedBlock, ScanTask, collect_summaries, release, scan_splits
-from etl.value_counts.count_file_format import BUCKET_BYTES, buckets_for
-from etl.value_counts.report_statistics import summarise_and_compare
-from etl.value_counts.requests import Counts
+from etl.text.scan_pass import (
+    CountedBlock,
+    CountedRows,
+    CutTask,
+    ScanTask,
+    collect_summaries,
+    count_parts,
+    release,
+    rows_of_splits,
+    scan_splits,
+)
+from etl.workflow.chains import decoded
 from etl.workflow.feature_plan import FeaturePlan
-from etl.workflow.fitted_chains import decoded
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.local_workers import LocalWorkers
 from spark.rows import frame_of
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.feature_spec import LABEL, ROW_ID
 from storage.manifest import (
     Manifest,
@@ -145,7 +152,7 @@ class TextPasses:
     ) -> tuple[list[dict[str, ColumnSummary]], dict[str, Values]]:
         """Returns summaries of `days`, and the comparison of `day` with the training days.
 
-        See etl.value_counts.report_statistics.summarise_and_compare.
+        See etl.statistics.count_statistics.summarise_and_compare.
         """
         return summarise_and_compare(
             self._workers,

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
 from functools import cached_property
 from typing import Any, Literal
 
 from conf.errors import ConfigError
-from conf.names import column_name
-from conf.raw_types import fits_column
+from conf.names import SPARK_TABLE, column_name
+from conf.raw_types import RawTable, fits_column
 from conf.types import RESERVED, Config, FeatureGroup, History, JoinedTable
 from etl.operators.categorify import Categorify
 from etl.operators.join_external import JoinExternal
 from etl.ops import FrameOperator, RowChanger, RowFilter, Type, frame_operator_from_config, operator_digests
-from etl.ops.base import NUMBERS
-from etl.ops.choose_engine import Engine, choose_engine
+from etl.ops.base import NUMBERS, Engine, choose_engine
 from etl.ops.keyed import table_name
 from etl.ops.tables import RARE, VOCABULARY
-from etl.raw.erased_rows import ERASED
+from etl.raw.erased_users import ERASED
+from etl.raw.files import ALL_DAYS, is_by_day
 from etl.raw.layout_digest import GROUP_METHOD, METHOD, layout_digest
 from etl.raw.row_rules import reasons_left_out
-from etl.split.negatives import DRAW
-from etl.split.time_split import CUT
-from etl.workflow.unfitted_chains import Chain, bind_group, chains_of
+from etl.raw.splits import CUT, DRAW
+from etl.workflow.chains import Chain, bind_group, chains_of
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 from storage.manifest import digest_of
 
@@ -39,7 +39,7 @@ class FeaturePlan:
     """A resolved configuration. It describes everything that build_features does to raw rows.
 
     A stage of the run resolves its configuration with `plan_of`, and passes the plan to the functions that it
-    calls. Which days a run reads depends on the logs that exist (etl.checked_days.raw_days).
+    calls. Which days a run reads depends on the logs that exist (etl.passes.raw_days).
 
     Attributes:
         config: the configuration of the run.
@@ -512,3 +512,70 @@ def _positions_method(config: Config) -> str | None:
     # This was the default of earlier releases.
     values = {"separator": ",", **settings.model_dump(include=names)}
     return f"{_POSITIONS}, {digest_of(values)}"
+
+
+# Lists the tables of Spark's catalogue in a configuration, and the days that runs read.
+
+LOG, IMPRESSIONS = "log.path", "serving.impressions.path"
+
+
+@dataclass(frozen=True)
+class CopiedTable:
+    """A raw table whose rows Spark copies into the lake.
+
+    Attributes:
+        key: the key of the configuration with the table's path.
+        table: the settings of the table.
+        user: the name in the table of the column with the ids of users; None if there is none.
+    """
+
+    key: str
+    table: RawTable
+    user: str | None = None
+
+
+def copied_tables(plan: FeaturePlan) -> list[CopiedTable]:
+    """Returns the raw tables of the configuration that are tables of Spark's catalogue."""
+    return [one for one in _all_tables(plan) if one.table.format == SPARK_TABLE]
+
+
+def copied_days(config: Config, table: CopiedTable, run_date: str) -> list[str]:
+    """Returns the days of a table that a run of `build_features` may read, oldest first.
+
+    If the table is not read by day, the list contains only ALL_DAYS.
+    """
+    if not is_by_day(table.table):
+        return [ALL_DAYS]
+    split, history = config.split, config.history
+    count = 1
+    if split.by == "day":
+        count = split.train_days + split.validation_days + split.test_days
+        if table.key == LOG and history is not None:
+            count += history.days or 0
+    last = date.fromisoformat(run_date)
+    return [(last - timedelta(days=back)).isoformat() for back in reversed(range(count))]
+
+
+def _all_tables(plan: FeaturePlan) -> Iterator[CopiedTable]:
+    config = plan.config
+    keys, candidates, impressions = config.keys, config.candidates, config.serving.impressions
+    user = keys.user if keys else None
+    yield CopiedTable(LOG, config.log, _source(config.log, user))
+    if config.users:
+        yield CopiedTable("users.path", config.users, _source(config.users, user))
+    if config.items:
+        yield CopiedTable("items.path", config.items)
+    if impressions:
+        yield CopiedTable(IMPRESSIONS, impressions, _source(impressions, impressions.user))
+    if candidates.user_attributes:
+        attributes = candidates.user_attributes
+        yield CopiedTable("candidates.user_attributes.path", attributes, _source(attributes, attributes.key))
+    for index, table in enumerate(candidates.filters):
+        yield CopiedTable(f"candidates.filters.{index}.path", table)
+    for key, external in plan.external_tables.items():
+        yield CopiedTable(key, external)
+
+
+def _source(table: RawTable, name: str | None) -> str | None:
+    """Returns the name in the table of a column of the configuration."""
+    return next((column.source_name for column in table.columns if column.name == name), name)

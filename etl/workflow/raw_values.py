@@ -2,7 +2,7 @@
 
 The parser converts the fields of a line to int64, float64 and strings, and empty fields to null. A table may
 have other types for the same values: nullable integers of pandas are floats with NaN, and texts may be
-dictionary-encoded. The rule is the same as for Parquet logs (etl/raw/parquet_columns.py): a whole number that
+dictionary-encoded. The rule is the same as for Parquet logs (etl/raw/file_columns.py): a whole number that
 was certainly not rounded becomes an integer, or the integer's text. Any other value whose meaning is not
 clear is an error, because the model could read it differently than in training.
 """
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from conf.errors import DataError
 from etl.ops.base import LISTS, Type
 from etl.raw.text_values import EXACT_BELOW, nan_to_null, not_exact, whole_number_texts
-from etl.workflow.fitted_chains import FittedChain
+from etl.workflow.chains import FittedChain
 from storage.feature_spec import FLOAT32_MAX
 
 _NULL_TEXT = pa.scalar(None, pa.string())

@@ -16,16 +16,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, create_model
 
-from conf.candidate_types import SourceSettings, built_in_sources
 from conf.experiments import ExperimentRun, Experiments, Search, SearchedValues
-from conf.loss_types import built_in_losses
+from conf.list_types import ListRules, SourceSettings, built_in_rules, built_in_sources
 from conf.plugins import SINK, Plugin, summary
 from conf.reference import Schema, alternatives, field_table
-from conf.rule_types import ListRules, built_in_rules
 from conf.stage_types import Score
+from conf.train_types import built_in_losses
 from conf.types import Candidates, Config, Deliver, ModelConfig, SinkSettings, Train
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from etl.ops.parameters import Parameters
+from etl.ops.base import Parameters
 from training.settings.check_settings import model_sections, models_adapter
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"

@@ -7,8 +7,7 @@ from pathlib import Path
 from conf.load import load_config
 from conf.types import Config
 from etl.passes import Road, road_of
-from etl.workflow.copied_tables import copied_tables
-from etl.workflow.feature_plan import plan_of
+from etl.workflow.feature_plan import copied_tables, plan_of
 from scoring.candidates.candidate_tables import frames_needed
 from scoring.delivery.sinks import read_settings, works_in_process
 from training.launch.ranks import cores_of_driver

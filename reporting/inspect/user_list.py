@@ -15,7 +15,7 @@ from conf.errors import ConfigError, DataError
 from conf.messages import counted, printable
 from conf.types import Negatives, Scope
 from etl.latest.item_titles import ItemTitle, titles_of
-from etl.workflow.local_workflow import has_chains, load_local
+from etl.workflow.fitted_workflow import has_chains, load_local
 from reporting.facts.run_facts import UserHistory, histories, published_facts, rows_where
 from reporting.terminal import text_table
 from scoring.requests import CANDIDATES, EXCLUDED, VARIANT

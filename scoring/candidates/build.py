@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conf.candidate_types import SourceSettings, window_days
+from conf.list_types import SourceSettings, window_days
 from conf.load import config_digest
 from conf.types import Candidates
 from scoring.candidates.candidate_items import available_items, number_items
@@ -18,8 +18,7 @@ from spark.rows import Rows, read_rows, select
 from storage.dataset import Dataset
 from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, read_manifest
-from storage.publish import Rules
-from storage.publish_rows import publish_rows
+from storage.publish import Rules, publish_rows
 from storage.run_context import RunContext
 
 

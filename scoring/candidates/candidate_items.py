@@ -20,7 +20,7 @@ from scoring.requests import ITEM_INDEX
 from spark.rows import Rows, count, query, quoted, read_rows
 from storage.feature_spec import ITEM_KEY
 from storage.manifest import Manifest, current_manifest
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.run_context import RunContext
 
 OUT_OF_STOCK, INACTIVE = "out_of_stock", "inactive"

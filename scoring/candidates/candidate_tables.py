@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, DataError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.load import config_digest
 from conf.types import Config, NotAllowed, OutOfStock, RawTable, Split
 from etl.prepare.attributes import plain_array, read_attribute_table

@@ -7,7 +7,7 @@ from datetime import date, timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.names import days_since_epoch
 from scoring.requests import FEATURES_DT
 from spark.rows import ReadableRows, Rows, StoredRows, query, whole

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import DataError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from scoring.candidates.clicks import clicked_items
 from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import (

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from conf.types import Split
 from etl.prepare.attributes import plain_array
-from etl.split.negatives import drawn_rows
+from etl.raw.splits import drawn_rows
 from scoring.candidates.clicks import CLICK_COLUMNS, clicked_items, observed_items
 from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.feature_rows import read_split

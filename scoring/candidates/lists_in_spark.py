@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from conf.load import config_digest
 from scoring.model.model_info import ModelInfo
 from scoring.requests import (
@@ -36,8 +36,7 @@ from storage import file_io
 from storage.dataset import Dataset
 from storage.feature_spec import USER_KEY
 from storage.manifest import Manifest, data_files
-from storage.publish import Rules
-from storage.publish_rows import publish_rows
+from storage.publish import Rules, publish_rows
 from storage.run_context import RunContext
 
 # Publishes the tables that sources of candidates compute for their items, so that workers can read them.

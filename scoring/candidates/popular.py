@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.lazy_pyspark import F, Window
+from conf.lazy_imports import F, Window
 from scoring.candidates.clicks import weight_of_clicks
 from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.pairs_of_lists import pairs_of

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from conf.lazy_pyspark import F, Window
+from conf.lazy_imports import F, Window
 from scoring.candidates.clicks import recency
 from scoring.candidates.exclusions import Exclusions
 from scoring.candidates.lists_in_spark import USERS_PER_BATCH, VectorStore, empty_lists, histories

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from conf.candidate_types import PackageSource, SourceSettings
 from conf.errors import ConfigError
+from conf.list_types import PackageSource, SourceSettings
 from conf.load import read_package_settings, read_section
 from conf.plugins import SOURCE, Plugin, digests_of
 from conf.types import Candidates, Strict

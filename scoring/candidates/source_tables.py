@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError
-from conf.lazy_pyspark import F, Window
+from conf.lazy_imports import F, Window
 from conf.plugins import Plugin
 from conf.raw_types import Strict
 from scoring.candidates.clicks import within

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from scoring.candidates.pairs_of_lists import pairs_of
 from scoring.requests import CANDIDATES, EXCLUDED, SCORES, SOURCE_SCORES, SOURCES
 from spark.rows import Rows, map_rows, select, with_nulls

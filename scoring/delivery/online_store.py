@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from conf.errors import InfrastructureError
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from scoring.delivery.online_format import (
     LISTS,
     MARKER,

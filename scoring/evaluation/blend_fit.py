@@ -59,7 +59,7 @@ from spark.rows import (
 from storage.dataset import Dataset
 from storage.feature_spec import EVENT_TIME, ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, data_files
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.run_context import RunContext
 
 MODEL, BLEND = "model", "blend"

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from metrics.bootstrap import Resample, interval, reduce_means
 from scoring.evaluation.measured_lists import UNITS, user_relevance
 from scoring.evaluation.prediction_quality import UNIT
@@ -26,7 +26,7 @@ from scoring.requests import CONTROL, TREATMENT, VARIANT
 from spark.rows import Rows, map_rows, query, read_rows, records, with_hash
 from storage import file_io
 from storage.manifest import Manifest, is_published, read_manifest
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.read_parquet import read_table
 from storage.run_context import RunContext
 from training.registry.served_experiments import ExperimentStop, read_stops, record_stop

@@ -13,16 +13,16 @@ from pyspark.sql import DataFrame
 
 from conf.types import SPLITS, Split
 from etl.build import encoded_days
-from etl.checked_days import raw_days
 from etl.latest.latest_features import (
     attributes_of,
     encode_rows,
     features_of_history,
+    histories_of,
     missing_mode,
     with_histories,
 )
-from etl.latest.latest_histories import histories_of
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
+from etl.passes import raw_days
 from etl.quality.checks import Section
 from etl.raw.files import require_raw
 from etl.workflow.feature_plan import plan_of

@@ -47,7 +47,7 @@ from spark.rows import (
 from storage.dataset import Dataset
 from storage.feature_spec import ITEM_KEY, USER_KEY
 from storage.manifest import Manifest, current_manifest, data_files
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.run_context import RunContext
 
 _UNITS = {"hit_rate": 1, "ndcg": UNITS}

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from conf.list_types import RuleSettings
 from conf.load import config_digest
-from conf.rule_types import RuleSettings
-from conf.serving_types import Impressions
+from conf.stage_types import Impressions
 from conf.types import Config
 from etl.raw.files import RawFiles, find_raw, raw_path
 from etl.readers.impressions import ERROR, read_impressions, unreadable

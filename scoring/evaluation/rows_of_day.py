@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from etl.build import current_features, feature_inputs
-from etl.passes import earlier_clicks
+from etl.passes import earlier_clicks, read_clicks
 from etl.raw.files import RawFiles, require_raw
-from etl.read_day import read_clicks
 from etl.workflow.feature_plan import plan_of
 from scoring.candidates.clicks import CLICK_COLUMNS
 from spark.choose_workers import workers_of

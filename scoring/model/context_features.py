@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.types import Split
 from etl.quality.report import most_frequent_of_days
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from scoring.model.model_info import ModelInfo
 from scoring.requests import require_context
 from storage.dataset import read_dataset

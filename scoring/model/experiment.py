@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.errors import ConfigError
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from scoring.model.model_info import ModelInfo, read_model_info
 from scoring.requests import CONTROL, TREATMENT, VARIANT, require_listable
 from spark.rows import Rows, query, quoted, with_hash

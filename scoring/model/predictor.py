@@ -21,8 +21,7 @@ from conf.errors import InfrastructureError
 from conf.process import keep_freed_memory
 from conf.types import MultiHot
 from scoring.requests import ModelRequest, Precision
-from storage.feature_spec import FeatureSpec
-from storage.id_lists import pad_lists
+from storage.feature_spec import FeatureSpec, pad_lists
 from training.checkpoints import load_model
 from training.device import choose_device, mixed_precision
 from training.kernels.choice import use_kernels

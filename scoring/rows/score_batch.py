@@ -20,9 +20,8 @@ from conf.types import MultiHot
 from scoring.model.predictor import Predictor, model_inputs
 from scoring.requests import FEATURES_DT, PROBABILITY
 from scoring.rows.file_splits import FileRowGroup, RowGroupRange
-from storage.feature_spec import ROW_ID, Feature, FeatureSpec
+from storage.feature_spec import ROW_ID, Feature, FeatureSpec, pad_lists
 from storage.file_digests import open_file
-from storage.id_lists import pad_lists
 from storage.read_parquet import errors_of_file
 from training.models.inputs import id_columns
 

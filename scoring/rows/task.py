@@ -25,9 +25,8 @@ from scoring.model.predictor import Predictor
 from scoring.requests import FEATURES_DT
 from scoring.rows.file_splits import RowGroupRange
 from scoring.rows.score_batch import SCORES, constant_dates, read_piece, score_pieces
-from storage.feature_spec import ROW_ID
+from storage.feature_spec import ROW_ID, pad_lists
 from storage.file_digests import new_file
-from storage.id_lists import pad_lists
 from training.data.prefetch import in_threads
 from training.data.sharding import BLOCK_ROWS
 from training.models.inputs import id_columns

@@ -44,7 +44,7 @@ def read_attribute(table: AttributeTable) -> pa.Table:
             has several rows.
     """
     # These modules import pyspark. A process without attributes may run without pyspark.
-    from etl.readers.whole_tables import read_whole_table
+    from etl.prepare.attributes import read_whole_table
 
     of_roles, names = typed_table(table)
     read, _ = read_whole_table(of_roles, tuple(files_of(table)), SECTION)

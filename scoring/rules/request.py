@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import ConfigError
+from conf.list_types import Attribute, RuleSettings
 from conf.load import read_package_settings
 from conf.names import with_date
 from conf.plugins import RULE, Plugin
-from conf.rule_types import Attribute, RuleSettings
 from conf.types import ListRules, Strict
 
 _ORDER = ("first", "middle", "last")

@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from etl.fit.version_tables import save_fitted
-from etl.workflow.local_workflow import LocalWorkflow
+from etl.workflow.fitted_workflow import LocalWorkflow
 from scoring.model.export import export
 from scoring.model.model_info import ModelInfo
 from scoring.serving.model_configs import (

@@ -27,9 +27,9 @@ from scoring.requests import (
 )
 from scoring.rows.file_splits import FileRowGroup, RowGroupRange, divide_rows
 from spark.choose_workers import cores_without_jvm
-from spark.gpus import slot_of_task
 from spark.rows import ReadableRows, Rows, StoredRows, arrow_schema, map_rows_in_threads, select
 from spark.tasks import collect_results
+from spark.workers import slot_of_task
 from storage.feature_spec import USER_KEY, FeatureSpec
 
 if TYPE_CHECKING:

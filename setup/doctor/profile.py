@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import ConfigError
-from spark.accelerator import PLUGIN
 from spark.profile import read_properties
+from spark.session import PLUGIN
 
 PROFILES = Path(__file__).resolve().parents[2] / "conf/spark"
 

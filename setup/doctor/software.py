@@ -17,7 +17,7 @@ from conf.errors import ConfigError
 from setup import java_home
 from setup.doctor.findings import Finding
 from setup.doctor.profile import Profile
-from spark.accelerator import accelerator_settings, shim_for, shims_of
+from spark.session import accelerator_settings, shim_for, shims_of
 
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 _PYTHONS = ("spark.pyspark.python", "spark.pyspark.driver.python")

@@ -69,7 +69,7 @@ def test_a_changed_file_of_the_code_changes_the_digest(
 ) -> None:
     monkeypatch.setattr(list_parts, "ROOT", tmp_path)
     (tmp_path / "etl/raw").mkdir(parents=True)
-    source, other = tmp_path / "etl/raw/csv_header.py", tmp_path / "etl/notes.md"
+    source, other = tmp_path / "etl/raw/file_columns.py", tmp_path / "etl/notes.md"
     source.write_text("1")
     first = code_digest(["etl/**/*"])
     other.write_text("not code")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from tests.cluster.chain import Lakes

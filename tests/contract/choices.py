@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from conf.experiments import Experiments, read_experiments
 from conf.load import load_config
-from conf.plugin_names import PluginNames
+from conf.plugins import PluginNames
 from conf.types import Config, ModelConfig
 from etl.ops import FRAME_OPERATORS, OPERATORS, frame_operator_from_config, operator_from_config
 from jobs.checks import check_config, check_training

@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 from conf import errors
-from conf.quality_types import Drift
-from conf.types import Gate, Quality, Stop, Strict, Watch
+from conf.types import Drift, Gate, Quality, Stop, Strict, Watch
 from jobs.chain.launchers import StageError, StoppedError
 from reporting.monitoring.prometheus import METRICS
 

@@ -15,8 +15,8 @@ from etl import passes
 from etl.passes import FramePasses, TaskPasses, TextPasses, passes_of, road_of
 from etl.workflow.feature_plan import plan_of
 from jobs.reference.roads import DATASETS, roads_page, run_starts_jvm, starts_jvm
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage.paths import LakePaths
 
 JDBC = (

@@ -27,6 +27,7 @@ from conf.types import Config
 from device import text_scan
 from device.columns import DeviceColumns
 from device.text_scan import ScannedText, scan_text
+from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import require_raw
 from etl.readers import text
 from etl.synthetic.generate import generate_days, generate_settings
@@ -35,8 +36,7 @@ from etl.text.encode_pass import DeviceFeatures
 from etl.text.gpu_tasks import GpuTasks, scanned_on
 from etl.text.parse_block import FileLayout, ParsedBlock, columns_to_parse, layout_of_days, read_split
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
-from storage.erased_users import add_erased, list_or_new
+from spark.workers import LOCAL_FOLDERS, LocalWorkers
 from storage.manifest import MANIFEST_NAME
 from storage.paths import LakePaths
 from tests.checked_device import checked_device
@@ -309,7 +309,7 @@ def test_without_a_gpu_the_compiled_scanner_reads_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = on_gpus(write_hard(tmp_path, {}))
-    monkeypatch.setattr("spark.local_workers.gpus_of_machine", lambda: 0)
+    monkeypatch.setattr("spark.workers.gpus_of_machine", lambda: 0)
     monkeypatch.setattr(gpu_tasks, "device_of_gpu", lambda gpu: pytest.fail("there is no GPU"))
     build(config, Here(2, _no_session), monkeypatch)
     assert "no task has a GPU of its own" in caplog.text

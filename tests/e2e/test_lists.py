@@ -16,7 +16,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from conf.load import load_config
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from jobs.build_candidates import run as build_candidates
 from jobs.build_features import run as build_features
 from jobs.evaluate_model import run as evaluate_model

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 import nightrank
 from conf.types import Config
 from etl.build import feature_inputs
-from etl.checked_days import changed_since_counted
 from etl.fit.fit_workflow import workflow_version
+from etl.passes import changed_since_counted
 from etl.raw.files import RawFiles, require_raw
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_workflow

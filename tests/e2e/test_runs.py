@@ -24,7 +24,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.load import load_config
-from etl.synthetic.clicks.world import world_of_day
+from etl.synthetic.impressions import world_of_day
 from etl.synthetic.truth import DayTruth
 from jobs.build_features import run as build_features
 from jobs.chain.steps import RunPlan

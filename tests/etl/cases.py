@@ -20,9 +20,8 @@ from conf.load import load_config
 from conf.types import Config
 from etl.build import BuildResult, build
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
-from spark.workers import Workers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers, Workers
 from storage.feature_spec import FeatureSpec
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition

@@ -10,14 +10,13 @@ from pyspark.sql import functions as F
 
 from conf.types import Config
 from etl.raw.files import RawFiles
-from etl.spark.frame_passes import prepare_frame
-from etl.spark.histories import clicks_before
+from etl.spark.frame_passes import clicks_before, prepare_frame
 from etl.spark.raw_frames import column_types
 from etl.text.parse_block import columns_to_parse, layout_of_days, read_split
+from etl.workflow.chains import decoded
 from etl.workflow.feature_plan import plan_of
-from etl.workflow.fitted_chains import decoded
+from spark.choose_workers import SparkWorkers
 from spark.rows import spark_types
-from spark.spark_workers import SparkWorkers
 from storage.feature_spec import ROW_ID
 from storage.paths import LakePaths
 

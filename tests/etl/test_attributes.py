@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from etl.latest.latest_features import keyed_attributes
 from etl.operators.join_external import JoinExternal
+from etl.raw.erased_users import add_erased, list_or_new
 from etl.spark.raw_frames import read_attributes
 from etl.workflow.feature_plan import plan_of
-from storage.erased_users import add_erased, list_or_new
 from storage.paths import LakePaths
 from tests.etl import cases
 

@@ -26,21 +26,20 @@ from etl.fit.fit_frame import MemoryTables
 from etl.fit.fit_workflow import fit_workflow
 from etl.fit.rounds import RowBatch, TrainingBlocks
 from etl.native import mapped_files
-from etl.native.lookup import Lookup
+from etl.native.distinct_values import Lookup
 from etl.operators.categorify import FittedCategorify
 from etl.operators.value_count import ValueCount
-from etl.ops.array_statistics import GroupedNumbers, GroupParts, concat_groups, doubles_of_sums
 from etl.ops.base import Operator, Type
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
+from etl.ops.training_statistics import GroupedNumbers, GroupParts, concat_groups, doubles_of_sums
 from etl.raw.files import RawFiles
-from etl.split.time_split import DAY
+from etl.raw.splits import DAY
 from etl.text.two_passes import TextPasses
+from etl.workflow.chains import FittedChain, RowPlace, compute_features
 from etl.workflow.feature_plan import plan_of
-from etl.workflow.fitted_chains import FittedChain, RowPlace, compute_features
 from etl.workflow.fitted_workflow import FittedWorkflow
 from jobs.generate_clicks import run as generate_clicks
-from spark.local_workers import LocalWorkers
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.feature_spec import LABEL
 from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import LakePaths

@@ -21,7 +21,7 @@ from etl.build import BuildResult, encode_split
 from etl.ops.tables import VOCABULARY, workflow_table
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import load_workflow
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.dataset import read_dataset, read_spec, split_files
 from storage.manifest import read_manifest
 from storage.paths import LakePaths

@@ -21,8 +21,7 @@ from conf.types import Config, Quality
 from etl.build import BuildResult
 from etl.raw.row_rules import Misdated
 from reporting.html.page import build as build_page
-from spark.local_workers import LocalWorkers
-from spark.workers import Workers
+from spark.workers import LocalWorkers, Workers
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest, replace_manifest
 from storage.paths import LakePaths

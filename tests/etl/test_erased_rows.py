@@ -10,13 +10,21 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.passes import passes_of
-from etl.raw.erased_rows import ERASED, has_erased_field
+from etl.raw.erased_users import (
+    ERASED,
+    ErasedList,
+    ErasedUsers,
+    add_erased,
+    digest_of_user,
+    has_erased_field,
+    list_or_new,
+    read_erased,
+)
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import require_raw
 from etl.text.parse_block import columns_to_parse, layout_of_days
 from etl.workflow.feature_plan import plan_of
-from spark.spark_workers import SparkWorkers
-from storage.erased_users import ErasedList, ErasedUsers, add_erased, digest_of_user, list_or_new, read_erased
+from spark.choose_workers import SparkWorkers
 from storage.format_versions import ERASED_USERS
 from storage.paths import LakePaths
 from tests.etl import cases

@@ -28,7 +28,7 @@ from etl.raw.layout_digest import layout_digest
 from etl.raw.row_rules import RowRule, row_rules
 from etl.text import scan_pass
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage import feature_spec
 from storage.feature_spec import Feature, FeatureSpec
 from storage.manifest import data_files, read_manifest

@@ -18,7 +18,7 @@ from conf.errors import ConfigError, DataError
 from conf.types import SPLITS, SplitConfig
 from etl.fit.row_statistics import add_counts, count_values
 from etl.ops import Statistics, operator_from_config
-from etl.split.time_split import assign_split, plan_days
+from etl.raw.splits import assign_split, plan_days
 from etl.statistics.id_rule import IdRule, assign_ids
 from etl.statistics.moments import ExactSums, measure_moments, sums_of_counts
 from tests.etl import oracle

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.types import History
-from etl.spark.histories import ARRAY, add_history, as_history, last_clicks, merge_days
+from etl.spark.frame_passes import ARRAY, add_history, as_history, last_clicks, merge_days
 
 FEW = settings(max_examples=6, deadline=None, derandomize=True, database=None)
 ROW = st.tuples(

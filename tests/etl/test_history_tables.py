@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
-from etl.spark.histories import LastClicks
+from etl.spark.frame_passes import LastClicks
 from etl.workflow.feature_plan import plan_of, preparation
 from jobs.erase_user import run
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.manifest import combined_digest, digest_of, read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext

@@ -19,16 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import DataError
-from conf.quality_types import Quality
 from conf.raw_types import SEPARATORS
-from conf.types import Config
+from conf.types import Config, Quality
 from etl.native.scan import rejections_of
 from etl.quality.day_counts import DayCounts
 from etl.raw.file_splits import split_files
 from etl.text import scan_pass
 from etl.text.parse_block import columns_to_parse, file_layout, plain, read_split
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases, raw_oracle

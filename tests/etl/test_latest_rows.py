@@ -17,13 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etl.latest import latest_rows
 from etl.latest.latest_rows import PublishedRows, latest_published_rows
+from spark.choose_workers import SparkWorkers
 from spark.rows import frame_of
-from spark.spark_workers import SparkWorkers
 from storage.feature_spec import Feature, FeatureSpec
 from storage.manifest import data_files, read_manifest
 from storage.paths import Partition, Table
-from storage.publish import own_path, publish_files, rows_of
-from storage.publish_rows import publish_rows
+from storage.publish import own_path, publish_files, publish_rows, rows_of
 
 KEY = "user_key"
 COLUMNS = ["age", "city", "tags"]

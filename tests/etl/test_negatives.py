@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.types import SPLITS, Negatives
-from etl.split.negatives import add_negatives, drawn_rows
+from etl.raw.splits import add_negatives, drawn_rows
 from tests.etl import oracle
 
 FEW = settings(max_examples=4, deadline=None, derandomize=True, database=None)

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from conf.errors import ConfigError, DataError, NightrankError
 from conf.raw_types import RawTable
-from etl.raw import parquet_columns
+from etl.raw import file_columns
 from etl.raw.files import require_raw
 from etl.readers.parquet import ParquetReader
 from etl.workflow.raw_values import raw_values
@@ -80,7 +80,7 @@ def test_a_type_without_a_rule_is_refused_only_if_it_is_listed(tmp_path: Path, c
 def test_a_codec_without_a_decoder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "a.parquet", {"x": [1.5]}, compression="gzip")
     read_footers(table_of(x="float"), [path])
-    monkeypatch.setattr(parquet_columns, "_UNREADABLE_CODECS", ("GZIP",))
+    monkeypatch.setattr(file_columns, "_UNREADABLE_CODECS", ("GZIP",))
     with pytest.raises(DataError, match=r"a\.parquet: the column 'x' is compressed with GZIP, which cannot"):
         read_footers(table_of(x="float"), [path])
 

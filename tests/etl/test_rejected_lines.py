@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from tests.etl import cases
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]

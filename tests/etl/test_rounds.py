@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError
 from etl.fit.rounds import Round, is_countable, plan_rounds
 from etl.ops import Step, Type, operator_from_config
-from etl.workflow.unfitted_chains import Chain
+from etl.workflow.chains import Chain
 
 MANY = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 OPERATORS: list[str | dict[str, Any]] = [

@@ -33,7 +33,7 @@ from etl.raw.layout_digest import layout_digest
 from etl.raw.row_rules import bounds_of_day, count_misdated, time_rule
 from etl.raw.text_values import typed_column
 from etl.readers.arrow_values import can_hold, stored_values
-from etl.readers.discovery import reader_of
+from etl.readers.base import reader_of
 from etl.readers.text import TextReader
 from etl.spark.raw_frames import read_attributes
 from etl.text import parse_block
@@ -41,7 +41,7 @@ from etl.text.parse_block import file_layout, plain
 from etl.text.scan_pass import columns_to_parse
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.raw_values import column_types, raw_values
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths

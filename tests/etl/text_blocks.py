@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from etl.raw.erased_users import ErasedUsers
 from etl.readers.text import TextReader
 from etl.text.parse_block import FileLayout, ParsedBlock, parse_block
-from storage.erased_users import ErasedUsers
 
 
 def parse_text(

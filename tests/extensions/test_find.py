@@ -16,7 +16,7 @@ from conf.raw_types import RawTable
 from conf.types import Candidates, Deliver, ListRules, ModelConfig, Train
 from etl.operators.join_external import JoinExternal
 from etl.ops import frame_operator_from_config, operator_from_config
-from etl.readers.discovery import open_table
+from etl.readers.base import open_table
 from scoring.candidates.source_settings import read_sources
 from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.rules.request import read_rule_settings

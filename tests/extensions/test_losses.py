@@ -81,7 +81,7 @@ def test_the_version_depends_on_its_code(shop: Path) -> None:
 
 
 def test_a_loss_that_returns_no_scalar_is_refused(site: Path) -> None:
-    text = "from conf.loss_types import LossSettings as Settings\nmean_loss = lambda settings, logits, batch: logits\n"
+    text = "from conf.train_types import LossSettings as Settings\nmean_loss = lambda settings, logits, batch: logits\n"
     write_package(site, "mine", {"losses": {"rows": "rows"}}, {"rows": text})
     with pytest.raises(ConfigError, match=r"the loss 'rows', .* returned shape \(4,\), not a scalar tensor"):
         read_loss("rows")(torch.zeros(4), batch_of(4))

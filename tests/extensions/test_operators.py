@@ -24,9 +24,9 @@ from etl.fit.fit_workflow import workflow_version
 from etl.ops import frame_operator_from_config, operator_from_config
 from etl.ops.pages import pages
 from etl.raw.files import RawFiles, require_raw
+from etl.workflow.chains import FittedChain
 from etl.workflow.feature_plan import plan_of, preparation
-from etl.workflow.fitted_chains import FittedChain
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from jobs.reference.configuration import config_schema
 from storage.paths import LakePaths
 from tests.conftest import ROOT

@@ -21,7 +21,7 @@ from conf.types import ItemsTable
 from etl.operators.join_external import JoinExternal
 from etl.prepare.attributes import read_attribute_table
 from etl.raw.files import find_raw
-from etl.readers.discovery import open_table
+from etl.readers.base import open_table
 from jobs.reference.configuration import config_schema, configuration_page
 from storage.paths import LakePaths
 from tests.conftest import ROOT

@@ -23,7 +23,7 @@ from conf.types import Config
 from etl.prepare import click_tables, prepared_passes, task_passes
 from etl.prepare.task_passes import TaskPasses, prepare_buckets
 from etl.text import published_days
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage.paths import Partition
 from storage.publish import publish_files
 from tests.etl import cases

@@ -14,7 +14,7 @@ import pytest
 
 from conf.types import Config
 from etl.build import BuildResult
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases

@@ -15,13 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl.native import library
-from etl.native.count_sums import Sums, buckets_of
-from etl.native.lookup import HashTable, Lookup
-from etl.native.pages import DamagedPageError, PagedColumn
-from etl.native.scan import merge_dictionaries, scan, scan_json
+from etl.native.distinct_values import HashTable, Lookup, Sums, buckets_of
+from etl.native.scan import DamagedPageError, PagedColumn, merge_dictionaries, scan, scan_json
 from etl.raw.text_values import split_fields
-from etl.readers.parquet import read_paged
-from etl.readers.parquet_checksums import WrongPageError
+from etl.readers.parquet import WrongPageError, read_paged
 from tests.fuzz.inputs import divided, exact
 from tests.fuzz.sanitized import load
 

@@ -25,8 +25,7 @@ from conf.types import Config
 from storage import file_io, format_versions
 from storage.dataset import Dataset, Member, publish_dataset
 from storage.paths import LakePaths, Partition
-from storage.publish import publish_facts
-from storage.publish_rows import publish_rows
+from storage.publish import publish_facts, publish_rows
 from tests.scoring.scoring_lake import make_config
 from training.registry.champion_history import PROMOTIONS, Override, dated_path, write_overrides
 from training.registry.refits import Refit, record_refit

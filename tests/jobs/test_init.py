@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from conf.candidate_types import OutOfStock
 from conf.errors import ConfigError
+from conf.list_types import OutOfStock
 from conf.load import load_config
 from jobs import check_config, init
 from jobs.new_config.configuration import Wishes, new_config

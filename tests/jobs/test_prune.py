@@ -13,10 +13,10 @@ import pytest
 
 from conf.errors import ConfigError, InfrastructureError
 from jobs import prune
-from storage import delta_log, file_io, hard_links
+from storage import file_io, other_tools
 from storage.dataset import publish_dataset, read_dataset, split_files
-from storage.hard_links import LOCK_NAME
 from storage.manifest import is_published, is_whole, read_manifest
+from storage.other_tools import LOCK_NAME
 from storage.paths import LakePaths, Partition
 from storage.remove import dates_of_tables, list_lake
 from storage.run_context import RunContext
@@ -286,7 +286,7 @@ class _DyingFiles:
 def test_a_killed_prune_is_continued(built: Path, tmp_path: Path) -> None:
     expected = prune_lake.copy(built, tmp_path / "expected")
     run(expected)
-    before, real = published(expected), (file_io.filesystem, hard_links._remove, os.rmdir)
+    before, real = published(expected), (file_io.filesystem, other_tools._remove, os.rmdir)
     complete = {path for path in files_of(expected) if not path.endswith(LOCK_NAME)}
     deaths, number = 0, 1
     while deaths < number:
@@ -309,7 +309,7 @@ def test_a_killed_prune_is_continued(built: Path, tmp_path: Path) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(file_io, "filesystem", filesystem)
-            patch.setattr(hard_links, "_remove", lambda path: counted(real[1], path))
+            patch.setattr(other_tools, "_remove", lambda path: counted(real[1], path))
             patch.setattr(os, "rmdir", lambda path: counted(real[2], path))
             try:
                 run(root)
@@ -456,7 +456,7 @@ def test_other_tools_do_not_find_deleted_dates_on_an_object_store(tmp_path: Path
         config = config.model_copy(update={"output": config.output.model_copy(update={"grace_hours": 0.0})})
         prune.run(RunContext("prune", config, RUN_DATE), KEEP, dry_run=False)
         table = f"{lake.root}/_data/scores"
-        paths = delta_log._load(table).get_add_actions().column("path").to_pylist()  # type: ignore[union-attr]
+        paths = other_tools._load(table).get_add_actions().column("path").to_pylist()  # type: ignore[union-attr]
         assert {path.split("/")[0] for path in paths} == {f"dt={one}" for one in DAYS[8:]}
         files = [file.path for file in list_lake(lake) if "_delta_log" not in file.path]
         assert not [path for path in files if f"dt={day(7)}" in path or f"dt={day(8)}" in path]

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 import nightrank
 from conf.load import load_config
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.paths import LakePaths
 from tests.processes import ROOT
 

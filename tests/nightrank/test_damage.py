@@ -23,15 +23,16 @@ from hypothesis import strategies as st
 
 import nightrank
 from conf.errors import NightrankError
-from etl.erasure.record import Record, record_path, write_record
-from etl.erasure.record import _read as read_erasure
-from etl.workflow.local_workflow import load_local
+from etl.erasure.carry_out import Record, record_path, write_record
+from etl.erasure.carry_out import _read as read_erasure
+from etl.raw import erased_users
+from etl.workflow.fitted_workflow import load_local
 from jobs import fsck, show
 from jobs.fsck import check_descriptions
 from jobs.runner import OwnSession, run_in_application
 from reporting.monitoring.run_record import _read as read_run
 from scoring.model.model_info import read_model_info
-from storage import dataset, erased_users, feature_spec, file_io
+from storage import dataset, feature_spec, file_io
 from storage.fsck import check_lake
 from storage.id_counts import find_id_counts
 from storage.manifest import MANIFEST_NAME, load_manifest

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from torch._inductor import config as inductor
 
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from jobs import export_model
 from tests.nightrank.conftest import RUN_DATE, World
 from tests.processes import ROOT

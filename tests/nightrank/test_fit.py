@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 import nightrank
 from etl.operators.categorify import Categorify
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from etl.ops.array_statistics import GroupedNumbers
-from etl.split.time_split import DAY
+from etl.ops.training_statistics import GroupedNumbers
+from etl.raw.splits import DAY
 from tests.etl.ops import oracle
 from tests.etl.ops.case import assert_same, table
 from tests.etl.ops.examples import EXAMPLES, FRAME_EXAMPLES

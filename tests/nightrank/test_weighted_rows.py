@@ -12,7 +12,7 @@ import pytest
 
 import nightrank
 from nightrank.workflow import fitted_workflow, learned_by
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from tests.etl import cases
 from tests.etl.test_event_labels import DAYS, shop, write_days
 

@@ -18,7 +18,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.readwriter import DataFrameWriter
 
-from spark.accelerator import SHIM_OVERRIDE, shim_for, shims_of
+from spark.session import SHIM_OVERRIDE, shim_for, shims_of
 
 PREFIX = "com.nvidia.spark.rapids"
 _NODE = re.compile(r"^ *!\w* <(?P<node>\w+)> (?P<text>.*?) ?cannot run on GPU because (?P<reason>.*)$")
@@ -172,7 +172,7 @@ class Accelerator:
 def loaded(spark: SparkSession, jar: Path, settings: Mapping[str, str]) -> Iterator[Accelerator]:
     """The accelerator in this session's JVM, under the `spark.rapids.*` settings of a profile.
 
-    The jar's shim is the one that a session would get (spark/accelerator.py).
+    The jar's shim is the one that a session would get (spark/session.py).
     """
     jvm, gateway = spark._jvm, spark.sparkContext._gateway
     assert jvm is not None

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from conf.types import FeatureGroup
+from etl.workflow.chains import bind_group
 from etl.workflow.fitted_workflow import FittedWorkflow
-from etl.workflow.unfitted_chains import bind_group
 from tests.etl.ops import examples as operator_examples
 
 

@@ -50,7 +50,7 @@ class Frame:
     """A frame on its way to Spark.
 
     Attributes:
-        name: the function of ours that asked, and what for: `etl.spark.histories._publish write`.
+        name: the function of ours that asked, and what for: `etl.spark.frame_passes._publish write`.
         shape: its physical plan without ids, paths, sizes and expressions (tests.plans.shape).
         explained: the accelerator's explanation; empty where there is no jar.
     """

@@ -23,7 +23,7 @@ from jobs.measure_recommendations import run as measure_recommendations
 from jobs.score_daily import run as score_daily
 from jobs.score_rows import run as score_rows
 from scoring.model import context_features
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.plans import examples

@@ -1,4 +1,4 @@
-"""spark/accelerator.py: which classes of a jar of the accelerator a session gets, on which Spark."""
+"""spark/session.py: which classes of a jar of the accelerator a session gets, on which Spark."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from conf.errors import EXIT_CONFIG, ConfigError
 from setup import jars
-from spark.accelerator import PLUGIN, SHIM_OVERRIDE, SHUFFLE_MANAGER, accelerator_settings
 from spark.profile import read_properties
+from spark.session import PLUGIN, SHIM_OVERRIDE, SHUFFLE_MANAGER, accelerator_settings
 from tests.processes import ROOT
 
 PACKAGE = "com.nvidia.spark.rapids"

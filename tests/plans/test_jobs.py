@@ -38,7 +38,7 @@ MAIN_FRAMES = {
         "etl.spark.frame_passes._publish_features write",
     ],
     "shop": [
-        "etl.spark.histories._publish write",
+        "etl.spark.frame_passes._publish write",
         "etl.spark.frame_passes._publish_prepared write",
     ],
     "scoring": [

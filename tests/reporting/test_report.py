@@ -29,7 +29,7 @@ from storage import file_io
 from storage.dataset import Dataset, Member, publish_dataset, read_dataset
 from storage.manifest import read_manifest, replace_manifest
 from storage.paths import LakePaths
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.read_parquet import read_table
 from tests.reporting.report_lake import (
     CHANGES,

@@ -13,7 +13,7 @@ from conf.types import Config
 from etl.build import BuildResult
 from scoring.model.context_features import TrainingRows, encode_context, encoded_context, raw_context
 from scoring.model.model_info import ModelInfo
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage.paths import LakePaths
 from storage.run_context import RunContext
 from tests.etl import cases

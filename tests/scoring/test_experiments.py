@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from conf.types import Config
 from jobs import build_features, features_of_run
 from jobs.build_candidates import run as build_candidates

@@ -24,12 +24,12 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
+from conf.list_types import ListRules
 from conf.load import config_digest
+from conf.names import SPARK_TABLE
 from conf.plugins import READER
 from conf.raw_types import Column
-from conf.rule_types import ListRules
-from conf.serving_types import Impressions
-from conf.spark_tables import SPARK_TABLE
+from conf.stage_types import Impressions
 from conf.types import Config, EventTime
 from etl.raw.files import find_raw
 from etl.readers import text
@@ -47,8 +47,8 @@ from scoring.evaluation.impression_measures import (
 )
 from scoring.evaluation.prediction_quality import UNIT
 from scoring.model import context_features
-from spark.local_workers import LocalWorkers
 from spark.rows import frame_of, query, with_hash
+from spark.workers import LocalWorkers
 from storage.job_summary import JobSummary
 from storage.manifest import read_manifest
 from storage.paths import LakePaths

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
-from etl.workflow import local_workflow
+from etl.workflow import fitted_workflow
 from jobs.build_candidates import run as build_candidates
 from jobs.evaluate_model import run as evaluate_model
 from jobs.measure_recommendations import run as measure_recommendations
@@ -122,7 +122,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def without_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The values of the context are encoded already, and the lake has no workflow."""
     monkeypatch.setattr(context_features, "load_local", lambda *_: EncodedContext())
-    monkeypatch.setattr(local_workflow, "load_local", lambda *_: EncodedContext())
+    monkeypatch.setattr(fitted_workflow, "load_local", lambda *_: EncodedContext())
 
 
 def rows(partition: Partition, manifest: Manifest, order: list[str]) -> list[dict[str, Any]]:

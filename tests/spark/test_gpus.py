@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from spark import gpus, local_workers
-from spark.gpus import gpus_of_machine, slot_of_task
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
+from spark import workers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers, gpus_of_machine, slot_of_task
 
 
 def _devices(monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str]) -> None:
     for name in names:
         (folder / name).touch()
-    monkeypatch.setattr(gpus, "Path", lambda _: folder)
+    monkeypatch.setattr(workers, "Path", lambda _: folder)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_gpus_that_are_not_visible_do_not_count(
 def test_a_machine_has_one_group_for_each_gpu(
     monkeypatch: pytest.MonkeyPatch, number: int, tasks: int, expected: list[range]
 ) -> None:
-    monkeypatch.setattr(local_workers, "gpus_of_machine", lambda: number)
+    monkeypatch.setattr(workers, "gpus_of_machine", lambda: number)
     assert LocalWorkers(2, lambda: pytest.fail("no session")).gpu_groups(tasks) == expected
 
 

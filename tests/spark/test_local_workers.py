@@ -18,11 +18,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError, InfrastructureError
-from spark.choose_workers import choose_workers
-from spark.local_workers import LOCAL_FOLDERS, LocalWorkers, are_cancelled
+from spark.choose_workers import SparkWorkers, choose_workers
 from spark.profile import launch_settings, local_cores
 from spark.rows import frame_of
-from spark.spark_workers import SparkWorkers
+from spark.workers import LOCAL_FOLDERS, LocalWorkers, are_cancelled
 from storage.private_folder import ScratchFolder
 from tests.processes import ROOT, environment, wait_for, wait_until_gone
 
@@ -199,7 +198,7 @@ DRIVER = """
 import sys
 from functools import partial
 
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from tests.spark.test_local_workers import no_session, sleeping
 
 LocalWorkers(2, no_session, sys.argv[1]).collect(2, partial(sleeping, sys.argv[1]))

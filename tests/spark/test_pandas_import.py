@@ -11,7 +11,7 @@ pytestmark = pytest.mark.processes
 
 SCRIPT = """
 import sys
-from spark.pandas_import import allow_pandas, refuse_pandas
+from conf.lazy_imports import allow_pandas, refuse_pandas
 refuse_pandas()
 refuse_pandas()
 import pyarrow as pa

@@ -25,7 +25,7 @@ from spark.rows import (
 )
 from storage.manifest import Manifest, data_files
 from storage.paths import LakePaths, Partition
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.read_parquet import read_table
 from storage.run_context import RunContext
 from tests.etl import cases

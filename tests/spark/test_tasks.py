@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from spark.tasks import collect_results, map_batches, run_tasks
-from spark.worker_imports import VARIABLE
+from spark.worker_daemon import VARIABLE
 from tests.processes import ROOT, environment
 
 pytestmark = pytest.mark.processes

@@ -32,8 +32,7 @@ from storage.file_digests import (
 from storage.fsck import check_lake, mark_file, repair
 from storage.manifest import MANIFEST_NAME, Manifest, current_manifest, data_files, read_manifest
 from storage.paths import LakePaths, Partition
-from storage.publish import publish, rows_of
-from storage.publish_rows import publish_rows
+from storage.publish import publish, publish_rows, rows_of
 from storage.read_parquet import read_rows_of_keys, read_table, read_where, require_all_intact
 from tests.etl.lakes import servers
 

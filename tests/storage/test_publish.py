@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
-from storage.hard_links import LOCK_NAME
 from storage.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -25,6 +24,7 @@ from storage.manifest import (
     read_manifest,
     replace_manifest,
 )
+from storage.other_tools import LOCK_NAME
 from storage.paths import LakePaths, Partition
 from storage.publish import (
     Rules,

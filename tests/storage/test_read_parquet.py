@@ -12,7 +12,7 @@ import pytest
 from conf.errors import DataError
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.read_parquet import concat_parts, read_file, read_table
 
 ROWS = pa.table(

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.table_digest import table_digest
+from storage.file_digests import table_digest
 
 COLUMNS: dict[str, Any] = {
     "number": pa.array([1.5, None, -0.0, 4.0], pa.float32()),

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError, DataError
 from conf.types import MultiHot
-from storage.feature_spec import PAD_ID, FeatureSpec
-from storage.id_lists import pad_lists
+from storage.feature_spec import PAD_ID, FeatureSpec, pad_lists
 from tests.training.feature_rows import Rows, make_spec, random_rows
 from tests.training.feature_tables import write_file
 from training.data.columns import Columns

@@ -17,10 +17,8 @@ import yaml
 from numpy.typing import NDArray
 
 from conf.types import Generate
-from etl.synthetic.clicks.click import STEPS, auc_of_counts
-from etl.synthetic.clicks.columns import FEATURES, MISSING
-from etl.synthetic.clicks.impressions import DrawnImpressions, draw_impressions
-from etl.synthetic.clicks.world import world_of_day
+from etl.synthetic.click_probability import FEATURES, MISSING, STEPS, auc_of_counts
+from etl.synthetic.impressions import DrawnImpressions, draw_impressions, world_of_day
 from storage.feature_spec import NULL_ID, OOV_ID, Feature, FeatureSpec
 from storage.paths import LakePaths
 from tests.training.feature_rows import Rows

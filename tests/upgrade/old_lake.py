@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from conf.types import ModelConfig, Train
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from reporting.monitoring.run_record import read_records
 from scoring.model.model_info import read_model_info
 from storage.dataset import read_dataset, read_spec

@@ -10,7 +10,7 @@ import torch
 
 from conf.errors import DataError
 from conf.load import load_config
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import load_local
 from reporting.monitoring.run_record import read_records
 from storage import format_versions
 from storage.paths import LakePaths

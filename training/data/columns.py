@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from conf.errors import DataError
 from conf.types import MultiHot
-from storage.feature_spec import Feature, FeatureSpec
-from storage.id_lists import pad_lists
+from storage.feature_spec import Feature, FeatureSpec, pad_lists
 from training.data.sharding import RowGroup
 
 _REBUILD = "run build_features again for the day of this file"

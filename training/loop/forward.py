@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from conf.errors import ConfigError
-from conf.loss_types import loss_name, loss_settings
 from conf.plugins import LOSS
+from conf.train_types import loss_name, loss_settings
 from conf.types import Train
 from training.collectives import ALONE, Collectives
 from training.data.batch import Batch, CatalogueItems, DrawnItems, Vectors

@@ -14,10 +14,10 @@ from conf.types import SPLITS, Config, ModelConfig, Output, Split, Train
 from storage import file_io
 from storage.dataset import Dataset, id_features_of, read_spec, require_labels, split_partitions
 from storage.feature_spec import FeatureSpec
+from storage.file_digests import table_digest
 from storage.id_counts import IdCounts, find_id_counts
 from storage.manifest import digest_of
 from storage.paths import LakePaths
-from storage.table_digest import table_digest
 from training.data.sharding import DataFile, plan_shards, row_groups
 from training.registry import versions
 from training.registry.comparison import experiments_config

@@ -6,7 +6,7 @@ A package adds a loss by an entry point of the group `nightrank.losses`. The mod
     mean_loss(settings: Settings, compared: Tensor | Vectors, batch: Batch) -> Tensor
                                        returns this rank's share of the mean loss of a global batch, a scalar
 
-`compared` are the logits (L,) float32 of the rows of `batch` (conf/loss_types.py has the values of
+`compared` are the logits (L,) float32 of the rows of `batch` (conf/train_types.py has the values of
 `Settings.compares`), or the vectors of users and items for a loss that compares them
 (training/data/batch.py). Every job imports these modules to read the settings, so a module imports torch only
 inside its functions.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from conf.loss_types import LossSettings
+from conf.train_types import LossSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from conf.loss_types import Compares, LossSettings
+from conf.train_types import Compares, LossSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

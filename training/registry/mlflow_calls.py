@@ -14,9 +14,9 @@ import os
 import pickle
 import sys
 
+from conf.lazy_imports import refuse_pandas
 from conf.messages import PrintableFormatter
 from conf.process import collect_rarely
-from spark.pandas_import import refuse_pandas
 from storage.paths import LakePaths
 from training.registry import mlflow_mirror
 from training.registry.mlflow_process import DONE, URI

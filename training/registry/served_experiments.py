@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.errors import ConfigError
-from conf.serving_types import CHALLENGER, ServingExperiment
+from conf.stage_types import CHALLENGER, ServingExperiment
 from conf.types import Config
 from storage import file_io, format_versions
 from storage.manifest import digest_of

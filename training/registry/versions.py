@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import Any
 
 from conf.errors import ConfigError, DataError
-from conf.extensions import combined_digest, source_digests
+from conf.plugins import combined_digest, source_digests
 from conf.types import Config, ModelConfig, Train
 from storage import file_io, format_versions
 from storage.format_versions import require_names

@@ -3,7 +3,7 @@
 A package adds a source by an entry point of the group `nightrank.candidate_sources`. The module of a source
 contains
 
-    class Settings(SourceSettings)   the keys of the source (conf/candidate_types.py). Its docstring describes
+    class Settings(SourceSettings)   the keys of the source (conf/list_types.py). Its docstring describes
                                      the source. If a source of another package uses the base class `Strict`
                                      instead, it also gets the keys n and window_days
 

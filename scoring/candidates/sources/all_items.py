@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from conf.candidate_types import SourceSettings
+from conf.list_types import SourceSettings
 
 if TYPE_CHECKING:
     from scoring.candidates.exclusions import Exclusions

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from conf.candidate_types import WindowedSource
+from conf.list_types import WindowedSource
 from conf.raw_types import PositiveInt, Seed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from conf.candidate_types import WindowedSource
+from conf.list_types import WindowedSource
 from conf.raw_types import PositiveInt
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from conf.candidate_types import ModelSource
+from conf.list_types import ModelSource
 from conf.raw_types import PositiveInt
 
 if TYPE_CHECKING:

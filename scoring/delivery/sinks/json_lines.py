@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from conf.lazy_pyspark import F
+from conf.lazy_imports import F
 from scoring.delivery.file_sink import Files, FileSinkSettings, ListRecord, erase_records, publish_files
 from scoring.delivery.published_lists import Delivered, Erased, EraseRequest, PublishedLists
 from scoring.requests import VARIANT

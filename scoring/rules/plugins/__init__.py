@@ -3,7 +3,7 @@
 A package adds a rule by an entry point of the group `nightrank.rules`. The module of a rule contains
 
     class Settings(RuleSettings)     the keys of the rule below score.rules.<name>. Its docstring describes
-                                     the rule. conf/rule_types.py has the base class; `Strict` also works
+                                     the rule. conf/list_types.py has the base class; `Strict` also works
     load(settings: Settings, inputs: RuleInputs) -> ItemRule
                                      called in each process that makes lists (scoring/rules/item_rule.py)
     digest(settings: Settings, run_date: str) -> str

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, assert_never
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from conf.rule_types import AttributeRule
+from conf.list_types import AttributeRule
 from scoring.rules.item_rule import ItemRule, RuleInputs
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from conf.list_types import RuleSettings
 from conf.raw_types import Seed
-from conf.rule_types import RuleSettings
 from scoring.rules.item_rule import ItemRule, RuleInputs
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from conf.list_types import AttributeRule
 from conf.raw_types import PositiveInt
-from conf.rule_types import AttributeRule
 from scoring.rules.item_rule import NO_VALUE, ItemRule, RuleInputs
 
 if TYPE_CHECKING:

@@ -14,13 +14,12 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.erasure.lake_tables import PublishedPartition, published_partitions
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
-from storage.publish import publish_facts
-from storage.publish_rows import publish_rows
+from storage.publish import publish_facts, publish_rows
 from tests.etl import cases
 from tests.etl.text.test_two_passes import GROUPS
 

@@ -21,21 +21,28 @@ import pytest
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.load import load_config
 from conf.types import Config, Deliver
-from etl.erasure import rewrite
+from etl.erasure import carry_out
+from etl.erasure.carry_out import texts_with_ids
 from etl.erasure.lake_tables import UsersToErase
-from etl.erasure.record import texts_with_ids
 from etl.ops.tables import VOCABULARY, workflow_table
-from etl.raw.erased_rows import ERASED
-from etl.workflow.local_workflow import load_local
+from etl.raw.erased_users import (
+    ERASED,
+    ErasedList,
+    ErasedUsers,
+    add_erased,
+    list_or_new,
+    read_erased,
+    require_listed,
+)
+from etl.workflow.fitted_workflow import load_local
 from jobs import erase_user
 from jobs.erase_user import run
 from scoring.delivery.sinks import read_settings
 from storage import file_io
 from storage.dataset import read_dataset, split_files
-from storage.erased_users import ErasedList, ErasedUsers, add_erased, list_or_new, read_erased, require_listed
 from storage.manifest import FileEntry, Manifest, read_manifest, replace_manifest
 from storage.paths import LakePaths, Partition
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 from storage.run_context import RunContext
 from tests.etl import cases
 from tests.etl.erasure import erased_lake as lakes
@@ -257,7 +264,7 @@ def _erase_and_die(config: Config, publications: int) -> None:
         "refresh_workflow",
         "delete_leftovers",
     ):
-        setattr(rewrite, name, counted(getattr(rewrite, name)))
+        setattr(carry_out, name, counted(getattr(carry_out, name)))
     _erase(config, TWO)
     os._exit(0)
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Config
-from etl.raw.csv_header import common_header
+from etl.raw.file_columns import common_header
 from etl.raw.files import find_raw
 from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle

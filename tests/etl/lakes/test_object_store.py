@@ -19,8 +19,8 @@ from etl.build import BuildResult
 from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.workflow.feature_plan import plan_of
 from jobs.erase_user import run as erase_user
-from spark.spark_workers import SparkWorkers
-from storage import delta_log, file_io
+from spark.choose_workers import SparkWorkers
+from storage import file_io, other_tools
 from storage.dataset import read_dataset
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
@@ -167,7 +167,7 @@ def test_an_erased_user_is_in_no_object_and_the_delta_tables_have_the_new_files(
     for shown in (partition, profiles):
         manifest = read_manifest(shown)
         table = shown.file(shown.data).rpartition("/")[0]
-        paths = delta_log._paths(delta_log._load(table), DAYS[0])
+        paths = other_tools._paths(other_tools._load(table), DAYS[0])
         assert paths == {
             entry.path.rpartition(f"/{table.rpartition('_data/')[2]}/")[2] for entry in manifest.files
         }

@@ -21,7 +21,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import DataError
-from storage import delta_log, file_io, hard_links
+from storage import file_io, other_tools
 from storage.manifest import FileEntry, Manifest, current_manifest, read_manifest, replace_manifest
 from storage.paths import LakePaths, Partition
 from tests.etl.lakes import lakes, servers
@@ -82,12 +82,12 @@ def test_helpers_notice_wrong_rows(readers: Readers, tmp_path: Path) -> None:
 # Steps behind the replacement of the manifest, in order. SIGKILL arrives at each.
 DEATHS = [
     Death("os", "replace", True),
-    Death("storage.hard_links", "_exchange", False),
-    Death("storage.hard_links", "_remove", False),
-    Death("storage.hard_links", "_remove", True, 2),
-    Death("storage.hard_links", "_link", False),
+    Death("storage.other_tools", "_exchange", False),
+    Death("storage.other_tools", "_remove", False),
+    Death("storage.other_tools", "_remove", True, 2),
+    Death("storage.other_tools", "_link", False),
     Death("os", "link", True),
-    Death("storage.hard_links", "_link", True),
+    Death("storage.other_tools", "_link", True),
 ]
 
 
@@ -161,7 +161,7 @@ def test_lists_in_files_of_text_show_the_same(
         publish(generation)
         assert readers.see(requests) == [{str(generation): ROWS}] * len(requests)
     with monkeypatch.context() as patch:
-        patch.setattr(hard_links, "_link", _interrupted)
+        patch.setattr(other_tools, "_link", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             publish(2)
     assert all(isinstance(seen, str) for seen in readers.see(requests))
@@ -251,23 +251,23 @@ def test_a_job_that_is_late_does_not_bring_back_what_another_replaced(
     partition = LakePaths(root).features("w1").partition("2026-01-01")
     table, below = f"{root}/_data/features/w1", "../../../_data/features/w1/"
 
-    def content() -> delta_log.Content:
+    def content() -> other_tools.LogContent:
         manifest = read_manifest(partition)
         files = [(file.path.removeprefix(below), file.rows, file.bytes) for file in manifest.files]
-        return delta_log.Content(files, manifest.schema)
+        return other_tools.LogContent(files, manifest.schema)
 
     lakes.publish_day(root, "2026-01-02", 1)
     assert lakes.publish_in_a_process(root, 2, "after the manifest") == -signal.SIGKILL
     late = content()
-    contents: list[delta_log.Content] = []
+    contents: list[other_tools.LogContent] = []
 
-    def now() -> delta_log.Content:
+    def now() -> other_tools.LogContent:
         contents.append(content() if contents else late)
         if len(contents) == 1:
             lakes.publish_day(root, partition.dt, 3)
         return contents[-1]
 
-    delta_log.show(table, partition.dt, now)
+    other_tools.show_log(table, partition.dt, now)
     assert len(contents) == 2
     assert readers.see([("deltalake", table)]) == [
         {str(generation): lakes.FILES * lakes.ROWS_A_FILE for generation in (1, 3)}

@@ -20,16 +20,16 @@ from pyarrow import fs
 
 from conf.errors import EXIT_OK, ConfigError, DataError
 from conf.types import Config
-from etl.raw.csv_header import first_bytes
+from etl.raw.file_columns import first_bytes
 from etl.raw.file_splits import FileSplit, read_blocks, split_files
 from etl.raw.files import find_raw, require_raw
-from etl.readers.discovery import open_table
+from etl.readers.base import open_table
 from jobs.reference.roads import starts_jvm
 from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
-from storage.remote.azure import _connected
+from storage.remote import _container_client
 from tests.etl import cases
 from tests.etl.lakes import lakes
 from tests.etl.lakes.stores import AzureStore, RawStore
@@ -317,6 +317,6 @@ CONNECTION = "DefaultEndpointsProtocol=https;AccountName=ours;AccountKey=a2V5;En
 def test_keys_are_only_used_for_their_account(
     authority: str, settings: tuple[str, ...], url: str, credential: str
 ) -> None:
-    client = _connected(authority, settings, 0)
+    client = _container_client(authority, settings, 0)
     assert client.url.startswith(url)
     assert type(client.credential).__name__.startswith(credential)

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from conf.types import Config
-from etl.split.time_split import DAY
+from etl.raw.splits import DAY
 from etl.workflow.fitted_workflow import FittedWorkflow
 from tests.etl.ops import oracle
 from tests.etl.ops.examples import EXAMPLES

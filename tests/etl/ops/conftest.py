@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from etl.split.time_split import DAY
+from etl.raw.splits import DAY
 from tests.etl.ops.case import GROUPS, Case
 from tests.etl.ops.examples import EXAMPLES
 from tests.etl.ops.rows import DAYS, TEST_DAY, by_day, fit_rows, make_config, make_rows, to_spark

@@ -15,11 +15,11 @@ from conf.types import Config
 from etl.fit.fit_workflow import fit_workflow
 from etl.ops.base import Type
 from etl.raw.files import RawFiles
+from etl.raw.splits import DAY
 from etl.spark.raw_frames import read_attributes
-from etl.split.time_split import DAY
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.paths import LakePaths
 from tests.etl.ops.examples import COLUMNS, EXTERNAL, EXTERNAL_COLUMNS
 

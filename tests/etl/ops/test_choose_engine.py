@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from etl.ops.choose_engine import choose_engine
+from etl.ops.base import choose_engine
 
 
 @pytest.mark.parametrize("wanted, expected", [("auto", "arrow"), ("sql", "sql"), ("arrow", "arrow")])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from etl.ops import Moments, Statistics, operator_from_config
 from etl.ops.base import Type
 from etl.ops.tables import VOCABULARY, LocalTables
-from etl.workflow.fitted_chains import FittedChain
+from etl.workflow.chains import FittedChain
 from etl.workflow.raw_values import one_row
 from storage.feature_spec import FLOAT32_MAX
 from tests.etl.ops import hashing, oracle

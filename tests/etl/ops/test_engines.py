@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from etl.ops import FRAME_OPERATORS, OPERATORS
-from etl.split.time_split import DAY
-from etl.workflow.fitted_chains import FittedChain
-from etl.workflow.local_workflow import load_local
+from etl.raw.splits import DAY
+from etl.workflow.chains import FittedChain
+from etl.workflow.fitted_workflow import load_local
 from storage.paths import LakePaths
 from tests.etl.ops import oracle
 from tests.etl.ops.case import Case, assert_same

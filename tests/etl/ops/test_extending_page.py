@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import EventTime
+from etl.ops import operator_in
 from etl.ops.base import Operator
-from etl.ops.discovery import operator_in
 from etl.ops.tables import LocalTables
 from etl.ops.training_statistics import Statistics
 from etl.readers.base import TableReader

@@ -11,10 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import ConfigError
-from etl.ops.choose_engine import Engine
+from etl.ops.base import Engine
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
-from etl.workflow.fitted_workflow import FittedWorkflow
-from etl.workflow.local_workflow import load_local
+from etl.workflow.fitted_workflow import FittedWorkflow, load_local
 from storage.paths import LakePaths
 from storage.publish import read_published
 from tests.etl.ops.case import assert_same

@@ -20,7 +20,7 @@ from etl.ops import frame_operator_from_config, operator_from_config
 from etl.ops.base import Fitted
 from etl.ops.tables import LocalTables, Tables
 from etl.ops.training_statistics import Moments, Statistics
-from etl.workflow.fitted_chains import FittedChain
+from etl.workflow.chains import FittedChain
 from storage.feature_spec import FLOAT32_MAX
 from storage.manifest import FileEntry
 from storage.paths import Partition

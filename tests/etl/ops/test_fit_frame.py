@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from etl.ops.tables import VOCABULARY
-from etl.split.time_split import DAY
+from etl.raw.splits import DAY
 from tests.etl.ops.case import Case, assert_same
 from tests.etl.ops.on_frames import EXTERNAL, as_table, learned, name_of, new_workflow, values_of
 from tests.etl.ops.rows import TEST_DAY, features_of

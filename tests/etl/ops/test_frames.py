@@ -17,7 +17,7 @@ from conf.errors import ConfigError
 from conf.types import Config
 from etl.ops import RowChanger, RowFilter, frame_operator_from_config
 from etl.raw.files import require_raw
-from etl.split.time_split import DAY, SPLIT
+from etl.raw.splits import DAY, SPLIT
 from etl.workflow.feature_plan import plan_of
 from storage.feature_spec import FLOAT32_MAX
 from tests.etl.log_rows import prepared_rows, read_log

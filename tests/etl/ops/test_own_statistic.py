@@ -21,17 +21,15 @@ from conf.names import days_since_epoch
 from conf.plugins import OPERATOR, Kind
 from etl.fit.fit_workflow import fit_workflow
 from etl.operators.winsorize import Winsorize
+from etl.ops import operator_in
 from etl.ops.base import Fitted
-from etl.ops.discovery import operator_in
 from etl.raw.files import RawFiles
-from etl.split.time_split import DAY
-from etl.statistics.mergeable import MeasuredStatistic, measure_mergeable
-from etl.statistics.moments import measure_quantiles, quantile_position
-from etl.value_counts.count_file_format import write_counts
-from etl.value_counts.requests import Counts
+from etl.raw.splits import DAY
+from etl.statistics.moments import MeasuredStatistic, measure_mergeable, measure_quantiles, quantile_position
+from etl.statistics.value_counts import Counts, write_counts
 from etl.workflow.feature_plan import plan_of
 from etl.workflow.fitted_workflow import FittedWorkflow
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.file_digests import split_name
 from storage.paths import LakePaths
 from tests.etl.ops import subtract_mean

@@ -16,10 +16,10 @@ from conf.errors import ConfigError
 from etl.fit.row_statistics import count_values
 from etl.ops import OPERATORS, Fitted
 from etl.ops.tables import VOCABULARY, LocalTables
-from etl.split.time_split import DAY
+from etl.raw.splits import DAY
+from etl.statistics.count_statistics import VOCABULARY_SCHEMA
 from etl.statistics.id_rule import IdRule, assign_ids
-from etl.value_counts.fit_statistics import VOCABULARY_SCHEMA
-from etl.workflow.fitted_chains import FittedChain
+from etl.workflow.chains import FittedChain
 from etl.workflow.fitted_workflow import load_workflow
 from storage.paths import LakePaths
 from tests.etl.ops.case import Case

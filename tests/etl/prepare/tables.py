@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from etl.ops.row_groups import plain
+from etl.ops.arrays import plain
 from spark.rows import spark_types
 
 FORMS = ("plain", "dictionary", "chunks")

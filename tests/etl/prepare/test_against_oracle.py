@@ -21,13 +21,13 @@ from pyspark.sql import SparkSession
 
 from conf.types import Config
 from etl.build import BuildResult
-from etl.checked_days import raw_days
-from etl.latest.latest_histories import histories_of
+from etl.latest.latest_features import histories_of
+from etl.passes import raw_days
 from etl.prepare.click_tables import good_rows_of
+from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import require_raw
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
-from storage.erased_users import add_erased, list_or_new
+from spark.workers import LocalWorkers
 from storage.manifest import data_files, is_published, read_manifest
 from storage.paths import LakePaths, Partition
 from tests.etl import cases

@@ -18,16 +18,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.errors import DataError
 from conf.types import Config, Split
-from etl.checked_days import raw_days
-from etl.latest.latest_histories import histories_of, latest_histories, latest_histories_table
+from etl.latest.latest_features import histories_of, latest_histories, latest_histories_table
+from etl.passes import raw_days
 from etl.prepare import click_tables as module
 from etl.prepare.click_tables import ClickTables, click_tables, good_rows_of
+from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import RawFiles, require_raw
-from etl.spark.histories import LastClicks
+from etl.spark.frame_passes import LastClicks
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
-from storage.erased_users import add_erased, list_or_new
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases

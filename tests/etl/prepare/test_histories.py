@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.types import History
 from etl.prepare import histories
 from etl.prepare.histories import add_history, as_history, last_clicks, merge_days, recent_clicks
-from etl.spark import histories as frames
+from etl.spark import frame_passes as frames
 
 MANY = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 FEW = settings(max_examples=5, deadline=None, derandomize=True, database=None)
@@ -83,7 +83,7 @@ def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def earlier_frame(spark: SparkSession, earlier: pa.Table) -> DataFrame:
-    """The clicks of users as a frame with structs (etl/spark/histories.py)."""
+    """The clicks of users as a frame with structs (etl/spark/frame_passes.py)."""
     rows = [
         (
             row["user_key"],
@@ -180,7 +180,7 @@ def test_histories_are_the_clicks_before_the_row(
 def test_tables_equal_frames_of_spark(
     spark: SparkSession, days: list[list[tuple]], length: int, timed: bool, grouped: bool, apart: int
 ) -> None:
-    """All four functions give the results of etl/spark/histories.py, also if the times of days overlap."""
+    """All four functions give the results of etl/spark/frame_passes.py, also if the times of days overlap."""
     history = History(length=length)
     tables = [
         table_of(log_of(rows, 100 * number, apart * number), timed=timed, grouped=grouped, seed=number)

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.types import Config, Split
 from etl.build import BuildResult
-from etl.checked_days import raw_days
 from etl.latest import latest_features
-from etl.latest.latest_features import publish_latest
-from etl.latest.latest_histories import LatestHistories, latest_histories
+from etl.latest.latest_features import LatestHistories, latest_histories, publish_latest
+from etl.passes import raw_days
+from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import RawFiles
 from etl.workflow.feature_plan import FeaturePlan, plan_of
 from etl.workflow.fitted_workflow import load_workflow
@@ -30,11 +30,9 @@ from jobs.measure_recommendations import run as measure_recommendations
 from jobs.score_daily import run as score_daily
 from scoring.evaluation import features_before_test
 from scoring.evaluation.features_before_test import rows_before_test
-from spark.local_workers import LocalWorkers
+from spark.choose_workers import SparkWorkers
 from spark.rows import Rows
-from spark.spark_workers import SparkWorkers
-from spark.workers import Workers
-from storage.erased_users import add_erased, list_or_new
+from spark.workers import LocalWorkers, Workers
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext

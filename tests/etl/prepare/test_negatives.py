@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from conf.types import SPLITS, Negatives
-from etl.prepare.negatives import DayItems, add_negatives, items_of, merge_items
-from etl.split import negatives as in_spark
+from etl.prepare.prepared_rows import DayItems, add_negatives, items_of, merge_items
+from etl.raw import splits as in_spark
 from tests.etl import oracle
 from tests.etl.ops import hashing
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame
@@ -185,7 +185,7 @@ def test_items_are_saved_mapped_and_pickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool, empty: bool
 ) -> None:
     if not compiled:
-        for module in ("etl.native.lookup", "etl.prepare.negatives"):
+        for module in ("etl.native.distinct_values", "etl.prepare.prepared_rows"):
             monkeypatch.setattr(f"{module}.is_built", lambda: False)
     rows: list[Row] = [(f"u{place % 50}", place * place % 997, 1.0, "train") for place in range(500)]
     table = _table(rows)[:0] if empty else _table(rows)
@@ -202,7 +202,7 @@ def test_items_are_saved_mapped_and_pickled(
 def test_more_draws_than_fit_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
     table = _table([("u", place, 1.0, "train") for place in range(40)] + [("v", 50, 1.0, "train")] * 40)
     expected = _drawn(table, tasks=1)[0]
-    monkeypatch.setattr("etl.prepare.negatives._ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("etl.prepare.prepared_rows._ROWS_AT_ONCE", 7)
     parts = _drawn(table, tasks=1)[0]
     assert parts.equals(expected)
     assert parts.column("row_id").num_chunks > 5
@@ -214,7 +214,9 @@ def test_collisions_of_hashes_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     rows: list[Row] = [(draw.choice("uvw"), draw.randrange(9), 1.0, draw.choice(SPLITS)) for _ in range(40)]
     expected = records(_drawn(_table(rows)))
     assert any(row_id % (PER_POSITIVE + 1) for row_id in expected)
-    monkeypatch.setattr("etl.prepare.negatives._slots", lambda pairs, bits: np.zeros(len(pairs), np.uint64))
+    monkeypatch.setattr(
+        "etl.prepare.prepared_rows._slots", lambda pairs, bits: np.zeros(len(pairs), np.uint64)
+    )
     assert records(_drawn(_table(rows))) == expected
 
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.raw_types import EventTime
 from conf.types import Config
-from etl.prepare.positions import add_positions, impressions_table
+from etl.prepare.prepared_rows import add_positions, impressions_table
 from etl.raw.files import require_raw
 from etl.spark.frame_passes import join_positions
 from etl.workflow.feature_plan import plan_of

@@ -15,19 +15,19 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError, InfrastructureError
 from conf.types import SPLITS, Config
-from etl import checked_days
+from etl import passes
 from etl.build import BuildResult, encoded_days
 from etl.erasure.lake_tables import all_partitions
 from etl.prepare import prepared_passes
 from etl.prepare.task_passes import TaskPasses
 from etl.quality.day_counts import DayCounts
 from etl.raw import file_splits
-from etl.raw.erased_rows import ERASED
+from etl.raw.erased_users import ERASED
 from etl.raw.files import require_raw
 from etl.readers import text
 from etl.workflow.feature_plan import plan_of
 from jobs import check_quality, erase_user, prune
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, is_published, read_manifest
 from storage.paths import LakePaths, Partition
@@ -744,14 +744,14 @@ def test_a_run_does_not_use_counts_that_another_configuration_replaces(
     config = cases.write_config(tmp_path, SHOP, CASES["differences"] if prepare else plain)
     _write(tmp_path / "raw")
     texts = _texts_in_lake_of(tmp_path, config)
-    report = checked_days.report_quality
+    report = passes.report_quality
 
     def replaced(*arguments: Any) -> Any:
-        monkeypatch.setattr(checked_days, "report_quality", report)
+        monkeypatch.setattr(passes, "report_quality", report)
         build(texts, FIRST)
         return report(*arguments)
 
-    monkeypatch.setattr(checked_days, "report_quality", replaced)
+    monkeypatch.setattr(passes, "report_quality", replaced)
     with pytest.raises(InfrastructureError, match=r"value_counts/dt=.* was replaced while this run used it"):
         build(config, FIRST)
     assert not is_published(LakePaths(config.lake).quality(config.name).partition(FIRST))

@@ -17,7 +17,7 @@ from conf.types import SPLITS, Config
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.prepare.task_passes import TaskPasses
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition

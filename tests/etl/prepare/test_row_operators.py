@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError
 from etl.ops import RowChanger, Type, frame_operator_from_config
-from etl.ops.array_statistics import GroupedNumbers
+from etl.ops.training_statistics import GroupedNumbers
 from etl.prepare.task_passes import apply_row_operators, keep_users_together, require_table_forms
 from tests.etl.ops.examples import COLUMNS, FRAME_EXAMPLES
 from tests.etl.ops.rows import DAYS, make_rows

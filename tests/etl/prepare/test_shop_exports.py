@@ -19,7 +19,7 @@ from conf.errors import ConfigError, DataError
 from conf.load import load_config
 from conf.types import Config
 from etl.build import BuildResult
-from spark.local_workers import LocalWorkers
+from spark.workers import LocalWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from tests.etl import cases

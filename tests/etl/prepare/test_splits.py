@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 
 from conf.errors import DataError
 from conf.types import SplitConfig
-from etl.prepare.splits import assign_split, count_times, position_cuts, time_cuts
-from etl.split import time_split
-from etl.split.time_split import last_ranks
+from etl.prepare.prepared_rows import assign_split, count_times, position_cuts, time_cuts
+from etl.raw import splits
+from etl.raw.splits import last_ranks
 from tests.etl import oracle
 from tests.etl.prepare.tables import FORMS, assert_same_rows, by_user, in_form, records, to_frame
 
@@ -84,7 +84,7 @@ def test_splits_are_those_of_spark(spark: SparkSession, rows: list[Row], timed: 
     cuts = _cuts(table, FRACTION, pieces=5)
     for config in (FRACTION, LAST_OUT):
         parts = [assign_split(part, config, cuts) for part in by_user(table)]
-        assert_same_rows(parts, time_split.assign_split(frame, config))
+        assert_same_rows(parts, splits.assign_split(frame, config))
 
 
 def test_cuts_of_times_are_the_percentiles_of_spark_to_the_bit(spark: SparkSession) -> None:

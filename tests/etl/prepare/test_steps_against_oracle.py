@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from conf.types import Negatives
 from etl.ops import RowChanger, frame_operator_from_config
 from etl.prepare.attributes import join_attributes, read_attribute_table
-from etl.prepare.negatives import add_negatives, items_of, merge_items
+from etl.prepare.prepared_rows import add_negatives, items_of, merge_items
 from etl.prepare.task_passes import apply_row_operators
 from etl.readers import text
 from tests.etl import cases

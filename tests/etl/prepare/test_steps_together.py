@@ -1,4 +1,4 @@
-"""Splits, negatives, positions and operators, one after the other: the same rows as in Spark."""
+"""Splits, splits, positions and operators, one after the other: the same rows as in Spark."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from pyspark.sql import SparkSession
 
 from conf.types import Negatives, SplitConfig
 from etl.ops import RowChanger, frame_operator_from_config
-from etl.prepare.negatives import DayItems, add_negatives, items_of, merge_items
-from etl.prepare.positions import add_positions
-from etl.prepare.splits import assign_split, count_times, time_cuts
+from etl.prepare.prepared_rows import (
+    DayItems,
+    add_negatives,
+    add_positions,
+    assign_split,
+    count_times,
+    items_of,
+    merge_items,
+    time_cuts,
+)
 from etl.prepare.task_passes import apply_row_operators, keep_users_together
+from etl.raw import splits
 from etl.spark.frame_passes import join_positions
-from etl.split import negatives, time_split
 from tests.etl.prepare.tables import assert_same_rows, by_user, in_form, to_frame
 
 PREPARE: list[dict[str, Any]] = [
@@ -68,8 +75,8 @@ def test_steps_give_the_rows_of_spark(spark: SparkSession, tmp_path: Path, by: s
     split, drawn = SplitConfig(by=by), Negatives(per_positive=2, seed=3)  # type: ignore[arg-type]
     changers = [frame_operator_from_config(entry) for entry in PREPARE]
 
-    frame = time_split.assign_split(to_frame(spark, table), split)
-    frame = negatives.add_negatives(frame, drawn, "item")
+    frame = splits.assign_split(to_frame(spark, table), split)
+    frame = splits.add_negatives(frame, drawn, "item")
     frame = join_positions(frame, to_frame(spark, impressions), "shown")
     for changer in changers:
         assert isinstance(changer, RowChanger)

@@ -16,8 +16,7 @@ from etl.prepare.prepared_passes import delete_unneeded_days
 from etl.workflow.feature_plan import plan_of
 from storage import file_io
 from storage.paths import LakePaths, Partition, Table
-from storage.publish import publish_files
-from storage.publish_rows import write_table
+from storage.publish import publish_files, write_table
 from storage.remove import remove, written_dates
 from tests.etl import cases
 

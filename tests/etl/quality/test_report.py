@@ -21,16 +21,15 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.load import load_config
 from conf.types import SPLITS, Config
-from etl.checked_days import raw_days
-from etl.passes import passes_of
+from etl.passes import passes_of, raw_days
 from etl.quality.checks import ColumnReport, DayComparison
 from etl.quality.column_summary import TOP, ColumnSummary, CountedColumn, Values, feature_columns
 from etl.quality.report import DataReport, SplitOfDay, profiles_of, report_quality
 from etl.raw.files import RawFiles
 from etl.synthetic.generate import generate_days, generate_settings
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths

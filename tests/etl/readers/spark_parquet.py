@@ -14,7 +14,7 @@ from conf.errors import DataError
 from conf.raw_types import LIST_TYPES, TIME_TYPES, EventTime, OperatorType, RawTable, operator_type
 from conf.raw_types import Column as RawColumn
 from conf.time_notation import UTC
-from etl.raw.parquet_columns import Stored, no_text, read_footer, stored_columns
+from etl.raw.file_columns import Stored, no_text, read_footer, stored_columns
 from etl.raw.row_rules import NANOSECONDS
 from etl.raw.text_values import EXACT_BELOW
 from storage.feature_spec import FLOAT32_MAX

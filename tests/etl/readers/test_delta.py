@@ -20,8 +20,7 @@ from conf.errors import ConfigError, DataError
 from conf.raw_types import EventTime, RawTable
 from conf.types import Config
 from etl.prepare.attributes import read_attribute_table
-from etl.raw.delta_tables import files_at, kept_rows, split_location, version_of
-from etl.raw.files import RawFiles, find_raw
+from etl.raw.files import RawFiles, files_at, find_raw, kept_rows, split_location, version_of
 from etl.readers.delta import DeltaReader
 from tests.etl import cases
 from tests.etl.readers.blocks import opened, read_all

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import orc
 
+from conf.names import SPARK_TABLE
 from conf.plugins import READER
-from conf.spark_tables import SPARK_TABLE
 from etl.operators.join_external import JoinExternal
 from etl.prepare.attributes import read_attribute_table
 from tests.etl import cases

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from conf.errors import DataError
 from conf.raw_types import RawTable
 from etl.raw.rejected_lines import RejectedLine, description, remedy, values_of
-from etl.readers.base import RawBlock
-from etl.readers.discovery import open_table
+from etl.readers.base import RawBlock, open_table
 from etl.readers.jsonl import JsonLinesReader
 
 COLUMNS = [

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
 from conf.raw_types import EventTime, RawTable
-from etl.readers.discovery import open_table
+from etl.readers.base import open_table
 from etl.readers.orc import OrcReader
 from tests.etl.readers.blocks import opened, read_all
 from tests.etl.test_parquet_rows import table_of

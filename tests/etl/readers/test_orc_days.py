@@ -17,7 +17,7 @@ from conf.errors import EXIT_OK
 from etl.passes import passes_of
 from etl.raw.files import find_raw
 from etl.workflow.feature_plan import plan_of
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.paths import LakePaths
 from tests.etl import cases
 from tests.etl.text.test_without_a_jvm import DAYS, GROUPS, build, tables

@@ -17,20 +17,19 @@ from pyspark.sql import SparkSession
 from conf.errors import EXIT_OK, DataError
 from conf.types import Config
 from etl import build as build_module
-from etl import checked_days
+from etl import passes
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
+from etl.passes import read_clicks
 from etl.quality.column_summary import LABEL_CELLS
+from etl.raw.erased_users import add_erased, list_or_new
 from etl.raw.files import require_raw
-from etl.read_day import read_clicks
 from etl.readers.parquet import ParquetReader
 from etl.spark.frame_passes import FramePasses
 from etl.workflow.feature_plan import plan_of
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
-from spark.workers import Workers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers, Workers
 from storage import file_io
-from storage.erased_users import add_erased, list_or_new
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from tests.etl import cases
@@ -175,7 +174,7 @@ def _tables(config: Config, first: BuildResult, second: BuildResult) -> dict[str
 def frames(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, dict[str, Any]]:
     """What is published from rows that Spark has prepared."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (build_module, checked_days):
+        for module in (build_module, passes):
             patch.setattr(module, "passes_of", FramePasses)
         config, *built = _build(SparkWorkers(spark), tmp_path_factory.mktemp("frames"))
     assert (Path(config.lake) / "prepared").exists()

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.native.pages import DamagedPageError, PagedColumn
+from etl.native.scan import DamagedPageError, PagedColumn
 from etl.readers import parquet
-from etl.readers.parquet import read_paged
-from etl.readers.parquet_checksums import WrongPageError
+from etl.readers.parquet import WrongPageError, read_paged
 
 ROWS = 3_000
 

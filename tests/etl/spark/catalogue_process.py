@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from conf.load import load_config
-from etl.raw.files import require_raw
-from etl.raw.table_copies import copy_of
+from etl.raw.files import copy_of, require_raw
 from jobs import build_features
 from setup import jars
 from spark.profile import read_properties

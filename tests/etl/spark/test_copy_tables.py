@@ -23,9 +23,8 @@ from conf.errors import ConfigError, DataError
 from conf.raw_types import RawTable
 from conf.types import Config
 from etl.prepare.prepared_passes import delete_unneeded_days
-from etl.raw.files import find_raw, require_raw
-from etl.raw.table_copies import copy_of
-from etl.readers.discovery import open_table
+from etl.raw.files import copy_of, find_raw, require_raw
+from etl.readers.base import open_table
 from etl.spark import copy_tables
 from etl.workflow.feature_plan import plan_of
 from jobs import build_features, erase_user, plan_night, prune

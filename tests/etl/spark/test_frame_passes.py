@@ -15,13 +15,12 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError, raised_in
 from conf.types import Config
-from etl.checked_days import raw_days
-from etl.passes import passes_of
+from etl.passes import passes_of, raw_days
 from etl.prepare import prepared_passes
 from etl.raw.files import require_raw
 from etl.spark import frame_passes
 from etl.workflow.feature_plan import plan_of
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.manifest import Manifest, data_files, read_manifest
 from storage.paths import LakePaths, Partition
 from storage.remove import written_dates

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING, GeneratedColumn
-from etl.synthetic.clicks.layout import hex_multiplier
+from etl.synthetic.click_probability import FEATURES, KEYS, MISSING, GeneratedColumn
+from etl.synthetic.lines import hex_multiplier
 
 TIME, LABEL = "event_time", "clicked"
 _IDS = 2**32

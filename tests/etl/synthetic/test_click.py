@@ -5,19 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etl.synthetic.clicks.click import (
+from etl.synthetic.click_probability import (
+    BY_NAME,
+    FEATURES,
     INTERACTIONS,
     LEVEL_SLOPES,
     LOG_SLOPES,
+    MISSING,
     STEPS,
+    GeneratedColumn,
     Interaction,
     auc_of_counts,
     click_steps,
+    drifting_normals,
+    normals,
     probability_of,
     tastes_of_day,
+    uniforms,
 )
-from etl.synthetic.clicks.columns import BY_NAME, FEATURES, MISSING, GeneratedColumn
-from etl.synthetic.clicks.draws import drifting_normals, normals, uniforms
 from tests.etl.synthetic.decoded import average_rank_auc
 
 DAY = 739_000

@@ -14,8 +14,9 @@ import pytest
 import etl.synthetic
 from conf.errors import InfrastructureError
 from conf.types import Generate
-from etl.synthetic.clicks.columns import FEATURES
-from etl.synthetic.clicks.layout import (
+from etl.synthetic.click_probability import FEATURES
+from etl.synthetic.generate import RawFile, kind_of, write_file
+from etl.synthetic.lines import (
     CRITEO,
     NAMED,
     WHOLE,
@@ -25,8 +26,6 @@ from etl.synthetic.clicks.layout import (
     lines,
     reasons_of,
 )
-from etl.synthetic.generate import RawFile, write_file
-from etl.synthetic.kinds import kind_of
 from storage.paths import LakePaths
 from tests.etl.synthetic import decoded
 
@@ -69,7 +68,7 @@ def test_gzip_files_have_the_same_lines_and_are_reproducible(tmp_path: Path) -> 
 def test_a_file_of_several_blocks_has_one_header_and_every_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etl.synthetic.clicks.blocks._BLOCK_ROWS", 400)
+    monkeypatch.setattr("etl.synthetic.lines._BLOCK_ROWS", 400)
     paths, written = _write(tmp_path, layout="named", compression="gzip", malformed_share=0.0)
     rows = decoded.split_lines(paths, ",", header=True)
     assert len(rows) == 3000

@@ -15,12 +15,11 @@ from conf.errors import ConfigError
 from conf.load import load_config
 from conf.types import Config
 from etl.raw.files import require_raw
-from etl.synthetic.clicks.click import click_steps, tastes_of_day
-from etl.synthetic.clicks.columns import FEATURES, KEYS, MISSING
-from etl.synthetic.clicks.layout import hex_tokens, value_name
+from etl.synthetic.click_probability import FEATURES, KEYS, MISSING, click_steps, tastes_of_day
 from etl.synthetic.generate import generate_days, generate_settings, generated_dates, write_file
+from etl.synthetic.lines import hex_tokens, value_name
 from jobs.generate_clicks import run as generate_clicks
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
 from storage.run_context import RunContext

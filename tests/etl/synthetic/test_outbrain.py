@@ -12,11 +12,18 @@ import pytest
 from pydantic import ValidationError
 
 from conf.types import Generate
-from etl.synthetic.clicks.blocks import total
-from etl.synthetic.clicks.layout import WHOLE
-from etl.synthetic.kinds import kind_of
-from etl.synthetic.outbrain.displays import Displays, DisplayWorld, draw_displays, draw_world, likeness
-from etl.synthetic.outbrain.rows import OUTBRAIN, column_texts, summarise
+from etl.synthetic.generate import kind_of
+from etl.synthetic.lines import WHOLE, total
+from etl.synthetic.outbrain import (
+    OUTBRAIN,
+    Displays,
+    DisplayWorld,
+    column_texts,
+    draw_displays,
+    draw_world,
+    likeness,
+    summarise,
+)
 
 DAY = date(2026, 1, 8)
 SMALL = {"layout": "outbrain", "rows_per_day": 6000, "users": 300, "items": 150, "files_per_day": 2}

@@ -12,13 +12,17 @@ import pytest
 from numpy.testing import assert_allclose
 
 from conf.types import Generate
-from etl.synthetic.clicks.click import INTERACTIONS, LEVEL_SLOPES, LOG_SLOPES, probability_of
-from etl.synthetic.clicks.columns import BY_NAME
-from etl.synthetic.clicks.draws import drifting_normals, normals
-from etl.synthetic.clicks.expected_clicks import ExpectedClicks, Exposure
-from etl.synthetic.clicks.impressions import draw_impressions
-from etl.synthetic.clicks.world import ClickWorld, world_of_day
-from etl.synthetic.truth import DayTruth
+from etl.synthetic.click_probability import (
+    BY_NAME,
+    INTERACTIONS,
+    LEVEL_SLOPES,
+    LOG_SLOPES,
+    drifting_normals,
+    normals,
+    probability_of,
+)
+from etl.synthetic.impressions import ClickWorld, draw_impressions, world_of_day
+from etl.synthetic.truth import DayTruth, ExpectedClicks, Exposure
 
 DAY = date(2026, 1, 8)
 CELLS_A_LOGIT = 1024

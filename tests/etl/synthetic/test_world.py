@@ -7,10 +7,8 @@ from datetime import date, timedelta
 import numpy as np
 
 from conf.types import Generate
-from etl.synthetic.clicks.click import click_steps, probability_of
-from etl.synthetic.clicks.columns import BY_NAME, FEATURES
-from etl.synthetic.clicks.impressions import DrawnImpressions, draw_impressions
-from etl.synthetic.clicks.world import ClickWorld, world_of_day
+from etl.synthetic.click_probability import BY_NAME, FEATURES, click_steps, probability_of
+from etl.synthetic.impressions import ClickWorld, DrawnImpressions, draw_impressions, world_of_day
 
 DAY = date(2026, 1, 8)
 DEFAULTS = Generate()

@@ -19,13 +19,13 @@ import pytest
 from etl.operators.fill import FittedFill
 from etl.ops.tables import LocalTables
 from etl.raw.file_splits import split_files
+from etl.statistics import count_statistics
 from etl.statistics.id_rule import IdRule
+from etl.statistics.value_counts import CountRequest
 from etl.text import encode_pass, scan_pass
 from etl.text.parse_block import LogRows, file_layout
-from etl.value_counts import fit_statistics
-from etl.value_counts.requests import CountRequest
+from etl.workflow.chains import FittedChain
 from etl.workflow.feature_plan import plan_of
-from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import Feature, FeatureSpec
 from storage.file_digests import split_name
 from tests.etl import cases
@@ -47,9 +47,9 @@ def _scan(task: scan_pass.ScanTask, layout: Any) -> list[str]:
 
 
 def _complete(
-    request: CountRequest, entries: pa.Table, folders: fit_statistics.VocabularyFolders
+    request: CountRequest, entries: pa.Table, folders: count_statistics.VocabularyFolders
 ) -> list[str]:
-    files = fit_statistics.write_vocabulary(0, request, entries, [], folders)["files"]
+    files = count_statistics.write_vocabulary(0, request, entries, [], folders)["files"]
     return [f"{folders.known}/{path_of(name)}" for name in files["known"]] + [
         f"{folders.rare}/{path_of(name)}" for name in files["rare"]
     ]
@@ -79,7 +79,10 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Attempt:
     table = pa.table([pa.array(v, t) for v, t in zip(entries.values(), types, strict=True)], [*entries])
     request_for_ids = CountRequest("C1", "vocabulary", (), rule=IdRule(2, 3, None))
     return partial(
-        _complete, request_for_ids, table, fit_statistics.VocabularyFolders(f"{out}/known", f"{out}/rare", 64)
+        _complete,
+        request_for_ids,
+        table,
+        count_statistics.VocabularyFolders(f"{out}/known", f"{out}/rare", 64),
     )
 
 

@@ -15,7 +15,7 @@ from conf.types import SPLITS
 from etl.raw import file_splits
 from etl.text import encode_pass, two_passes
 from etl.text.scan_pass import CountedBlock
-from spark.local_workers import LOCAL_FOLDERS, LocalWorkers
+from spark.workers import LOCAL_FOLDERS, LocalWorkers
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases

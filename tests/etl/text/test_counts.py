@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.native import lookup as lookups
-from etl.native.count_sums import Sums, buckets_of
-from etl.native.lookup import Lookup
+from etl.native import distinct_values as lookups
+from etl.native.distinct_values import Lookup, Sums, buckets_of
 from etl.quality.column_summary import summarise_values
 from etl.statistics import moments
-from etl.value_counts.count_file_format import MAX_BUCKETS, Bucket, buckets_for, read_counts, write_counts
+from etl.statistics.value_counts import MAX_BUCKETS, Bucket, buckets_for, read_counts, write_counts
 from storage.file_digests import split_name
 
 MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)

@@ -14,16 +14,16 @@ from pyspark.sql import SparkSession
 from conf.errors import DataError
 from conf.types import SPLITS, SplitConfig
 from etl import build as build_module
-from etl import checked_days
+from etl import passes
 from etl.build import BuildResult
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.raw import file_splits
+from etl.raw.splits import last_ranks
 from etl.readers import text
 from etl.spark.frame_passes import FramePasses
-from etl.split.time_split import last_ranks
-from etl.text.cut_counts import rows_of_splits
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
+from etl.text.scan_pass import rows_of_splits
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage import file_io
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
@@ -81,7 +81,7 @@ def _tables(folder: Path, built: BuildResult) -> dict[str, Any]:
 def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("frames")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (build_module, checked_days):
+        for module in (build_module, passes):
             patch.setattr(module, "passes_of", FramePasses)
         config = cases.write_config(folder, GROUPS, CUT, LOG)
         _log(folder / "raw", compressed=False)
@@ -150,7 +150,7 @@ def test_a_log_without_good_rows_ends_like_frames(
     with pytest.raises(DataError, match=message) as actual:
         cases.run_build(LocalWorkers(2, _no_session), config, RUN_DATE)
     frames = config.model_copy(update={"lake": str(tmp_path / "frames")})
-    for module in (build_module, checked_days):
+    for module in (build_module, passes):
         monkeypatch.setattr(module, "passes_of", FramePasses)
     with pytest.raises(DataError) as expected:
         cases.run_build(SparkWorkers(spark), frames, RUN_DATE)

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from etl.native import mapped_files
-from etl.native.count_sums import buckets_of
-from etl.native.lookup import HashTable, Lookup
+from etl.native.distinct_values import HashTable, Lookup, buckets_of
 from etl.native.mapped_files import open_keyed, open_vocabulary
 from tests.processes import ROOT
 
@@ -205,7 +204,7 @@ def test_equal_parts_of_values_do_not_share_places(length: int) -> None:
 @pytest.mark.processes
 def test_each_process_has_a_seed_and_a_stored_table_contains_its_own(tmp_path: Path) -> None:
     script = (
-        "import sys, numpy as np, pyarrow as pa; from pathlib import Path; from etl.native.lookup import *\n"
+        "import sys, numpy as np, pyarrow as pa; from pathlib import Path; from etl.native.distinct_values import *\n"
         "lookup = Lookup(pa.array(['a', 'long enough to be hashed', 'b']))\n"
         "lookup.save(Path(sys.argv[1]), np.array([3, 4, 5], np.int32)); print(lookup._table.seed)"
     )

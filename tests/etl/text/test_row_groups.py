@@ -16,8 +16,8 @@ from etl.raw.file_splits import split_files
 from etl.text import encode_pass
 from etl.text.encode_pass import EncodeTask, Encoding, _dealt, encode_file_split
 from etl.text.parse_block import LogRows, file_layout
+from etl.workflow.chains import FittedChain
 from etl.workflow.feature_plan import plan_of
-from etl.workflow.fitted_chains import FittedChain
 from storage.feature_spec import Feature, FeatureSpec
 from storage.file_digests import split_name
 from tests.etl import cases

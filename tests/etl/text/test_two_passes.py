@@ -12,17 +12,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.types import Config
-from etl import build, checked_days
+from etl import build, passes
 from etl.build import BuildResult
 from etl.latest import latest_rows
 from etl.ops.tables import RARE, VOCABULARY, workflow_table
 from etl.spark.frame_passes import FramePasses
+from etl.statistics import value_counts
 from etl.text import two_passes
 from etl.text.scan_pass import CountedBlock
-from etl.value_counts import count_file_format
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
-from spark.workers import Workers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers, Workers
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, data_files, read_manifest
 from storage.paths import LakePaths, Partition
@@ -118,7 +117,7 @@ def test_processes_of_this_machine_publish_the_tables_that_sparks_workers_publis
 ) -> None:
     """A fit and its extension need no session."""
     monkeypatch.setattr(two_passes, "BUCKET_BYTES", 500 * values_of_task)
-    monkeypatch.setattr(count_file_format, "MERGE_VALUES", values_of_task)
+    monkeypatch.setattr(value_counts, "MERGE_VALUES", values_of_task)
     monkeypatch.setattr(latest_rows, "ROWS_IN_DRIVER", rows_in_driver)
 
     def no_session() -> SparkSession:
@@ -141,7 +140,7 @@ def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
     spark: SparkSession, tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(two_passes, "BUCKET_BYTES", 2_000)
-    monkeypatch.setattr(count_file_format, "MERGE_VALUES", 5)
+    monkeypatch.setattr(value_counts, "MERGE_VALUES", 5)
     original = two_passes.TextPasses.__init__
 
     def init_without_scratch(self: two_passes.TextPasses, *arguments: Any) -> None:
@@ -164,7 +163,7 @@ def test_neither_hash_buckets_nor_lost_scratch_change_a_table(
 def test_spark_prepares_the_same_days(
     spark: SparkSession, tmp_path: Path, expected: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (build, checked_days):
+    for module in (build, passes):
         monkeypatch.setattr(module, "passes_of", FramePasses)
     config, first, second = _build(spark, tmp_path)
     assert (tmp_path / "lake/prepared").exists()

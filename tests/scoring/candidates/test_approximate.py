@@ -18,9 +18,8 @@ from pyspark.sql import SparkSession
 
 from conf.errors import DataError
 from conf.types import Generate, ModelConfig, MultiHot
-from etl.synthetic.clicks.columns import FEATURES
-from etl.synthetic.clicks.impressions import draw_impressions
-from etl.synthetic.clicks.world import ClickWorld, world_of_day
+from etl.synthetic.click_probability import FEATURES
+from etl.synthetic.impressions import ClickWorld, draw_impressions, world_of_day
 from scoring.candidates.retrieval import (
     CLUSTERED,
     ApproximateSearch,

@@ -16,7 +16,7 @@ from scoring.candidates.popular import popularity
 from scoring.candidates.source_tables import SourceTables
 from spark.rows import StoredRows, query, with_value
 from storage.paths import LakePaths
-from storage.publish_rows import publish_rows
+from storage.publish import publish_rows
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
 DAY_US = 86_400_000_000

@@ -17,8 +17,8 @@ from etl.synthetic.truth import DayTruth, GeneratedDays, generated_days
 from scoring.candidates.exclusions import Exclusions
 from scoring.evaluation import list_facts as true_lists_module
 from scoring.evaluation.list_facts import BEST, CLICK_PROBABILITY, true_lists
-from spark.local_workers import LocalWorkers
-from spark.spark_workers import SparkWorkers
+from spark.choose_workers import SparkWorkers
+from spark.workers import LocalWorkers
 from storage.manifest import read_manifest, replace_manifest
 from storage.paths import LakePaths
 from tests.rows import as_table

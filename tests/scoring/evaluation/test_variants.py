@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from conf.serving_types import ServingExperiment
+from conf.stage_types import ServingExperiment
 from metrics.bootstrap import Resample
 from scoring.evaluation.experiment_measures import (
     SUMS,

@@ -20,7 +20,7 @@ from deltalake import write_deltalake
 from pyarrow import orc
 
 from conf.errors import ConfigError, DataError
-from conf.rule_types import Attribute
+from conf.list_types import Attribute
 from conf.types import ListRules
 from scoring.ranking import recommender as module
 from scoring.ranking.recommender import ListRanker

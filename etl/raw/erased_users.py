@@ -1,0 +1,235 @@
+"""The erased users of a lake, and the raw rows that are left out because of them.
+
+The job erase_user adds users to `erasures/users.json`: salted digests of their ids, never the ids themselves,
+with the last day whose rows are left out. erase_user does not change the raw log. So jobs that read a raw log
+leave out the rows of these users. Each lake has its own random salt, so the digests of two lakes cannot be
+compared. Anyone who can read the list can check whether an id is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from conf.errors import InfrastructureError
+from conf.lazy_imports import F
+from conf.names import has_date
+from conf.types import Config, RawTable
+from storage import file_io, format_versions
+from storage.format_versions import typed
+from storage.paths import LakePaths
+
+if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
+    from pyspark.sql import Column
+
+_FILE = "users.json"
+_SALT_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ErasedUsers:
+    """Erased users whose rows are left out, for example the rows of one day.
+
+    Attributes:
+        salt: the salt of the lake, hexadecimal digits.
+        digests: the SHA-256 of salt and id of each user, as 64 hexadecimal digits.
+    """
+
+    salt: str
+    digests: frozenset[str]
+
+    def has(self, user: str) -> bool:
+        """Returns whether a user is one of these erased users."""
+        return digest_of_user(self.salt, user) in self.digests
+
+    def are_in(self, users: pa.Array) -> np.ndarray:
+        """Returns which of n ids (strings or nulls) belong to erased users: (n,) bool."""
+        return np.fromiter((user is not None and self.has(user) for user in users.to_pylist()), bool)
+
+
+@dataclass(frozen=True)
+class ErasedList:
+    """The list of the erased users of a lake.
+
+    Attributes:
+        salt: the salt of the lake, hexadecimal digits.
+        through: maps the digest of each user to the last day whose rows are left out.
+    """
+
+    salt: str
+    through: Mapping[str, str] = field(default_factory=dict)
+
+    def of_day(self, day: str | None) -> ErasedUsers | None:
+        """Returns the erased users whose rows of a day jobs must leave out; None if there are no such users.
+
+        If `day` is None, the rows have no day, and the rows of all erased users are left out.
+        """
+        digests = frozenset(user for user, last in self.through.items() if day is None or day <= last)
+        return ErasedUsers(self.salt, digests) if digests else None
+
+    def digest(self, user: str) -> str:
+        """Returns the salted digest of an id."""
+        return digest_of_user(self.salt, user)
+
+
+def digest_of_user(salt: str, user: str) -> str:
+    """Returns the SHA-256 of salt and id, as 64 hexadecimal digits."""
+    return sha256(f"{salt}{user}".encode()).hexdigest()
+
+
+def read_erased(lake: LakePaths) -> ErasedList | None:
+    """Returns the list of the erased users of a lake; None if nobody was erased.
+
+    Raises:
+        DataError: the list is damaged, or a newer release wrote it.
+    """
+    path = _path(lake)
+    try:
+        return format_versions.ERASED_USERS.load(path, _parsed)
+    except FileNotFoundError:
+        return None
+
+
+def _parsed(values: Mapping[str, Any]) -> ErasedList:
+    typed(values, salt=str, through=dict)
+    for day in values["through"].values():
+        date.fromisoformat(day)
+    return ErasedList(values["salt"], values["through"])
+
+
+def list_or_new(lake: LakePaths) -> ErasedList:
+    """Returns the list of a lake.
+
+    If the lake has no list, returns one that is not written yet: a new salt and no users.
+    """
+    return read_erased(lake) or ErasedList(secrets.token_hex(_SALT_BYTES))
+
+
+def add_erased(lake: LakePaths, known: ErasedList, users: Iterable[str], through: str) -> ErasedList:
+    """Adds users to the list of a lake, and returns the new list.
+
+    Users whom another erasure has added since `known` was read stay in the list.
+
+    Args:
+        lake: the lake.
+        known: the result of `list_or_new`.
+        users: the ids.
+        through: the last day whose rows are left out. A user who is in the list keeps the later day.
+
+    Raises:
+        InfrastructureError: the list cannot be written, or another erasure has created a list with another
+            salt.
+    """
+    now = read_erased(lake) or known
+    if now.salt != known.salt:
+        raise InfrastructureError(
+            f"another erasure has written {_path(lake)} at the same time",
+            "run erase_user again when no other erase_user is running",
+        )
+    known = now
+    days = dict(known.through)
+    for user in users:
+        digest = known.digest(user)
+        days[digest] = max(through, days.get(digest, through))
+    changed = ErasedList(known.salt, dict(sorted(days.items())))
+    if changed != known:
+        file_io.replace_json(_path(lake), _json(changed))
+    return changed
+
+
+def require_listed(lake: LakePaths, users: Iterable[str]) -> None:
+    """Raises InfrastructureError if the list of a lake lacks one of these users.
+
+    If two erasures write the list at the same moment, the one that writes last can remove the other's users.
+    """
+    known = list_or_new(lake)
+    if not known.through.keys() >= {known.digest(user) for user in users}:
+        raise InfrastructureError(
+            f"another erasure has replaced {_path(lake)} by a list without these users",
+            "run erase_user again when no other erase_user is running: it continues",
+        )
+
+
+def _json(known: ErasedList) -> dict[str, Any]:
+    return format_versions.ERASED_USERS.stamp({"salt": known.salt, "through": dict(known.through)})
+
+
+def _path(lake: LakePaths) -> str:
+    return f"{lake.erasures}/{_FILE}"
+
+
+# Leaves out the rows of erased users when a raw log is read.
+
+ERASED = "erased_user"
+_AROUND = '"\r'
+# The separators of the values in a JSON object: quotes, and the punctuation between values without quotes.
+_QUOTED, _UNQUOTED = re.compile('"'), re.compile(r"[\s,:{}\[\]]+")
+
+
+def erased_of_day(config: Config, dt: str) -> ErasedUsers | None:
+    """Returns the erased users whose rows in a day's log are left out; None if there are none."""
+    if config.keys is None:
+        return None
+    erased = read_erased(LakePaths(config.lake))
+    return erased.of_day(dt if config.split.by == "day" else None) if erased else None
+
+
+def erased_of_table(config: Config, table: RawTable, dt: str) -> ErasedUsers | None:
+    """Returns the erased users whose rows in a table of user attributes are left out; None if there are none.
+
+    If the table is not stored by day, it may still contain users who were erased on an earlier day.
+    """
+    erased = read_erased(LakePaths(config.lake))
+    return erased.of_day(dt if has_date(table.path) else None) if erased else None
+
+
+def has_erased_field(line: str, separator: str, erased: ErasedUsers) -> bool:
+    """Returns whether a field of a line, without quotes around it, is the id of an erased user.
+
+    If a line begins like a JSON object but is not valid, its names and values are treated as fields too.
+    Valid JSON objects are not searched, because the reader finds the user in them.
+    """
+    if any(erased.has(text.strip(_AROUND)) for text in line.split(separator)):
+        return True
+    if not line.lstrip().startswith("{"):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return any(erased.has(text) for text in json_texts(line))
+    return False
+
+
+def json_texts(line: str) -> set[str]:
+    """Returns the names and values in the text of a JSON object, as texts. The object need not be valid."""
+    try:
+        return set(_texts_in(json.loads(line)))
+    except (ValueError, RecursionError):
+        return {text for part in _QUOTED.split(line) for text in (part, *_UNQUOTED.split(part))}
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from _texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_in(inner)
+    else:
+        yield value if isinstance(value, str) else json.dumps(value)
+
+
+def is_erased(user: Column, erased: ErasedUsers) -> Column:
+    """Returns the condition that an id (string) belongs to an erased user; false for null."""
+    digest = F.sha2(F.concat(F.lit(erased.salt), user), 256)
+    return F.coalesce(digest.isin(*sorted(erased.digests)), F.lit(False))

@@ -1,1 +1,0 @@
-"""Divides rows into the splits train, validation and test, and draws negatives for the rows."""
