@@ -3,7 +3,7 @@
 The module also defines the command lines and outcomes of stages, and handles signals and process groups.
 
 An application is a child process that runs the stages one by one. The child process
-(jobs/chain/stage_server.py) starts one JVM and imports the packages once for all stages. It receives the job
+(jobs/stage_server/) starts one JVM and imports the packages once for all stages. It receives the job
 and the arguments of each stage through a pipe. Through another pipe, it returns the exit code and the job
 summary. All output of the child, its JVM and its Python workers arrives through a third
 pipe, and the launcher writes it to the log of the running stage. If a stage fails, the launcher ends the
@@ -285,7 +285,7 @@ def error_excerpt(log: Path) -> list[str]:
     return [message[0], *causes[-1:], message[end]]
 
 
-_PROGRAM = (sys.executable, "-m", "jobs.chain.stage_server")
+_PROGRAM = (sys.executable, "-m", "jobs.stage_server")
 _POLL_S = 0.2
 _PATIENCE_S = 30.0  # time limit for stopping the Spark session after the last stage
 _CHUNK = 1 << 16

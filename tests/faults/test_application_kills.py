@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_in_any_way_is_completed_by_a_rerun(folder: Path) -
 
     run = Nightly(config)
     run.in_phase("train_model", "train")
-    run.kill("jobs.chain.stage_server")
+    run.kill("jobs.stage_server")
     code, output = run.ended()
     assert code == 137, output
     assert "train_model ended with exit code 137 (killed by SIGKILL: worth a retry)" in output

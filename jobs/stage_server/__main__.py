@@ -1,6 +1,6 @@
 """The process of an application: runs the stages that its parent requests, one after the other.
 
-    python -m jobs.chain.stage_server PROFILE ANSWERS [MODULE …]
+    python -m jobs.stage_server PROFILE ANSWERS [MODULE …]
 
 PROFILE is the file of Spark's properties. The modules are imported by a thread while the first stage runs,
 because a later stage needs them and their import takes seconds. If modules are given, a model will be

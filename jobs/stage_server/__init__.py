@@ -1,0 +1,1 @@
+"""The process that runs all stages of a run, one after the other. `nightly` starts it."""
