@@ -286,7 +286,7 @@ def load_retriever(request: RetrievalRequest, predictor: Predictor) -> Retriever
 
 
 def cluster_items(request: RetrievalRequest, predictor: Predictor) -> Iterator[pa.RecordBatch]:
-    """Yields all items with their vectors and clusters, with the schema CLUSTERED (clusters.py).
+    """Yields all items with their vectors and clusters, with the schema CLUSTERED.
 
     Args:
         request: names the model and the files of the items.

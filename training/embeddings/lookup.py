@@ -35,7 +35,7 @@ from training.embeddings.rows import Groups, RowTensor, SummedRowGradient, sum_r
 # sent only once.
 #
 # Notation: R ranks, U distinct keys, E numbers per vector. A key is an integer that encodes the owner and the
-# row (router.py).
+# row (placement.py).
 
 
 @dataclass(frozen=True)
