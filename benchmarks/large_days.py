@@ -48,7 +48,7 @@ from conf.load import load_config
 from conf.types import Config
 from etl.raw.file_splits import read_blocks, split_files
 from etl.raw.files import find_files
-from jobs.stages import build_features
+from jobs import build_features
 from storage.file_digests import digest_of_file, named, new_file
 from storage.fsck import check_lake
 from storage.manifest import MANIFEST_NAME, load_manifest
