@@ -15,6 +15,7 @@ the machine than seconds do.
 * `backfill`: build_features runs for many consecutive small days, as a back-fill does, with the workflow of
   one champion. The script counts how many partitions of each table a run writes, and how many workflow
   versions the lake has afterwards. Then a file arrives late for one day, and the last run is repeated.
+  Its CPU seconds are those of this process, without its workers.
 
 There is no peer that does the same, so `peers` has the two parts of the sum.
 """
