@@ -10,7 +10,6 @@ Axes of the caller, or on the Axes of a new figure. They do not show or save fig
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from conf.errors import ConfigError, DataError
 from metrics.clicks import count_scores, summarize
 from nightrank import metrics
+from nightrank.frames import require_packages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -270,10 +270,7 @@ def require_axes(ax: object) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or `ax` is not None and not an Axes.
     """
-    if find_spec("matplotlib") is None:
-        raise ConfigError(
-            "a plot needs the package matplotlib, which is not installed", "pip install matplotlib"
-        )
+    require_packages(["matplotlib"], "plots", "a plot")
     from matplotlib.axes import Axes as MatplotlibAxes
 
     if ax is not None and not isinstance(ax, MatplotlibAxes):

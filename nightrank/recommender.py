@@ -88,7 +88,8 @@ class Recommender(Estimator):
         recommender.recommend(["u1", "u2"], k=10)
 
     `fit` runs the code of build_features, train_model, refit_model and build_candidates in a temporary
-    folder, and `recommend` runs the code of score_daily. So both need the environment of the project.
+    folder, and `recommend` runs the code of score_daily. In an environment with the
+    wheel, both need the extra `recommender`.
 
     `fit` divides the interactions by time. It trains the model on the first 80%, and measures it on the next
     10% at the end of each epoch. These measures choose the number of steps. With `refit`, `fit` then trains a

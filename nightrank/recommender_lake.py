@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.errors import ConfigError
 from conf.load import read_section
 from conf.types import SPLITS, Config
 from nightrank.estimator import Recipe, Training, operators, python_value
-from nightrank.frames import require_torch, shown_progress
+from nightrank.frames import require_packages, shown_progress
 from nightrank.interactions import ITEM, LABEL, TIME, USER, iso_time
 from nightrank.saved_models import delete_folder
 from scoring.requests import EXCLUDED, ITEM_INDEX
@@ -110,14 +108,8 @@ def _table(name: str, columns: pa.Schema) -> dict[str, Any]:
 
 
 def require_jobs() -> None:
-    """Raises ConfigError if the packages of the jobs are not installed."""
-    require_torch()
-    missing = [name for name in ("pyspark", "petastorm", "duckdb") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"a Recommender runs the code of the jobs, which needs the packages {missing}",
-            "use the environment of the project, which `make setup` or `nightrank setup` makes",
-        )
+    """Raises ConfigError if packages that the code of the jobs needs are not installed."""
+    require_packages(("torch", "safetensors", "pyspark", "duckdb"), "recommender", "a Recommender")
 
 
 def _features(

@@ -72,6 +72,12 @@ online = ["redis>=5"]
 hdfs = ["hdfs-native>=0.14"]
 azure = ["azure-storage-blob>=12.20", "azure-identity>=1.16"]
 export = ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"]
+plots = ["matplotlib>=3.8"]
+notebook = ["pandas>=2.1", "matplotlib>=3.8", "tqdm>=4.60"]
+search = ["pandas>=2.1", "scikit-learn>=1.4"]
+spark = ["pyspark>=3.5", "pandas>=2.1,<3"]
+recommender = ["torch>=2.11", "safetensors>=0.4", "duckdb>=2", "pyspark>=3.5"]
+mlflow = ["mlflow-skinny>=3", "pandas>=2.1"]
 
 [project.scripts]
 nightrank = "nightrank.command:main"

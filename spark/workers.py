@@ -18,15 +18,16 @@ import pickle
 import signal
 import sys
 import threading
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextvars import ContextVar
 from functools import lru_cache
-from itertools import pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -38,6 +39,36 @@ from storage.private_folder import ScratchFolder
 
 if TYPE_CHECKING:  # so a process that starts no JVM does not import pyspark here
     from pyspark.sql import DataFrame, SparkSession
+
+
+Argument = TypeVar("Argument")
+_PACKED_TOGETHER = 16
+
+
+class TaskArguments(Generic[Argument]):
+    """The arguments of the tasks of a job, by index. A task unpickles only its own argument and a few others.
+
+    Every task unpickles the function that it runs. If the function referred to a tuple of all arguments, the
+    time of a job would grow with the square of the number of its tasks.
+    """
+
+    def __init__(self, arguments: Iterable[Argument]) -> None:
+        remaining = iter(arguments)
+        self._packed: list[bytes] = []
+        self._count = 0
+        while group := tuple(islice(remaining, _PACKED_TOGETHER)):
+            self._packed.append(zlib.compress(pickle.dumps(group), 1))
+            self._count += len(group)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Argument:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        place, within = divmod(index, _PACKED_TOGETHER)
+        group: tuple[Argument, ...] = pickle.loads(zlib.decompress(self._packed[place]))
+        return group[within]
 
 
 class Workers(ABC):

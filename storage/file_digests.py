@@ -6,7 +6,8 @@ the manifest contains the digest. Every reader calls `open_file` or `require_int
 of the file with the manifest. Each process makes this comparison once for each file, before it first uses the
 file.
 
-A task returns the name of a file that it has written as a text: the path, `#` and the digest (`named`).
+A task returns the name of a file that it has written as a text: the path, `#` and the digest (`named`), and
+perhaps another `#` and a description of the file's footer (storage.publish.with_footer).
 `storage.publish.publish_files` splits this text again. XXH3 detects accidental damage. It does not protect
 against an attacker who forges files.
 
@@ -34,7 +35,7 @@ from storage import file_io
 from storage.manifest import MANIFEST_NAME, FileEntry, load_manifest
 from storage.paths import DATA, Partition
 
-_NAMED = re.compile(r"(.*)#([0-9a-f]{32})", re.DOTALL)
+_NAMED = re.compile(r"(.*)#([0-9a-f]{32})(?:#([\w=-]+))?", re.DOTALL | re.ASCII)
 _CHUNK_BYTES = 1 << 20
 # A file of an object store that has at most this size is fetched once: its bytes are hashed, and then read.
 _MOST_IN_MEMORY = 1 << 28
@@ -107,8 +108,14 @@ def named(path: str, digest: str | None) -> str:
 
 def split_name(name: str) -> tuple[str, str | None]:
     """Returns (path, digest) of a name that `named` returned."""
+    path, digest, _ = split_described(name)
+    return path, digest
+
+
+def split_described(name: str) -> tuple[str, str | None, str | None]:
+    """Returns (path, digest, description of the footer) of the name of a file that a task has written."""
     match = _NAMED.fullmatch(name)
-    return (match[1], match[2]) if match else (name, None)
+    return (match[1], match[2], match[3]) if match else (name, None, None)
 
 
 def digest_of_file(path: str) -> str:
@@ -116,8 +123,10 @@ def digest_of_file(path: str) -> str:
     files, inner = file_io.filesystem(path)
     state = xxhash.xxh3_128()
     if file_io.is_local(path):
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
         with open(inner, "rb", buffering=0) as source:
+            # A lake may have very many small files, and clearing a large buffer for each would take longest.
+            size = os.fstat(source.fileno()).st_size
+            buffer = memoryview(bytearray(min(_CHUNK_BYTES, size + 1)))
             while count := source.readinto(buffer):
                 state.update(buffer[:count])
     else:

@@ -6,8 +6,11 @@ new rows. `publish_rows` publishes the rows of an Arrow table or of a Spark fram
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 import uuid
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,7 +30,7 @@ from storage.file_digests import (
     named,
     new_file,
     record_compared,
-    split_name,
+    split_described,
 )
 from storage.manifest import FileEntry, Manifest, data_files, is_published, read_manifest, replace_manifest
 from storage.paths import Partition
@@ -48,12 +51,15 @@ __all__ = [
     "read_published",
     "require_intact_for_spark",
     "rows_of",
+    "with_footer",
     "write_files",
 ]
 
 # This is larger than any file that jobs write. With a smaller value, the Parquet writer would divide a file
 # into several row groups, by its own estimate of their bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
+# Number of tasks for each core of the cluster, which divide many files among them.
+_TASKS_OF_CORE = 4
 
 
 def publish(
@@ -146,10 +152,11 @@ def publish_files(
 
     Args:
         partition: where to publish the files.
-        files: maps the name of each file (storage.file_digests.named), relative to the partition's folder,
-            to its label (the split of its rows, or None). A file without a digest in its name is read to
-            compute the digest. The rows of the first file are the first rows of the partition, and so on. At
-            least one file is needed, because it defines the columns; this file may have no rows.
+        files: maps the name of each file (storage.file_digests.named, or `with_footer`), relative to the
+            partition's folder, to its label (the split of its rows, or None). A file without a digest in its
+            name is read to compute the digest. A file without a footer in its name is opened. The rows of the
+            first file are the first rows of the partition, and so on. At least one file is needed, because it
+            defines the columns; this file may have no rows.
         inputs, expected_rows, rows_in, dropped, facts, rules, grace_hours: as in `publish`.
 
     Raises:
@@ -233,9 +240,11 @@ def _described(
     written: list[VerifiedFile] = []
     schema: tuple[tuple[str, str], ...] = ()
     for file, label in files.items():
-        name, digest = split_name(file)
+        name, digest, footer = split_described(file)
         path = partition.file(name)
-        columns, file_rows, file_bytes, groups, statistics = describe(path)
+        columns, file_rows, file_bytes, groups, statistics = (
+            describe(path) if footer is None else _unpacked(footer)
+        )
         if schema and columns != schema:
             raise DataError(
                 f"{path} has the columns {columns}, but other files of this partition have {schema}",
@@ -337,7 +346,8 @@ def map_files(spark: SparkSession | None, function: Callable[[str], str], paths:
     """
     if spark is None or not paths or str(spark.sparkContext.master).startswith("local"):
         return map_in_threads(function, paths)
-    return list(spark.sparkContext.parallelize(paths, len(paths)).map(function).collect())
+    tasks = min(len(paths), _TASKS_OF_CORE * spark.sparkContext.defaultParallelism)
+    return list(spark.sparkContext.parallelize(paths, tasks).map(function).collect())
 
 
 # Checks written files before they are published.
@@ -472,6 +482,35 @@ def describe(path: str) -> Description:
             else {name: (0, None, None) for name, _ in columns}
         )
     return columns, footer.num_rows, size, tuple(group.num_rows for group in groups), statistics
+
+
+def with_footer(name: str) -> str:
+    """Returns the name of a written file, with a description of its footer.
+
+    A task calls this function for a file that it has written and closed. So the task reads the footer from
+    the file, and the process that publishes the file need not open it.
+
+    Args:
+        name: the full path of the file with its digest (storage.file_digests.named).
+    """
+    path, digest, _ = split_described(name)
+    if digest is None:
+        raise ValueError(f"internal error, please report: the name of {path} has no digest")
+    columns, rows, size, groups, statistics = describe(path)
+    # Rules limit only numbers.
+    bounds = {
+        column: [nulls, *(value if isinstance(value, int | float) else None for value in values)]
+        for column, (nulls, *values) in statistics.items()
+    }
+    packed = zlib.compress(json.dumps([columns, rows, size, groups, bounds]).encode(), 1)
+    return f"{name}#{base64.urlsafe_b64encode(packed).decode()}"
+
+
+def _unpacked(footer: str) -> Description:
+    """Returns the description that `with_footer` has packed."""
+    columns, rows, size, groups, bounds = json.loads(zlib.decompress(base64.urlsafe_b64decode(footer)))
+    statistics = {column: tuple(values) for column, values in bounds.items()}
+    return tuple((name, kind) for name, kind in columns), rows, size, tuple(groups), statistics
 
 
 def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any, Any]:

@@ -52,7 +52,7 @@ from etl.text.published_days import (
 from etl.text.scan_pass import ScanTask, ValueCounter, collect_summaries, release, scan_splits
 from etl.text.stored_rows import RowsFile, Spill
 from etl.workflow.feature_plan import FeaturePlan, copied_tables
-from spark.workers import Workers
+from spark.workers import TaskArguments, Workers
 from storage.feature_spec import EVENT_TIME, GROUP_KEY, ITEM_KEY, LABEL, ROW_ID, USER_KEY, WEIGHT
 from storage.file_digests import new_file, open_file
 from storage.manifest import (
@@ -65,7 +65,7 @@ from storage.manifest import (
     require_manifest,
 )
 from storage.paths import LakePaths, Partition
-from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of
+from storage.publish import Rules, new_attempt, own_path, publish_files, rows_of, with_footer
 from storage.read_parquet import errors_of_file
 from storage.remove import is_younger, remove, written_dates
 
@@ -408,7 +408,7 @@ class PreparedPasses(ABC):
                 tasks.append(_CountTask(None, partition.file(name), buckets))
                 of_tasks.append((raw.dt, split))
         counted = self._workers.collect(
-            len(tasks), partial(_count_file, tuple(tasks), tuple(self._plan.counted_columns))
+            len(tasks), partial(_count_file, TaskArguments(tasks), tuple(self._plan.counted_columns))
         )
         results = [json.loads(text) for text in counted]
         for raw in days:
@@ -444,7 +444,7 @@ class _CountTask:
     buckets: int
 
 
-def _count_file(tasks: tuple[_CountTask, ...], counted: tuple[str, ...], index: int) -> str:
+def _count_file(tasks: TaskArguments[_CountTask], counted: tuple[str, ...], index: int) -> str:
     task = tasks[index]
     counters = {name: ValueCounter() for name in (LABEL_CELLS, *counted)}
     blocks = PreparedRows().blocks(FileSplit(task.path, 0, None), counted) if task.path else ()
@@ -471,7 +471,7 @@ _REPAIR = "delete the partition of the table `prepared`; build_features computes
 
 
 def write_prepared(rows: pa.Table, path: str) -> str:
-    """Writes rows to a new file. Returns its name (storage.file_digests.named).
+    """Writes rows to a new file. Returns its name (storage.publish.with_footer).
 
     The name has different digits in each attempt.
     """
@@ -486,7 +486,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             write_statistics=False,
             store_schema=False,  # other readers can read the columns as texts only without the Arrow schema
         )
-    return file.name
+    return with_footer(file.name)
 
 
 def _parquet_paths(schema: pa.Schema) -> list[str]:

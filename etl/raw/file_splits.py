@@ -75,9 +75,7 @@ def split_files(
             A size of up to _ALWAYS_ALLOWED_BYTES is always allowed.
     """
     splits = []
-    for path in paths:
-        files, inner = file_io.filesystem(path)
-        size = files.get_file_info(inner).size
+    for path, size in zip(paths, file_io.sizes(paths), strict=True):
         if compression(path):
             most_bytes = max(_ALWAYS_ALLOWED_BYTES, int(max_expansion * (size or 0)))
             splits.append(FileSplit(path, 0, None, size, most_bytes))

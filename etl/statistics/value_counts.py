@@ -24,7 +24,7 @@ from etl.statistics.id_rule import IdRule
 from etl.statistics.moments import MeasuredStatistic
 from etl.workflow.chains import FittedChain
 from storage.file_digests import new_file, open_file
-from storage.publish import own_path
+from storage.publish import own_path, with_footer
 
 COUNTS_SCHEMA = pa.schema([("column", pa.string()), ("value", pa.string()), ("count", pa.int64())])
 
@@ -77,7 +77,7 @@ def write_counts(
 ) -> tuple[str, dict[str, int]]:
     """Writes one file of value counts. Returns its name, and the number of rows of each column.
 
-    The name is a path and a digest (storage.file_digests.named).
+    The name has a digest and the footer (storage.publish.with_footer).
 
     Args:
         path: path of the file. Each attempt of a task adds different digits to the file name
@@ -109,7 +109,7 @@ def write_counts(
                 pa.Table.from_arrays([column, values, pa.array(value_counts, pa.int64())], schema=schema),
                 row_group_size=len(values),
             )
-    return file.name, {name: len(values) for name, (values, _) in counts.items()}
+    return with_footer(file.name), {name: len(values) for name, (values, _) in counts.items()}
 
 
 def _by_bucket(

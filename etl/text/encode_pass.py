@@ -22,7 +22,7 @@ from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit
 from etl.text.gpu_tasks import GpuTasks, gpu_tasks
 from etl.text.parse_block import FileLayout, LogRows, ParsedBlock, RowSource, SavedBlock, load_all, unify
 from etl.workflow.chains import FEATURE_ARROW_TYPES, FittedChain, RowPlace, compute_features
-from spark.workers import Workers
+from spark.workers import TaskArguments, Workers
 from storage.feature_spec import (
     EVENT_TIME,
     GROUP_KEY,
@@ -34,7 +34,7 @@ from storage.feature_spec import (
     FeatureSpec,
 )
 from storage.file_digests import new_file
-from storage.publish import null_column, own_path
+from storage.publish import null_column, own_path, with_footer
 
 # Largest size of the model inputs of a row group in the memory of a training rank: 4 bytes for each number,
 # and lists padded to the length of the longest list. A rank (a training process) has at least one row group
@@ -110,16 +110,17 @@ def encode_splits(workers: Workers, tasks: Sequence[EncodeTask], encoding: Encod
     source = encoding.source
     on_gpus = gpu_tasks(workers, source.layout, len(tasks)) if isinstance(source, LogRows) else None
     if on_gpus is None:
-        return workers.collect(len(tasks), partial(_encode_task, tuple(tasks), encoding))
-    groups = workers.collect(len(on_gpus.groups), partial(_encode_group, on_gpus, tuple(tasks), encoding))
+        return workers.collect(len(tasks), partial(_encode_task, TaskArguments(tasks), encoding))
+    group = partial(_encode_group, on_gpus, TaskArguments(tasks), encoding)
+    groups = workers.collect(len(on_gpus.groups), group)
     return [path for group in groups for path in json.loads(group)]
 
 
-def _encode_task(tasks: tuple[EncodeTask, ...], encoding: Encoding, index: int) -> str:
+def _encode_task(tasks: TaskArguments[EncodeTask], encoding: Encoding, index: int) -> str:
     return encode_file_split(tasks[index], encoding)
 
 
-def _encode_group(on_gpus: GpuTasks, tasks: tuple[EncodeTask, ...], encoding: Encoding, index: int) -> str:
+def _encode_group(on_gpus: GpuTasks, tasks: TaskArguments[EncodeTask], encoding: Encoding, index: int) -> str:
     """Encodes the file splits of a group, and returns the paths of the files as JSON."""
 
     def encode(task: int, on_device: FileLayout) -> str:
@@ -134,7 +135,7 @@ def _encode_group(on_gpus: GpuTasks, tasks: tuple[EncodeTask, ...], encoding: En
 def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
     """Runs in a worker: writes the features of one file split to a new file.
 
-    Returns the name of the file (storage.file_digests.named).
+    Returns the name of the file (storage.publish.with_footer).
 
     Raises:
         DataError: a feature is null.
@@ -167,7 +168,7 @@ def encode_file_split(task: EncodeTask, encoding: Encoding) -> str:
                 _write(writer, pending, encoding, task)
                 pending, pending_bytes = [], 0
         _write(writer, pending, encoding, task)
-    return file.name
+    return with_footer(file.name)
 
 
 def _parsed_blocks(
@@ -344,11 +345,11 @@ class TrainingSplit:
 
 def training_blocks(splits: Sequence[TrainingSplit], source: RowSource) -> TrainingBlocks:
     """Returns the training rows of file splits. Each file split is one task."""
-    return TrainingBlocks(len(splits), partial(_read, tuple(splits), source))
+    return TrainingBlocks(len(splits), partial(_read, TaskArguments(splits), source))
 
 
 def _read(
-    splits: tuple[TrainingSplit, ...], source: RowSource, index: int, wanted: frozenset[str]
+    splits: TaskArguments[TrainingSplit], source: RowSource, index: int, wanted: frozenset[str]
 ) -> Iterator[RowBatch]:
     split = splits[index]
     names, lines = sorted(wanted - {LABEL}), 0

@@ -41,7 +41,7 @@ from etl.text.parse_block import (
     unify,
 )
 from etl.text.stored_rows import RowsFile, RowsFileWriter, Spill, SpillWriter
-from spark.workers import Workers
+from spark.workers import TaskArguments, Workers
 from storage.feature_spec import EVENT_TIME, LABEL
 
 if TYPE_CHECKING:  # Tasks import this module in Python workers, which do not need pyspark.
@@ -151,22 +151,26 @@ def scan_splits(
     """
     on_gpus = gpu_tasks(workers, layout, len(tasks))
     if on_gpus is None:
-        task = partial(_scan_task, tuple(tasks), layout, tuple(counted))
+        task = partial(_scan_task, TaskArguments(tasks), layout, tuple(counted))
         scanned = workers.run(len(tasks), task, SCAN_SCHEMA)
     else:
-        group = partial(_scan_group, on_gpus, tuple(tasks), layout, tuple(counted))
+        group = partial(_scan_group, on_gpus, TaskArguments(tasks), layout, tuple(counted))
         scanned = workers.run(len(on_gpus.groups), group, SCAN_SCHEMA)
     return scanned if isinstance(scanned, pa.Table) else scanned.persist()
 
 
 def _scan_task(
-    tasks: tuple[ScanTask, ...], layout: FileLayout, counted: tuple[str, ...], index: int
+    tasks: TaskArguments[ScanTask], layout: FileLayout, counted: tuple[str, ...], index: int
 ) -> Iterator[pa.RecordBatch]:
     return scan_file_split(index, tasks[index], layout, counted)
 
 
 def _scan_group(
-    on_gpus: GpuTasks, tasks: tuple[ScanTask, ...], layout: FileLayout, counted: tuple[str, ...], index: int
+    on_gpus: GpuTasks,
+    tasks: TaskArguments[ScanTask],
+    layout: FileLayout,
+    counted: tuple[str, ...],
+    index: int,
 ) -> Iterator[pa.RecordBatch]:
     def scan(task: int, on_device: FileLayout) -> list[pa.RecordBatch]:
         return [*scan_file_split(task, tasks[task], on_device, counted)]
@@ -504,11 +508,13 @@ def count_parts(
     workers: Workers, tasks: Sequence[CutTask], layout: FileLayout, counted: Sequence[str]
 ) -> list[list[CountedRows]]:
     """Counts the values of the rows of each split, and returns the counts in the order of the tasks."""
-    texts = workers.collect(len(tasks), partial(_count_task, tuple(tasks), layout, tuple(counted)))
+    texts = workers.collect(len(tasks), partial(_count_task, TaskArguments(tasks), layout, tuple(counted)))
     return [[CountedRows(**part) for part in json.loads(text)] for text in texts]
 
 
-def _count_task(tasks: tuple[CutTask, ...], layout: FileLayout, counted: tuple[str, ...], index: int) -> str:
+def _count_task(
+    tasks: TaskArguments[CutTask], layout: FileLayout, counted: tuple[str, ...], index: int
+) -> str:
     task = tasks[index]
     block = _block(task, layout, counted)
     results = []

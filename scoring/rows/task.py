@@ -27,6 +27,7 @@ from scoring.rows.file_splits import RowGroupRange
 from scoring.rows.score_batch import SCORES, constant_dates, read_piece, score_pieces
 from storage.feature_spec import ROW_ID, pad_lists
 from storage.file_digests import new_file
+from storage.publish import with_footer
 from training.data.prefetch import in_threads
 from training.data.sharding import BLOCK_ROWS
 from training.models.inputs import id_columns
@@ -119,7 +120,7 @@ def write_file(scores: pa.Table, folder: str) -> str:
         raise InfrastructureError(
             f"{path} could not be written: {error}", "check disk space and permissions, then rerun"
         ) from error
-    return file.name.rsplit("/", 1)[1]
+    return with_footer(file.name).rsplit("/", 1)[1]
 
 
 # Scores the rows of a task on a GPU, while other threads read later rows and write earlier rows.

@@ -29,7 +29,7 @@ from sklearn.metrics import (
 )
 
 import nightrank
-from nightrank import plots
+from nightrank import frames, plots
 from scoring.model.model_info import ModelInfo
 from storage.paths import LakePaths
 from tests.processes import ROOT
@@ -341,11 +341,11 @@ def test_without_matplotlib_the_error_says_what_to_install(
     model: nightrank.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = util.find_spec
-    monkeypatch.setattr(plots, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    monkeypatch.setattr(frames, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     for method in methods_that_plot(model):
         with pytest.raises(nightrank.ConfigError, match="matplotlib") as caught:
             method()
-        assert caught.value.remedy == "pip install matplotlib"
+        assert caught.value.remedy == "pip install 'nightrank[plots]'"
     assert len(model.importance(OTHERS, LABELS, repeats=1)) == 3  # needs no matplotlib
 
 

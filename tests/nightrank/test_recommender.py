@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from sklearn.base import clone
 
 import nightrank
-from nightrank import recommender_lake
+from nightrank import frames
 from nightrank.estimator import Training
 from nightrank.interactions import read_interactions
 from nightrank.recommender_lake import make_config
@@ -371,8 +371,7 @@ def test_wrong_arguments_of_fitted_recommenders_are_refused(fitted: nightrank.Re
 
 
 def test_the_packages_of_the_jobs_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        recommender_lake, "find_spec", lambda name: None if name in ("pyspark", "duckdb") else object()
-    )
-    with pytest.raises(nightrank.ConfigError, match=r"needs the packages \['pyspark', 'duckdb'\]"):
+    monkeypatch.setattr(frames, "find_spec", lambda name: None if name in ("pyspark", "duckdb") else object())
+    with pytest.raises(nightrank.ConfigError, match=r"needs the packages \['pyspark', 'duckdb'\]") as caught:
         nightrank.Recommender("sasrec").fit(LOG)
+    assert caught.value.remedy == "pip install 'nightrank[recommender]'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from conf.errors import ConfigError, DataError, InfrastructureError
 from spark.choose_workers import SparkWorkers, choose_workers
 from spark.profile import launch_settings, local_cores
 from spark.rows import frame_of
-from spark.workers import LOCAL_FOLDERS, LocalWorkers, are_cancelled
+from spark.workers import LOCAL_FOLDERS, LocalWorkers, TaskArguments, are_cancelled
 from storage.private_folder import ScratchFolder
 from tests.processes import ROOT, environment, wait_for, wait_until_gone
 
@@ -312,3 +313,30 @@ def test_only_our_workers_have_no_pandas(workers: LocalWorkers) -> None:
     assert workers.collect(1, has_pandas) == ["none"]
     with multiprocessing.get_context("forkserver").Pool(1) as pool:
         assert pool.map(has_pandas, [0]) == ["pandas"]
+
+
+def test_arguments_of_tasks_are_unpickled_in_groups() -> None:
+    """A task that gets many arguments must not unpickle those of all tasks."""
+    arguments = TaskArguments(Counted(number) for number in range(1_000))
+    received = pickle.loads(pickle.dumps(arguments))
+    Counted.unpickled = 0
+    assert len(received) == 1_000
+    assert received[777].number == 777
+    assert 1 <= Counted.unpickled <= 100
+    assert [received[index].number for index in range(1_000)] == list(range(1_000))
+    for index in (-1, 1_000):
+        with pytest.raises(IndexError):
+            received[index]
+
+
+class Counted:
+    """An argument that counts how many of its kind have been unpickled."""
+
+    unpickled = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        Counted.unpickled += 1
+        self.__dict__.update(state)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import DataError
+from storage.file_digests import new_file
 from storage.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -27,6 +28,7 @@ from storage.manifest import (
 from storage.other_tools import LOCK_NAME
 from storage.paths import LakePaths, Partition
 from storage.publish import (
+    FINITE,
     Rules,
     new_attempt,
     own_path,
@@ -34,6 +36,7 @@ from storage.publish import (
     publish_facts,
     publish_files,
     read_published,
+    with_footer,
 )
 from storage.remove import delete_leftovers
 
@@ -166,6 +169,52 @@ def test_rules_hold_for_every_row_group_of_a_file(partition: Partition, place: i
         rules = Rules(not_null=["d"], ranges={"d": (0.0, 1.0)})
         with pytest.raises(DataError, match=problem):
             publish_files(partition, {name: None}, inputs={}, expected_rows=12, rules=rules)
+
+
+def written(partition: Partition, rows: pa.Table, name: str) -> str:
+    """The full path of a written file with its digest."""
+    with new_file(partition.file(f"{partition.data}/{name}")) as file:
+        pq.write_table(rows, file.sink, row_group_size=2)
+    return file.name
+
+
+def test_a_file_that_its_task_has_described_is_not_opened_again(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, words, lists = [3, 1, 2], ["/", "#", None], [[1], [], [2, 3]]
+    rows = pa.table(
+        {"id": pa.array(ids), "word": pa.array(words), "list": pa.array(lists, pa.list_(pa.int32()))}
+    )
+    names = [written(partition, rows, "a.parquet"), written(partition, rows.slice(0, 0), "b.parquet")]
+    opened = publish_files(partition, dict.fromkeys(_below(partition, names)), inputs={})
+    described = _below(partition, [with_footer(name) for name in names])
+    assert described[0].rsplit("/", 1)[1].startswith("a.parquet#")  # tasks return the last part of the path
+
+    def refuse(path: str) -> None:
+        raise AssertionError(f"{path} was opened")
+
+    monkeypatch.setattr("storage.publish.describe", refuse)
+    manifest = publish_files(partition, dict.fromkeys(described), inputs={})
+    assert replace(manifest, created_at="") == replace(opened, created_at="")
+    assert manifest.files[0].row_groups == (2, 1)
+    for rules, words_of_error in (
+        (Rules(ranges={"id": (0, 3)}), r"id has values in \[1, 3\], allowed is \[0, 3\)"),
+        (Rules(not_null=["word"]), "word is null in 1 of 3 rows"),
+    ):
+        with pytest.raises(DataError, match=words_of_error):
+            publish_files(partition, dict.fromkeys(described), inputs={}, rules=rules)
+
+
+def _below(partition: Partition, names: list[str]) -> list[str]:
+    """The names relative to the folder of the partition."""
+    return [f"{partition.data}/{name.rpartition('/')[2]}" for name in names]
+
+
+def test_infinity_is_found_in_a_described_file(partition: Partition) -> None:
+    rows = pa.table({"x": pa.array([1.0, float("inf")], pa.float32())})
+    (name,) = _below(partition, [with_footer(written(partition, rows, "a.parquet"))])
+    with pytest.raises(DataError, match="x is infinite in some rows"):
+        publish_files(partition, {name: None}, inputs={}, rules=Rules(ranges={"x": FINITE}))
 
 
 def test_readers_follow_the_manifest_and_not_the_folder(spark: SparkSession, partition: Partition) -> None:

@@ -19,6 +19,8 @@ from conf.types import MultiHot, Reading
 from storage.feature_spec import FeatureSpec
 from tests.training.feature_rows import Rows, make_spec, random_rows
 from tests.training.feature_tables import write_file
+from training.data import columns as columns_module
+from training.data import loader as loader_module
 from training.data import row_groups as row_groups_module
 from training.data.batch import Batch
 from training.data.columns import Columns, scalar_columns
@@ -275,6 +277,38 @@ def test_row_groups_are_read_together_in_any_order(tmp_path: Path) -> None:
     (tmp_path / "part 2.parquet").unlink()
     assert list(read_together(groups, names)) == []
     assert list(read_together([], names)) == []
+
+
+def without_petastorm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (columns_module, loader_module):
+        monkeypatch.setattr(module, "has_petastorm", lambda: False)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("Petastorm was used")
+
+    monkeypatch.setattr(row_groups_module, "_open", refuse)
+
+
+def test_without_petastorm_the_batches_are_the_same(
+    tmp_path: Path, files: list[DataFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment of the wheel has no Petastorm."""
+    path = tmp_path / "part.parquet"
+    write_file(path, SPEC, random_rows(SPEC, 100, seed=9))
+    pq.write_table(pq.read_table(path), path, row_group_size=30)
+    several = [*files, DataFile(str(path), 100, (30, 30, 30, 10))]
+    expected = list(make_loader(several).batches())
+    without_petastorm(monkeypatch)
+    actual = list(make_loader(several).batches())
+    assert len(actual) == len(expected) > 0
+    for one, other in zip(actual, expected, strict=True):
+        assert_equal(one, other)
+    wrong = DataFile(str(path), 100, (60, 40))
+    with pytest.raises(DataError, match=r"part.parquet is not a Parquet file with 2 row groups: it has 4"):
+        next(make_loader([wrong]).batches())
+    path.write_bytes(b"no Parquet")
+    with pytest.raises(DataError, match=r"part.parquet is not a Parquet file with 4 row groups"):
+        next(make_loader(several[-1:]).batches())
 
 
 def test_a_file_is_opened_once_for_its_row_groups_and_nothing_waits(

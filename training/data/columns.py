@@ -1,13 +1,16 @@
 """Reads the columns of one row group, and checks them against the manifest and the feature spec.
 
 Petastorm reads all columns except lists of ids. Petastorm's batch reader supports only lists of equal length,
-so pyarrow reads the lists of ids. Row groups that are already in memory need neither of the two libraries.
+so pyarrow reads the lists of ids. Row groups that are already in memory need neither of the two libraries. In
+an environment without Petastorm, pyarrow reads all columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +152,40 @@ def _read_scalars(group: RowGroup, names: list[str]) -> Mapping[str, NDArray[Any
     table = group.file.table
     if table is not None:
         return {name: _values(table.column(name)) for name in names if name in table.column_names}
+    if not has_petastorm():
+        return _read_with_arrow(group, names)
     from training.data.row_groups import read_row_group  # this import also imports Petastorm
 
     return read_row_group(group, names)
+
+
+@cache
+def has_petastorm() -> bool:
+    """Returns whether Petastorm can be imported in this environment.
+
+    pip cannot install Petastorm beside current releases of torch, so the wheel does not require it. Petastorm
+    uses an interface that pyarrow 15 removed.
+    """
+    return find_spec("petastorm") is not None and int(pa.__version__.split(".")[0]) < 15
+
+
+def _read_with_arrow(group: RowGroup, names: list[str]) -> dict[str, NDArray[Any]]:
+    """Returns the same columns as Petastorm.
+
+    Raises:
+        DataError: the file is not a Parquet file, or has another number of row groups than its manifest says.
+    """
+    try:
+        with pq.ParquetFile(group.file.on_disk) as opened:
+            if opened.num_row_groups != group.count:
+                raise pa.ArrowInvalid(f"it has {opened.num_row_groups} row groups")
+            present = [name for name in names if name in opened.schema_arrow.names]
+            table = opened.read_row_group(group.index, columns=present)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{group.file.path} is not a Parquet file with {group.count} row groups: {error}", _REBUILD
+        ) from error
+    return {name: _values(table.column(name)) for name in present}
 
 
 def _values(column: pa.ChunkedArray) -> NDArray[Any]:

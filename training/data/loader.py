@@ -39,7 +39,7 @@ from storage import file_io
 from storage.feature_spec import FeatureSpec
 from storage.read_parquet import require_all_intact
 from training.data.batch import Batch, Pool, Pools, Transfer
-from training.data.columns import Columns, read_columns, scalar_columns
+from training.data.columns import Columns, has_petastorm, read_columns, scalar_columns
 from training.data.device_pools import DevicePoolWriter, GroupColumns
 from training.data.pool_writer import PoolContents, PoolWriter
 from training.data.prefetch import Prefetch, in_threads
@@ -128,7 +128,7 @@ class Loader:
         self.by_user = by_user
         self._on_device = self._makes_pools_on_device()
         self._require_intact_files()
-        if any(file.table is None for file in files):
+        if has_petastorm() and any(file.table is None for file in files):
             import_module("training.data.row_groups")  # so Petastorm is imported before a step is timed
 
     def _require_intact_files(self) -> None:
@@ -318,8 +318,11 @@ class Loader:
     def _read_local(self, groups: Iterator[RowGroup]) -> Iterator[Columns]:
         """Yields the columns of row groups on local disk, in their order.
 
-        Some row groups are read together.
+        With Petastorm, some row groups are read together.
         """
+        if not has_petastorm():
+            yield from map(self._read, groups)
+            return
         from training.data.row_groups import read_together  # this import also imports Petastorm
 
         names = list(scalar_columns(self.spec))

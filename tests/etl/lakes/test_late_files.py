@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,7 +14,10 @@ from pyspark.sql import SparkSession
 from conf.types import Config
 from etl.build import BuildResult
 from etl.ops.tables import VOCABULARY, workflow_table
+from spark.workers import LocalWorkers
+from storage import publish
 from storage.dataset import read_dataset
+from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from tests.etl import cases, oracle, raw_oracle
 from tests.etl.lakes import lakes
@@ -21,6 +25,10 @@ from tests.etl.lakes import lakes
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 FIRST, SECOND = DAYS[3], DAYS[4]
 BY_RUN = ("users", "items", "quality", "datasets")
+
+
+def no_session() -> SparkSession:
+    raise AssertionError("the run needs no session")
 
 
 @dataclass(frozen=True)
@@ -147,3 +155,33 @@ def test_a_later_run_does_not_change_tables_of_unchanged_days(reruns: Reruns) ->
     version = reruns.runs["fit"].workflow.version
     untouched = {name for day in DAYS[:4] for name in reruns.of_day(day, version)}
     assert not untouched & reruns.changed("lost", "extended")
+
+
+def test_a_back_fill_shares_one_fit_and_writes_each_day_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run date has a window of four days, of which only the last one is new."""
+    days = [f"2026-01-{day:02d}" for day in range(1, 10)]
+    config = cases.write_config(tmp_path, lakes.SMALL)
+    for seed, day in enumerate(days):
+        cases.write_day(tmp_path / f"raw/dt={day}", cases.make_lines(day, 80, seed))
+    unpack, unpacked = publish._unpacked, []
+    monkeypatch.setattr(publish, "_unpacked", lambda footer: unpacked.append(footer) or unpack(footer))
+    version = cases.run_build(LocalWorkers(2, no_session), config, days[3]).workflow.version
+    for day in days[4:]:
+        before = lakes.manifests(config.lake)
+        unpacked.clear()
+        built = cases.run_build(LocalWorkers(2, no_session), config, day, version)
+        assert (built.dataset.mode, built.workflow.version) == ("apply", version)
+        tables = ("quarantine", "value_counts", "profiles/hard", f"features/{version}")
+        changed = lakes.changed(before, lakes.manifests(config.lake))
+        of_run = {name for name in changed if name.startswith(BY_RUN)}
+        assert changed - of_run == {f"{table}/dt={day}" for table in tables}
+        assert {name.rpartition("dt=")[2] for name in of_run} == {day}
+        # The tasks have read the footers of the files of features and of value counts.
+        files = [
+            *built.features[day].files,
+            *read_manifest(LakePaths(config.lake).value_counts.partition(day)).files,
+        ]
+        assert len(unpacked) == len(files) >= 2
+    assert len(list((tmp_path / "lake/workflow").iterdir())) == 1
