@@ -38,7 +38,6 @@ from nightrank.saved_models import (
     lake_at,
     private_folder,
     read_files,
-    rows_of_feature,
     validation_metrics,
     write_files,
 )
@@ -508,10 +507,12 @@ class Model:
             DataError: a file of the model or of the workflow is missing or damaged.
         """
         require_torch()
+        from scoring.model.predictor import rows_of_feature
+
         known = [one.name for one in self.spec.features if one.cardinality]
         if feature not in known:
             raise ConfigError(f"{feature!r} is not a feature with ids", f"choose from {known}")
-        rows = rows_of_feature(self._info, feature)
+        rows = rows_of_feature(self._info.path, feature)
         values = self.workflow.decode(feature, pa.array(range(len(rows)), pa.int64()))
         table = pa.table({"value": values, "vector": list(rows)})
         return table.filter(pc.is_valid(values)).slice(0, most)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pyarrow import fs
 
 from conf.errors import ConfigError, DataError, InfrastructureError
@@ -22,35 +21,6 @@ from training.registry.model_json import MODEL_JSON, is_complete, is_described, 
 from training.registry.versions import model_path
 
 _METRICS = ("auc", "log_loss", "normalized_entropy")
-
-
-def rows_of_feature(info: ModelInfo, feature: str) -> np.ndarray:
-    """Returns the embedding rows of all ids of a feature: (cardinality, E) float32.
-
-    Raises:
-        ConfigError: the model has no rows for the feature.
-        DataError: a file of the model is missing or damaged.
-    """
-    import torch
-
-    from training.checkpoints.model import load_model
-    from training.embeddings.table import tables_of
-
-    loaded = load_model(info.path, torch.device("cpu"))
-    names = [one.name for one in info.spec.embedded]
-    tables = [one for one in tables_of(loaded.model).values() if len(one.cardinalities) == len(names)]
-    place = names.index(feature)
-    cardinality = info.spec.cardinalities[place]
-    # Other tables have one number per id, such as the biases of items.
-    table = max(tables, key=lambda one: one.dim, default=None)
-    if table is None or table.dim < 2 or table.cardinalities[place] != cardinality:
-        raise ConfigError(
-            f"model {info.version} has no vectors of {feature!r}",
-            "choose a feature with an embedding, such as the feature of the item",
-        )
-    first = int(table.router.replicated_places[place])
-    rows = table.weight[first : first + cardinality].detach().float().numpy()
-    return np.asarray(rows, dtype=np.float32)
 
 
 def private_folder() -> str:
