@@ -31,7 +31,7 @@ from pydantic_core import CoreSchema, core_schema
 from conf.feature_types import SPLITS, Split
 from conf.names import SPARK_TABLE, PlainText, RawLocation
 from conf.plugins import RULE, SOURCE
-from conf.raw_types import POINT, Days, PositiveInt, RawTable, Strict, TableOfRoles, without_defaults
+from conf.raw_types import POINT, UTF8, Days, PositiveInt, RawTable, Strict, TableOfRoles, without_defaults
 from conf.train_types import ModelConfig
 
 # The base classes of the settings of candidate sources, and the type of an entry of `candidates.sources`.
@@ -225,7 +225,7 @@ class OutOfStock(RawTable):
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
         """Leaves out new settings with default values, to keep the digests of earlier releases unchanged."""
-        new: dict[str, Any] = {"stock": None, "sold_out": [], "decimal_separator": POINT}
+        new: dict[str, Any] = {"stock": None, "sold_out": [], "decimal_separator": POINT, "encoding": UTF8}
         return without_defaults(values_of(self), new, info)
 
     @model_validator(mode="after")

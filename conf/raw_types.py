@@ -97,6 +97,8 @@ def _null_values(values: Any) -> Any:
 
 NullValues = Annotated[list[str], BeforeValidator(_null_values)]
 DecimalSeparator = Literal[".", ","]
+Encoding = Literal["utf-8", "windows-1252"]
+UTF8: Encoding = "utf-8"
 POINT: DecimalSeparator = "."
 
 
@@ -165,11 +167,15 @@ class FormatSettings(Strict):
             JSON.
         is_separated: whether a line has fields with a separator between them.
         has_null_values: whether some texts can mean null, in a format that writes numbers as texts.
+        is_positional: whether columns have no names in the files, so that `columns` lists all of them.
+        is_row_per_line: whether a line of a separated format is one row.
     """
 
     is_text: ClassVar[bool] = False
     is_separated: ClassVar[bool] = False
     has_null_values: ClassVar[bool] = False
+    is_positional: ClassVar[bool] = False
+    is_row_per_line: ClassVar[bool] = True
 
 
 def format_settings(name: str) -> type[FormatSettings]:
@@ -234,8 +240,8 @@ class Column(Strict):
     optional: bool = Field(
         default=False,
         description="Whether files may lack the column. True: its values are null for the rows of a file "
-        "without it. False: such a file is an error. It cannot be used with `tsv`, whose columns have no "
-        "names.",
+        "without it. False: such a file is an error. It cannot be used with `tsv` and `displays`, whose "
+        "columns have no names.",
     )
 
     @property
@@ -293,7 +299,7 @@ class RawTable(Strict):
     separator: Separator | None = Field(
         default=None,
         description="Character between two fields of a line; `\\t` is a tab. Null: a comma for `csv`, a tab "
-        "for `tsv`. Only for these formats.",
+        "for `tsv` and `displays`. Only for these formats.",
     )
     null_values: NullValues = Field(
         default=[""],
@@ -306,6 +312,11 @@ class RawTable(Strict):
         "`,`: numbers such as 1234,50 or 1.234,50, in which points may separate groups of three digits; a "
         "number with a point and no comma, such as 12.5 or 1.234, is rejected, because it is ambiguous. In "
         "JSON lines, such a number is read as JSON does: 12.5 or 1.234.",
+    )
+    encoding: Encoding = Field(
+        default=UTF8,
+        description="Encoding of text files. `utf-8`: also ASCII. `windows-1252`: that of many exports of "
+        "Excel and other programs in Western Europe; also Latin-1. A byte order mark of UTF-8 is ignored.",
     )
     time_zone: TimeZone = Field(
         default=UTC,
@@ -322,8 +333,8 @@ class RawTable(Strict):
         "size. A larger file ends the job with exit code 3. Sizes up to 256 MiB are always allowed.",
     )
     columns: list[Column] = Field(
-        description="The columns. With `tsv`, list all columns of the files, in their order. With all other "
-        "formats, list only the columns to read, in any order."
+        description="The columns. With `tsv` and `displays`, list all columns, in their order. With all "
+        "other formats, list only the columns to read, in any order."
     )
 
     @model_serializer(mode="wrap")
@@ -331,7 +342,7 @@ class RawTable(Strict):
         self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
         """Leaves out new settings with default values, so that the digests of earlier releases stay."""
-        return without_defaults(values_of(self), {"decimal_separator": POINT}, info)
+        return without_defaults(values_of(self), {"decimal_separator": POINT, "encoding": UTF8}, info)
 
     @model_validator(mode="before")
     @classmethod
@@ -364,12 +375,15 @@ class RawTable(Strict):
                 f"decimal_separator says how text files write numbers, but the format is {self.format}, "
                 "whose numbers are no texts: remove it"
             )
-        if self.decimal_separator == self.field_separator and self.format == "tsv":
+        if self.encoding != UTF8 and not format_settings(self.format).is_text:
+            raise ValueError(f"encoding is that of text files, but the format is {self.format}: remove it")
+        is_positional = format_settings(self.format).is_positional
+        if self.decimal_separator == self.field_separator and is_positional:
             raise ValueError(
-                "decimal_separator and separator are both a comma, but fields of tsv files have no quotes: "
-                "correct one of the two"
+                f"decimal_separator and separator are both a comma, but fields of {self.format} files have "
+                "no quotes: correct one of the two"
             )
-        if self.format == "tsv":
+        if is_positional:
             for column in self.columns:
                 if column.type in LIST_TYPES and self.field_separator in column.element_separator:
                     raise ValueError(
@@ -381,10 +395,10 @@ class RawTable(Strict):
     @model_validator(mode="after")
     def _unique(self) -> RawTable:
         optional = [column.name for column in self.columns if column.optional]
-        if optional and self.format == "tsv":
+        if optional and format_settings(self.format).is_positional:
             raise ValueError(
-                f"columns {optional} are optional, but the columns of tsv files have no names: remove "
-                "`optional`, or use the format csv or parquet"
+                f"columns {optional} are optional, but the columns of {self.format} files have no names: "
+                "remove `optional`, or use the format csv or parquet"
             )
         names = [column.name for column in self.columns]
         repeated = sorted({name for name in names if names.count(name) > 1})
@@ -460,7 +474,7 @@ class TableOfRoles(RawTable):
     columns: list[Column] = Field(
         default=[],
         description="Types of the columns that other keys of this section name. A column that is not listed "
-        "has the name that it has in the files. With `tsv`, list all columns of the files, in their order.",
+        "has the name that it has in the files. With `tsv` and `displays`, list all columns, in their order.",
     )
 
     @property
@@ -471,11 +485,11 @@ class TableOfRoles(RawTable):
     @model_validator(mode="after")
     def _declared(self) -> TableOfRoles:
         names = self.names
-        if self.format == "tsv":
+        if format_settings(self.format).is_positional:
             if missing := [name for name in self.roles if name not in names]:
                 raise ValueError(
-                    f"`columns` lacks {missing}: the columns of tsv files have no names, so list all of them "
-                    "in `columns`, in their order"
+                    f"`columns` lacks {missing}: the columns of {self.format} files have no names, so list "
+                    "all of them in `columns`, in their order"
                 )
         elif unread := [name for name in names if name not in self.roles]:
             raise ValueError(f"`columns` lists {unread}, which are not read: remove them")
@@ -490,6 +504,7 @@ class TableOfRoles(RawTable):
             "separator": None,
             "null_values": [""],
             "decimal_separator": POINT,
+            "encoding": UTF8,
             "time_zone": UTC,
             "columns": [],
             "max_expansion": MAX_EXPANSION,
@@ -503,7 +518,7 @@ class TableOfRoles(RawTable):
             defaults: maps the name of each column to read to its type if `columns` does not declare it.
         """
         declared = {column.name: column for column in self.columns}
-        columns = list(self.columns) if self.format == "tsv" else []
+        columns = list(self.columns) if format_settings(self.format).is_positional else []
         names = {}
         for index, (name, kind) in enumerate(defaults.items()):
             column = declared.get(name)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from conf.errors import ConfigError
 from conf.lazy_imports import F
 from conf.load import config_digest
+from conf.raw_types import format_settings
 from etl.latest.item_titles import title_columns
 from etl.prepare.attributes import plain_array, read_attribute_table
 from etl.raw.files import require_raw
@@ -119,9 +120,8 @@ def _raw_users(context: RunContext) -> RawUsers:
 
     def read(names: Sequence[str]) -> Rows:
         # Only these columns are read, so that a bad value of another column does not stop a delivery.
-        columns = [
-            column for column in table.columns if column.name in (key, *names) or table.format == "tsv"
-        ]
+        is_positional = format_settings(table.format).is_positional
+        columns = [column for column in table.columns if column.name in (key, *names) or is_positional]
         part = table.model_copy(update={"columns": columns})
         if context.in_process:
             rows = read_attribute_table(config, part, key, "users", dt, key, context.recorder)

@@ -18,7 +18,7 @@ from conf.messages import printable, program_name
 from jobs.command_line import report_failure, report_interruption
 
 if TYPE_CHECKING:
-    from jobs.new_config.configuration import NewConfig
+    from jobs.new_config.log_columns import NewConfig
 DESCRIPTION = (
     "Looks at the first rows of a log, and writes a configuration with which nightly makes lists. It "
     "prints the content of each column, and its choices with their reasons. It asks a question if the rows "
@@ -145,7 +145,8 @@ def _run(arguments: argparse.Namespace) -> int:
     # These imports take a second. `--help` does not need them, so they are in this function.
     from conf.load import load_config
     from jobs.checks import check_config, check_lists, check_tables, check_training
-    from jobs.new_config.configuration import Wishes, new_config
+    from jobs.new_config.configuration import new_config
+    from jobs.new_config.log_columns import Wishes
     from jobs.new_config.questions import Questions
 
     questions = Questions(ask=not arguments.yes and sys.stdin.isatty() and sys.stderr.isatty())

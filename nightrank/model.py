@@ -488,6 +488,70 @@ class Model:
         plots.require_axes(ax)
         return plots.draw_importance(self._importance(rows, labels, columns, repeats, seed), ax)
 
+    def vectors(self, feature: str, most: int | None = None) -> pa.Table:
+        """Returns the embedding vectors of a feature's values, such as of all items.
+
+        The most frequent value is first: ids of a vocabulary are ordered by the counts of the training rows.
+        Values that a retraining added come last.
+
+        Args:
+            feature: a categorical feature with a vocabulary, such as the feature of the item.
+            most: the largest number of values; None for all.
+
+        Returns:
+            An Arrow table with `value` (string) and `vector` (a list of float32), one row per value.
+
+        Raises:
+            ConfigError: the feature does not exist, has no vocabulary, or has no vectors in this model; or
+                torch is not installed.
+            DataError: a file of the model or of the workflow is missing or damaged.
+        """
+        require_torch()
+        from scoring.model.predictor import rows_of_feature
+
+        known = [one.name for one in self.spec.features if one.cardinality]
+        if feature not in known:
+            raise ConfigError(f"{feature!r} is not a feature with ids", f"choose from {known}")
+        rows = rows_of_feature(self._info.path, feature)
+        values = self.workflow.decode(feature, pa.array(range(len(rows)), pa.int64()))
+        table = pa.table({"value": values, "vector": list(rows)})
+        return table.filter(pc.is_valid(values)).slice(0, most)
+
+    def plot_map(
+        self,
+        feature: str,
+        *,
+        groups: Mapping[str, str] | None = None,
+        most: int = 2_000,
+        labels: int = 0,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Plots the vectors of a feature's values, such as items, at their first two principal components.
+
+        Values that users chose together tend to be near each other. Read the shares of the variance on the
+        axes: if they are small, distances in the plot say little.
+
+        Args:
+            feature: as for `vectors`.
+            groups: maps values to the names of groups, such as items to categories. The ten largest groups
+                have colours. None: all points have one colour.
+            most: number of values, the most frequent ones.
+            labels: number of values whose names are written, the most frequent ones.
+            ax: the Axes of matplotlib that are drawn on; None for those of a new figure.
+
+        Returns:
+            The Axes; see `plot_history`.
+
+        Raises:
+            ConfigError: matplotlib is not installed, `ax` is not an Axes, or see `vectors`.
+            DataError: there are fewer than three values, or see `vectors`.
+        """
+        plots.require_axes(ax)
+        table = self.vectors(feature, most)
+        values = table["value"].to_pylist()
+        vectors = np.array(table["vector"].to_pylist(), dtype=np.float32)
+        return plots.draw_map(vectors, values, groups, labels, ax)
+
     def _importance(
         self,
         rows: Frame | pa.RecordBatch,

@@ -261,6 +261,93 @@ def draw_importance(importance: pa.Table, ax: Axes | None) -> Axes:
     return axes
 
 
+# The map of the vectors of items or users.
+
+_GROUPS_OF_MAP = 10  # the largest number of groups with a colour of their own
+
+
+class Components(NamedTuple):
+    """The first two principal components of vectors.
+
+    Attributes:
+        points: (N, 2) the coordinates of the vectors.
+        shares: (2,) the share of the variance of each component.
+    """
+
+    points: Floats
+    shares: Floats
+
+
+def principal_components(vectors: ArrayLike) -> Components:
+    """Returns the coordinates of vectors on their first two principal components.
+
+    The vectors are centred and not scaled. The components are eigenvectors of the covariance, whose size does
+    not depend on the number of vectors (I. Jolliffe, Principal Component Analysis, 2002, chapter 1). The
+    largest number of a component by absolute value is positive, so the same vectors have the same map.
+
+    Args:
+        vectors: (N, E) finite numbers.
+
+    Raises:
+        DataError: there are fewer than three vectors, or fewer than two numbers in each, or all are equal.
+    """
+    matrix = np.asarray(vectors, dtype=np.float64)
+    if matrix.ndim != 2 or len(matrix) < 3 or matrix.shape[1] < 2:
+        raise DataError(
+            f"vectors of the shape {matrix.shape} have no map",
+            "pass three or more vectors of two or more numbers",
+        )
+    centred = matrix - matrix.mean(axis=0)
+    values, components = np.linalg.eigh(centred.T @ centred)  # eigenvalues ascend
+    total = float(values.sum())
+    if not total > 0:
+        raise DataError(
+            "all vectors are equal, so they have no map", "train the model, or choose another feature"
+        )
+    first = components[:, [-1, -2]]  # (E, 2)
+    largest = first[np.abs(first).argmax(axis=0), [0, 1]]
+    first = first * np.where(largest < 0, -1.0, 1.0)
+    return Components(centred @ first, np.maximum(values[[-1, -2]], 0.0) / total)
+
+
+def draw_map(
+    vectors: ArrayLike, names: Sequence[str], groups: Mapping[str, str] | None, labels: int, ax: Axes | None
+) -> Axes:
+    """Draws a point for each vector at its first two principal components; see `Model.plot_map`.
+
+    Args:
+        vectors: (N, E) finite numbers.
+        names: the names of the vectors.
+        groups: maps names to groups, which have colours; None for one colour.
+        labels: number of names to write, from the first one on.
+        ax: the Axes; None for those of a new figure.
+
+    Raises:
+        DataError: see `principal_components`.
+    """
+    components = principal_components(vectors)
+    points = components.points
+    axes = _axes(ax)
+    if groups is None:
+        axes.scatter(points[:, 0], points[:, 1], s=12)
+    else:
+        of_points = np.array([groups.get(name, "") for name in names], dtype=object)
+        sizes = {name: int((of_points == name).sum()) for name in set(of_points)}
+        largest = sorted((one for one in sizes if one), key=lambda one: (-sizes[one], one))[:_GROUPS_OF_MAP]
+        others = ~np.isin(of_points, largest)
+        if others.any():
+            axes.scatter(points[others, 0], points[others, 1], s=12, color="lightgray", label="others")
+        for name in largest:
+            chosen = of_points == name
+            axes.scatter(points[chosen, 0], points[chosen, 1], s=12, label=name)
+        _legend(axes)
+    for name, (x, y) in zip(names[:labels], points[:labels], strict=True):
+        axes.annotate(name, (x, y), xytext=(3, 3), textcoords="offset points", fontsize="small")
+    first, second = (f"{share:.0%} of the variance" for share in components.shares)
+    axes.set(xlabel=f"first component, {first}", ylabel=f"second component, {second}")
+    return axes
+
+
 # Axes.
 
 

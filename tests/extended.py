@@ -35,6 +35,8 @@ EXTENDED = (
     "tests/fuzz/test_fuzz.py::test_a_target_holds[tensors",
     "tests/fuzz/test_fuzz.py::test_a_target_holds[yaml",
     "tests/fuzz/test_fuzz.py::test_other_faults_are_found",
+    # Lists from displays. Their configuration and their rows: the other tests of this file, test_displays.py.
+    "tests/jobs/test_init.py::test_lists_of_displays",
     # Clusters and many ranks. Two ranks, a killed rank: test_horovod_exchange.py, test_elastic.py.
     "tests/cluster/",
     "tests/training/test_elastic.py::test_a_cluster_of_two_workers_is_one_ring",

@@ -60,7 +60,7 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
 )
 # Notations that consist of digits. They are tried only for columns with a name for a time, such as `day`.
 _DIGITS: tuple[tuple[str, ColumnType], ...] = (("%Y%m%d", "date"), ("%y%m%d%H", "timestamp"))
-_TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)", re.IGNORECASE)
+_TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|datum|zeit|fecha|heure", re.IGNORECASE)
 # Types are inferred from at most this number of distinct values of a column.
 _PROBED = 2_000
 # 1990 and 2040 in seconds since 1970-01-01. Integers between these times, in one of _UNITS, may be times.

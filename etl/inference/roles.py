@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,6 +29,11 @@ _USER_WORDS: Mapping[str, int] = {
     "session": 4,
     "order_id": 2,
     "basket": 2,
+    **dict.fromkeys(("kunde", "kund_", "nutzer", "mitglied", "utilisateur", "usuario", "utente"), 9),
+    **dict.fromkeys(("klant", "klient", "gebruiker", "bruger", "uzytkownik", "пользовател", "клиент"), 9),
+    **dict.fromkeys(
+        ("покупател", "用户", "用戶", "会员", "會員", "顾客", "顧客", "ユーザ", "会員", "고객", "사용자"), 9
+    ),
 }
 _ITEM_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("item", "product", "article", "movie", "film", "video", "book", "song", "asin"), 10),
@@ -39,13 +45,20 @@ _ITEM_WORDS: Mapping[str, int] = {
     "url": 2,
     "page": 2,
     "category": 1,
+    **dict.fromkeys(("episode", "podcast", "clip", "document", "lesson", "property"), 8),
+    **dict.fromkeys(("artikel", "produkt", "produit", "producto", "prodotto", "articulo", "articolo"), 10),
+    **dict.fromkeys(("товар", "артикул", "продукт", "商品", "物品", "アイテム", "상품"), 10),
 }
-_ID_WORD = re.compile(r"(^|_)(id|key|code|no|nr|number|idx|index)s?($|_)|id$|idx$", re.IGNORECASE)
+_ID_WORD = re.compile(
+    r"(^|_)(id|key|code|no|nr|number|idx|index|nummer)s?($|_)|id$|idx$|nr$|nummer$", re.IGNORECASE
+)
 _NOT_EVENT_TIME = re.compile(
     r"birth|signup|sign_up|regist|release|publish|expir|update|deliver|since|prior|dow|duration|length|week",
     re.IGNORECASE,
 )
-_TIME_WORDS = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|when|created", re.IGNORECASE)
+_TIME_WORDS = re.compile(
+    r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|when|created|datum|zeit|fecha|heure", re.IGNORECASE
+)
 # Names of events, with the weights of their rows. An event such as a purchase shows more interest than a
 # view.
 _VIEWS = (
@@ -59,6 +72,36 @@ _EVENT_WEIGHTS: Mapping[str, float] = {
     **dict.fromkeys(("collect", "download"), 0.5),
     **dict.fromkeys(("purchase", "buy", "transaction", "order", "bought", "conversion"), 1.0),
     **dict.fromkeys(("checkout", "sale", "rent"), 1.0),
+    **dict.fromkeys(("played", "stream", "streamed", "watched", "start", "started"), 0.1),
+    **dict.fromkeys(("complete", "completed", "finish", "finished"), 0.5),
+}
+# Words in names of events that undo another event, or report a fault.
+_NO_EVENT = {
+    *(
+        "remove",
+        "removed",
+        "delete",
+        "deleted",
+        "cancel",
+        "cancelled",
+        "canceled",
+        "refund",
+        "refunded",
+        "return",
+    ),
+    *(
+        "returned",
+        "dislike",
+        "disliked",
+        "unlike",
+        "skip",
+        "skipped",
+        "error",
+        "fail",
+        "failed",
+        "not",
+        "abandon",
+    ),
 }
 _SHOWN = ("impression", "show", "shown", "display", "exposure", "imp", "impress")
 _EVENT_NAME = re.compile(r"event|action|behavi|interaction|activity|(^|_)type($|_)", re.IGNORECASE)
@@ -86,6 +129,8 @@ _DOUBT = 3
 # Maximum share of nulls in a key column, because rows without a key are quarantined. The user column may have
 # more nulls, because rows of anonymous visitors are left out.
 _MOST_NULL_KEYS, _MOST_ANONYMOUS = 0.04, 0.6
+# Limits of the number of distinct values of a key: the smallest number, and the largest share of the rows.
+_FEWEST_KEYS, _MOST_KEYS = 20, 0.9
 # Names of the title of an item in other languages. Accents are removed before names are compared.
 _FOREIGN_TITLES = (
     *("titel", "bezeichnung", "artikelbezeichnung", "artikelname", "produktname", "produktbezeichnung"),
@@ -104,6 +149,9 @@ _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
     re.IGNORECASE,
 )
+# A column lists items if at least the first share of its words are items of the log, and the second share of
+# its texts have several words. Users may have clicked many items that the sample does not show.
+_KNOWN_ITEMS, _SEVERAL_ITEMS = 0.05, 0.3
 # A column contains e-mail addresses if at least this share of its texts are e-mail addresses.
 _ADDRESSES = 0.9
 # Names of columns that say whether an item is in stock, and names of columns that say whether it is out of
@@ -203,6 +251,49 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
     return Roles(tuple(users), tuple(items), tuple(times), group, label)
 
 
+def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
+    """Returns the roles of the columns of a log of displays, whose last columns are the item and the click.
+
+    The rows of a display are adjacent, and so are all rows with the same id of a display.
+    """
+    *others, item, click = columns
+    times = _times(others)
+    ids = [
+        column
+        for column in others
+        if column.type in ("int", "string") and not column.is_time and column.distinct > 1
+    ]
+    displays = [column for column in ids if not column.nulls and _is_grouped(column)]
+    group = max(displays, key=lambda column: column.distinct, default=None)
+    users = [column for column in ids if column is not group]
+    label = LabelGuess(click, has_shown=True, why="the last field says which of the shown items were clicked")
+    return Roles(tuple(users), (item,), tuple(times), group, label)
+
+
+def with_lists_of_items(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
+    """Returns the columns of a log of displays. Texts that list items, such as earlier clicks, become lists.
+
+    The item is the column before the last one.
+    """
+    items = columns[-2].values.unique()
+    result = []
+    for column in columns:
+        if column.type == "string" and column is not columns[-2] and len(column.values.drop_null()):
+            words = pc.split_pattern_regex(column.values.drop_null().unique(), r"\s+")
+            known = pc.mean(pc.cast(pc.is_in(pc.list_flatten(words).unique(), items), pa.float64())).as_py()
+            several = pc.mean(pc.cast(pc.greater(pc.list_value_length(words), 1), pa.float64())).as_py()
+            if known >= _KNOWN_ITEMS and several >= _SEVERAL_ITEMS:
+                column = replace(column, type="list<string>", separator=" ")
+        result.append(column)
+    return result
+
+
+def _is_grouped(column: SampledColumn) -> bool:
+    """Returns whether all rows with the same value are adjacent."""
+    codes = column.values.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    return 1 + int(np.count_nonzero(codes[1:] != codes[:-1])) == column.distinct
+
+
 def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess:
     """Returns which rows of a log are clicks.
 
@@ -267,8 +358,9 @@ def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
     if column.type != "string" or not 1 <= column.distinct <= _MOST_EVENTS:
         return None
     events = pc.unique(column.values.drop_null().combine_chunks()).to_pylist()
-    known = {event: _EVENT_WEIGHTS[event.lower()] for event in events if event.lower() in _EVENT_WEIGHTS}
-    shown = [event for event in events if event.lower() in _SHOWN]
+    shown = [event for event in events if set(_SHOWN) & {event.lower(), *_words_of(event)}]
+    weights = {event: _event_weight(event) for event in events if event not in shown}
+    known = {event: weight for event, weight in weights.items() if weight is not None}
     is_named = has_names and bool(_EVENT_NAME.search(column.source))
     if (
         not known
@@ -287,6 +379,23 @@ def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
             f"{column.source} has the events {sorted(events)}",
         )
     return LabelGuess(column, None, known, others, False, f"{column.source} has the events {sorted(events)}")
+
+
+def _event_weight(event: str) -> float | None:
+    """Returns the weight of an event, such as `purchase` or `play.start`; None if it is not known.
+
+    If the whole name is not known, its words decide: the word with the largest weight.
+    """
+    whole = _EVENT_WEIGHTS.get(event.lower())
+    words = _words_of(event)
+    if whole is not None or _NO_EVENT & set(words):
+        return whole
+    return max((_EVENT_WEIGHTS[word] for word in words if word in _EVENT_WEIGHTS), default=None)
+
+
+def _words_of(event: str) -> list[str]:
+    """Returns the words of the name of an event, in lower case."""
+    return plain_name(event).split("_")
 
 
 def _numbers_in(column: SampledColumn, *, is_rating: bool) -> LabelGuess | None:
@@ -464,6 +573,17 @@ def _keys_by_name(
     return users, items
 
 
+def possible_keys(columns: Sequence[SampledColumn], rows: int) -> list[SampledColumn]:
+    """Returns the columns whose values may be ids of users or items: many values that occur several times."""
+    ids = [one for one in columns if one.type in ("int", "string") and not one.is_time]
+    return [one for one in ids if _FEWEST_KEYS <= one.distinct <= _MOST_KEYS * max(rows, 1)]
+
+
+def is_id_name(source: str) -> bool:
+    """Returns whether the name of a column says that it contains ids, such as `game_id` or `Bonnummer`."""
+    return bool(_ID_WORD.search(plain_name(source)))
+
+
 def shown_items_in(columns: Sequence[SampledColumn]) -> SampledColumn | None:
     """Returns a column whose values list shown items, with 1 after a clicked item: `N1-0 N2-1`."""
     for column in columns:
@@ -491,7 +611,7 @@ def _by_words(ids: Sequence[SampledColumn], words: Mapping[str, int]) -> list[Sa
     """
 
     def points(column: SampledColumn) -> float:
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column.source).lower()
+        name = plain_name(column.source)
         weight = max((weight for word, weight in words.items() if word in name), default=0)
         if not weight:
             return 0.0
@@ -511,5 +631,5 @@ def _keys_by_order(
 
     The first key column has the users.
     """
-    keys = [column for column in ids if 20 <= column.distinct <= 0.9 * max(rows, 1)]
+    keys = possible_keys(ids, rows)
     return keys[:1], keys[1:]

@@ -23,9 +23,10 @@ from pyarrow import fs, orc
 
 from conf.errors import ConfigError, DataError
 from conf.names import has_date, with_any_date
-from conf.raw_types import SEPARATORS
-from etl.raw.file_splits import FileSplit, compression, read_blocks
+from conf.raw_types import SEPARATORS, UTF8, Encoding
+from etl.raw.file_splits import FileSplit, as_utf8, compression, read_blocks
 from etl.raw.files import files_at, find_files
+from etl.readers.text import rows_of_displays
 from storage import file_io
 
 # Number of bytes of text, or of rows of other formats, to read from the first file and from the last file.
@@ -57,6 +58,9 @@ _DAYS = tuple(
 _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
 _NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_SHOWN_ITEMS = re.compile(r"\S+[-:_][01]([ ,;|]\S+[-:_][01])*")
+# Bytes of displays of which the rows are read. A display has many rows.
+_DISPLAY_BYTES = 2 << 20
 _COMMA_OF_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 _ENDINGS = {
     ".parquet": "parquet",
@@ -100,6 +104,7 @@ class TableSample:
         is_whole: whether `rows` are all rows of the table.
         all_rows: estimated number of rows of all files; None if the first file has more rows than were read.
             The estimate assumes that the rows of all files have the same mean size in bytes.
+        encoding: the encoding of text files.
     """
 
     path: RawPath
@@ -110,6 +115,12 @@ class TableSample:
     rows: pa.Table
     is_whole: bool
     all_rows: int | None
+    encoding: Encoding = UTF8
+
+    @property
+    def has_displays(self) -> bool:
+        """Returns whether a line is a display of several items."""
+        return self.format == "displays"
 
 
 def find_table(location: str) -> RawPath:
@@ -158,9 +169,27 @@ def read_sample(path: RawPath) -> TableSample:
         return _columnar(path, form, path.files)
     head, is_whole = _head(path.files[0], _FIRST_BYTES)
     texts = [head] if len(path.files) == 1 else [head, _head(path.files[-1], _LAST_BYTES)[0]]
+    encoding = _encoding(texts)
+    texts = [as_utf8(text, encoding) for text in texts]
     if form == "jsonl" or head.lstrip()[:1] == b"{":
-        return _json_lines(path, texts, is_whole)
-    return _separated(path, texts, is_whole)
+        sample = _json_lines(path, texts, is_whole)
+    else:
+        sample = _separated(path, texts, is_whole)
+    return replace(sample, encoding=encoding)
+
+
+def _encoding(texts: Sequence[bytes]) -> Encoding:
+    """Returns Windows-1252 if more lines are not UTF-8 than contain characters beyond ASCII in UTF-8."""
+    valid = broken = 0
+    for line in (line for text in texts if not text.isascii() for line in text.split(b"\n")):
+        if line.isascii():
+            continue
+        try:
+            line.decode()
+            valid += 1
+        except UnicodeDecodeError:
+            broken += 1
+    return "windows-1252" if broken > valid else UTF8
 
 
 def _sample(
@@ -320,6 +349,8 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
     if not lines:
         raise DataError(f"{path.files[0]} has no line with text", "pass the path of another file")
     separator, quoted = _separator(lines)
+    if (separator is None or quoted) and _is_plain_tsv(lines):
+        separator, quoted = "\t", False
     if separator is None:
         raise DataError(
             f"{path.files[0]}: no separator of {list(SEPARATORS)} divides its lines into equally many "
@@ -337,6 +368,8 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
             "separator; a file with such fields must name its columns",
             "add a first line with the names of the columns",
         )
+    if not has_names and _is_of_displays([fields[-1] for fields in rows]):
+        return _displays(path, texts, first_is_whole, separator, width)
     table = pa.concat_tables([_parsed(text, separator, names, has_names, quoted) for text in texts])
     form = "csv" if has_names else "tsv"
     return _sample(
@@ -349,6 +382,51 @@ def _separated(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> T
         has_names=has_names,
         is_text=True,
     )
+
+
+def _is_plain_tsv(lines: Sequence[str]) -> bool:
+    """Returns whether tabs divide the lines into fields without names, whatever quotes the fields contain."""
+    rows = [line.split("\t") for line in lines]
+    width, count = Counter(map(len, rows)).most_common(1)[0]
+    if width == 1 or count < _REGULAR_SHARE * len(rows):
+        return False
+    return not _is_header(rows[0], [row for row in rows[1:] if len(row) == width])
+
+
+def _is_of_displays(fields: Sequence[str]) -> bool:
+    """Returns whether most fields list shown items, with 1 after a clicked item: `N1-0 N2-1`."""
+    fitting = sum(bool(_SHOWN_ITEMS.fullmatch(field)) for field in fields)
+    several = sum(len(field.split()) > 1 for field in fields)
+    return fitting >= _REGULAR_SHARE * len(fields) and several > len(fields) / 2
+
+
+def _displays(
+    path: RawPath, texts: Sequence[bytes], first_is_whole: bool, separator: str, width: int
+) -> TableSample:
+    """Returns the rows of displays: one row for each shown item, with the columns `item` and `clicked`.
+
+    Only the first displays of a large file are read, because each display has many rows.
+    """
+    names = [*(f"c{number}" for number in range(1, width)), "item", "clicked"]
+    parts = []
+    for text in texts:
+        end = len(text) if len(text) <= _DISPLAY_BYTES else text.rfind(b"\n", 0, _DISPLAY_BYTES) + 1
+        parts.append(rows_of_displays(text[:end], separator))
+    table = pa.concat_tables([_parsed(part, separator, names, False, False) for part in parts])
+    read = sum(min(len(text), _DISPLAY_BYTES) for text in texts)
+    sample = _sample(
+        path,
+        "displays",
+        table,
+        first_is_whole,
+        path.files,
+        separator=separator,
+        has_names=False,
+        is_text=True,
+    )
+    if read == sum(map(len, texts)) or sample.all_rows is None:
+        return sample
+    return replace(sample, is_whole=False, all_rows=round(sample.all_rows * sum(map(len, texts)) / read))
 
 
 def _separator(lines: Sequence[str]) -> tuple[str | None, bool]:
@@ -441,7 +519,7 @@ def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> 
                 raise DataError(
                     f"{path.files[0]} does not have a JSON object in each line; the first line is "
                     f"{line[:60]!r}",
-                    "write one JSON object in each line (JSON lines)",
+                    "write one JSON object in each line (JSON lines)" + _from_array(path.files[0], line),
                 ) from None
         if len(rows) >= _FIRST_ROWS:
             break
@@ -455,6 +533,14 @@ def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> 
         name: _json_column([*values, *[None] * (len(rows) - len(values))]) for name, values in flat.items()
     }
     return _sample(path, "jsonl", pa.table(columns), first_is_whole, path.files)
+
+
+def _from_array(path: str, line: bytes) -> str:
+    """Returns the remedy for a file with one JSON array; an empty text if its first line is another."""
+    if not line.lstrip().startswith(b"["):
+        return ""
+    name = path.rsplit("/", 1)[-1]
+    return f"; for an array: `jq -c '.[]' {name} > {name.rsplit('.', 1)[0]}.jsonl`"
 
 
 def _leaves(prefix: str, row: dict[str, object]) -> Iterable[tuple[str, object]]:

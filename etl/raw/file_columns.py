@@ -7,6 +7,7 @@ that are not listed may have any type.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, DataError
-from conf.raw_types import SEPARATORS, EventTime, RawTable
+from conf.raw_types import SEPARATORS, Encoding, EventTime, RawTable
 from conf.raw_types import Column as RawColumn
 from etl.raw import text_values
-from etl.raw.file_splits import NOT_COMPRESSED, compression
+from etl.raw.file_splits import NOT_COMPRESSED, as_utf8, compression
 from etl.raw.text_values import WHOLE_RULE
 from storage import file_io
 
@@ -69,7 +70,7 @@ def common_header(paths: Sequence[str], table: RawTable) -> list[str]:
         DataError: a file is empty or damaged. Or a header is too long, is not UTF-8, has an unmatched quote,
             or differs from the header of the first file.
     """
-    headers = {path: _first_line(path) for path in paths}
+    headers = {path: _first_line(path, table.encoding) for path in paths}
     first = next(iter(headers.values()))
     for path, header in headers.items():
         if header != first:
@@ -109,7 +110,7 @@ def _fit(header: str, separator: str, table: RawTable) -> tuple[int, int]:
     return sum(column.source_name in names for column in table.columns), len(names)
 
 
-def _first_line(path: str) -> str:
+def _first_line(path: str, encoding: Encoding) -> str:
     """Returns the first line of a csv file, which is the header.
 
     Like all lines, the header ends at LF, CR LF or CR.
@@ -124,10 +125,11 @@ def _first_line(path: str) -> str:
         )
     try:
         # Some spreadsheets write a byte order mark at the start of a file.
-        return first.decode("utf-8").removeprefix("\ufeff")
+        return as_utf8(first.removeprefix(codecs.BOM_UTF8), encoding).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: the header is not UTF-8: {first[:_SHOWN_OF_HEADER]!r}", "deliver the file as UTF-8 text"
+            f"{path}: the header is not UTF-8: {first[:_SHOWN_OF_HEADER]!r}",
+            "deliver the file as UTF-8 text, or set `encoding: windows-1252` beside the path",
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import DataError
-from conf.raw_types import MAX_EXPANSION
+from conf.raw_types import MAX_EXPANSION, UTF8, Encoding
 from storage import file_io
 
 # A task holds one file split in memory. Parsing needs about three times the bytes of the split. The lines of
@@ -33,6 +34,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NOT_COMPRESSED = (
     "deliver the file again: it is damaged or incomplete, or its compression does not match its name"
 )
+_LATIN_1 = "nightrank_latin_1"  # name of the handler of errors
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
@@ -95,7 +97,9 @@ def share_threads(splits: Sequence[FileSplit], threads: int) -> list[FileSplit]:
     return [replace(one, threads=of_each) if one.end is None else one for one in splits]
 
 
-def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterator[bytes | memoryview]:
+def read_blocks(
+    file_split: FileSplit, block_bytes: int | None = None, encoding: Encoding = UTF8
+) -> Iterator[bytes | memoryview]:
     """Yields the lines of a file split, as blocks of complete lines.
 
     A line ends with LF, CR LF or CR, as in Spark's text reader. The last line of a file may have no line end.
@@ -104,6 +108,7 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
     Args:
         block_bytes: number of bytes to read at once. With the default, a split of a plain file is one block,
             and a compressed file is read in blocks of 64 MiB. If lines are very short, blocks are smaller.
+        encoding: the encoding of the file. Blocks are always UTF-8.
 
     Raises:
         DataError: a line is longer than 64 MiB, or a compressed file is damaged or becomes too large.
@@ -114,12 +119,32 @@ def read_blocks(file_split: FileSplit, block_bytes: int | None = None) -> Iterat
         first = len(_BYTE_ORDER_MARK) if marked else 0
         has_cr = data.find(b"\r", first, stop) >= 0
         for start, end in _few_lines(data, first, stop, has_cr):
-            if has_cr:
+            if encoding != UTF8:
+                lines = bytes(data[start:end]).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                yield as_utf8(lines, encoding)
+            elif has_cr:
                 yield bytes(data[start:end].replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
             elif isinstance(data, bytes) and (start, end) == (0, len(data)):
                 yield data
             else:
                 yield memoryview(data)[start:end]  # a slice data[start:end] of bytes would be a copy
+
+
+def as_utf8(text: bytes, encoding: Encoding) -> bytes:
+    """Returns a text in UTF-8. The five bytes without a meaning in Windows-1252 become control characters."""
+    if encoding == UTF8:
+        return text
+    return text.decode(encoding, errors=_LATIN_1).encode()
+
+
+def _as_latin_1(error: UnicodeError) -> tuple[str, int]:
+    """Decodes bytes that have no meaning in Windows-1252 as Latin-1, as browsers do."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return error.object[error.start : error.end].decode("latin-1"), error.end
+
+
+codecs.register_error(_LATIN_1, _as_latin_1)
 
 
 def _few_lines(data: bytes | bytearray, start: int, stop: int, has_cr: bool) -> Iterator[tuple[int, int]]:

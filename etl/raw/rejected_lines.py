@@ -52,7 +52,8 @@ _ABOUT_LINES = {
     ),
     "not_utf8": (
         "is not UTF-8 text",
-        "convert the file to UTF-8, for example with `iconv -f LATIN1 -t UTF-8`",
+        "convert the file to UTF-8, for example with `iconv -f LATIN1 -t UTF-8`; or set `encoding: "
+        "windows-1252` beside the path, for files of Excel and other programs in Western Europe",
     ),
 }
 
@@ -90,7 +91,8 @@ class RejectedLine:
 def description(table: RawTable, rejected: RejectedLine) -> str:
     """Returns a text with the number of the row, its value, and the rule that the value breaks."""
     kind, column = _split(rejected.reason)
-    place = f"{'line' if format_settings(table.format).is_text else 'row'} {rejected.line_number}"
+    settings = format_settings(table.format)
+    place = f"{'line' if settings.is_text and settings.is_row_per_line else 'row'} {rejected.line_number}"
     if kind in _ABOUT_LINES and not column:
         return f"{place} {_ABOUT_LINES[kind][0]}: {_short(rejected.line)}"
     if kind == "field_count":
@@ -170,7 +172,7 @@ def _separator_remedy(table: RawTable, section: str, rejected: RejectedLine) -> 
     others = [other for other in SEPARATORS if len(rejected.line.split(other)) == width > 1]
     if others:
         return f"set `separator: {_quoted(others[0])}` in the section {section}"
-    if table.format == "tsv":
+    if format_settings(table.format).is_positional:
         return f"list all columns of the files in {section}.columns, or correct {section}.separator"
     return f"write as many fields as the header has, or correct {section}.separator"
 

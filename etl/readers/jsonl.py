@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import DataError
-from conf.raw_types import LIST_TYPES, NUMBER_TYPES, POINT, Column, EventTime, RawTable
+from conf.raw_types import LIST_TYPES, NUMBER_TYPES, POINT, Column, Encoding, EventTime, RawTable
 from etl.native.library import is_built
 from etl.native.scan import RejectedRows, ScannedJson, scan_json
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
@@ -61,7 +61,7 @@ class JsonLinesReader(TableReader):
         missing = {column.source_name for column in table.columns if not column.optional}
         present: list[str] = []
         for path in paths:
-            head = _head(path)
+            head = _head(path, table.encoding)
             if head is None:
                 continue
             names = sorted(missing)
@@ -96,7 +96,9 @@ class JsonLinesReader(TableReader):
     def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
         """Yields the rows of the lines that begin in the range of bytes."""
         yield from map_in_threads(
-            read_blocks(file_split), partial(self.parse, wanted=wanted), file_split.threads
+            read_blocks(file_split, encoding=self.table.encoding),
+            partial(self.parse, wanted=wanted),
+            file_split.threads,
         )
 
     def parse(self, block: bytes | memoryview, wanted: Collection[str]) -> RawBlock:
@@ -331,10 +333,10 @@ def _fields_of(line: str) -> list[str]:
     return [str(name) for name in fields.to_pylist()[:_MOST_SHOWN]]
 
 
-def _head(path: str) -> pa.Array | None:
+def _head(path: str, encoding: Encoding) -> pa.Array | None:
     """Returns the first lines of a file; None if the file is empty."""
     for file_split in split_files([path]):
-        for block in read_blocks(file_split, _HEAD_BYTES):
+        for block in read_blocks(file_split, _HEAD_BYTES, encoding):
             return _lines_of(block)[0]
     return None
 

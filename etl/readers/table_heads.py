@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from conf.errors import DataError
 from conf.messages import counted
-from conf.raw_types import RawTable, format_settings
+from conf.raw_types import Encoding, RawTable, format_settings
 from etl.raw import row_rules
 from etl.raw.file_columns import common_header, positions_in
 from etl.raw.file_splits import FileSplit, compression, read_blocks
@@ -42,7 +42,8 @@ def check_heads(table: RawTable, paths: Sequence[str], section: str, id_column: 
         ConfigError: a column is stored with a type that its declared type cannot hold.
     """
     rejected: Iterator[RejectedLine | None]
-    if format_settings(table.format).is_separated:
+    settings = format_settings(table.format)
+    if settings.is_separated and settings.is_row_per_line:
         positions: list[int | None] = list(range(len(table.columns)))
         width = len(table.columns)
         if table.format == "csv":
@@ -80,7 +81,7 @@ def _first_bad_line(
     path: str, table: RawTable, positions: Sequence[int | None], width: int, id_column: str | None
 ) -> RejectedLine | None:
     skipped = 1 if table.format == "csv" else 0
-    lines = list(islice(_lines(path), skipped, skipped + _ROWS))
+    lines = list(islice(_lines(path, table.encoding), skipped, skipped + _ROWS))
     text = pa.array([line.decode("utf-8", errors="replace") for line in lines], pa.string())
     is_utf8 = [shown.encode() == line for shown, line in zip(text.to_pylist(), lines, strict=True)]
     fields, unsplit = split_fields(text, table.field_separator, width, quoted=table.format == "csv")
@@ -106,10 +107,10 @@ def _first_bad_line(
     return RejectedLine(path, index + skipped + 1, reasons[index].as_py(), text[index].as_py())
 
 
-def _lines(path: str) -> Iterator[bytes]:
+def _lines(path: str, encoding: Encoding) -> Iterator[bytes]:
     """Yields the lines of a text file. Reads the file block by block."""
     end = None if compression(path) else _BYTES
-    for block in read_blocks(FileSplit(path, 0, end), _BYTES):
+    for block in read_blocks(FileSplit(path, 0, end), _BYTES, encoding):
         yield from bytes(block).removesuffix(b"\n").split(b"\n")
 
 

@@ -1,4 +1,4 @@
-"""Reads text: `tsv` without a header, and `csv` with a header line and quotes by RFC 4180.
+"""Reads text: `tsv` and `displays` without a header, and `csv` with a header line and quotes by RFC 4180.
 
 The compiled scanner (etl/native/scan.py) or a GPU (device/text_scan.py) finds the fields. This module checks
 types, once per distinct value.
@@ -12,16 +12,23 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from conf.errors import DataError
 from conf.raw_types import LIST_TYPES, Column, EventTime, RawTable
 from device.columns import DeviceColumn, DeviceColumns, Values, arrow, mixed_columns
-from etl.native.scan import RejectedRows, Rejections, Scan, rejections_of, scan
+from etl.native.scan import MAX_BLOCK_BYTES, RejectedRows, Rejections, Scan, rejections_of, scan
 from etl.raw.file_columns import common_header, positions_in
 from etl.raw.file_splits import FILE_SPLIT_BYTES, FileSplit, read_blocks, split_files
 from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader, map_in_threads
 
 _NEVER_MALFORMED = ("string", "list<string>")
+# Bytes of displays that are expanded at once. The other fields of a line are repeated for each of its items,
+# so the rows of a block need many times its bytes.
+_DISPLAY_BYTES = 2**20
+# A shown item: its id, and 1 if the user clicked it.
+_ITEM_AND_CLICK = r"^(.+)[-:_]([01])$"
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ class TextReader(TableReader):
             index, block = numbered
             return reader.parse(block, wanted, header=has_header and index == 0)
 
-        yield from map_in_threads(enumerate(read_blocks(file_split)), parse, file_split.threads)
+        blocks = read_blocks(file_split, encoding=self.table.encoding)
+        yield from map_in_threads(enumerate(blocks), parse, file_split.threads)
 
     def parse(self, block: bytes | memoryview, wanted: Collection[str], header: bool) -> RawBlock:
         """Parses a block of whole lines.
@@ -150,6 +158,79 @@ class TextReader(TableReader):
             partial(texts_of_lines, block),
         )
         return without_first_line(block_) if header else block_
+
+
+@dataclass(frozen=True)
+class DisplayReader(TableReader):
+    """Reads `displays`: a line has several shown items in its last field, and each of them is one row.
+
+    Rows are numbered from the start of the file, in place of lines. A rejected row is stored as the line that
+    a `tsv` file of these rows would have.
+
+    Attributes:
+        rows: reads the lines of the rows.
+    """
+
+    rows: TextReader
+
+    @classmethod
+    def open(
+        cls, table: RawTable, paths: tuple[str, ...], event_time: EventTime | None = None
+    ) -> DisplayReader:
+        """Returns the reader. The files have no header, so none is read."""
+        return cls(table, paths, TextReader.open(table, paths, event_time))
+
+    def splits(self, split_bytes: int | None = None) -> list[FileSplit]:
+        """Returns ranges of bytes of the files. A compressed file is one split."""
+        return self.rows.splits(split_bytes)
+
+    def blocks(self, file_split: FileSplit, wanted: Collection[str]) -> Iterator[RawBlock]:
+        """Yields the rows of the displays that begin in the range of bytes.
+
+        Raises:
+            DataError: the rows of one display need more than 2 GiB.
+        """
+
+        def parse(block: bytes | memoryview) -> RawBlock:
+            text = rows_of_displays(block, self.table.field_separator)
+            if len(text) > MAX_BLOCK_BYTES:
+                raise DataError(
+                    f"{file_split.path}: the rows of one display have {len(text):,} bytes; more than 2 GiB "
+                    "cannot be read",
+                    "divide lines with very many items into several lines",
+                )
+            return self.rows.parse(text, wanted, header=False)
+
+        blocks = read_blocks(file_split, _DISPLAY_BYTES, self.table.encoding)
+        yield from map_in_threads(filter(len, blocks), parse, file_split.threads)
+
+
+def rows_of_displays(block: bytes | memoryview, separator: str) -> bytes:
+    """Returns one line for each shown item of the displays: the other fields, the item, and the click.
+
+    A line without a separator, and an item without a click, keep their text. So they have too few fields.
+
+    Args:
+        block: lines that end with LF. The last line may lack the LF.
+        separator: the separator of the fields.
+    """
+    lines = pa.array(bytes(block).removesuffix(b"\n").split(b"\n"), pa.large_binary())
+    fields = pc.split_pattern(lines, separator.encode(), max_splits=1, reverse=True)
+    counts = pc.list_value_length(fields)
+    is_display = pc.equal(counts, 2)
+    shown = pc.list_element(fields.filter(is_display), 1)
+    words = pc.split_pattern_regex(shown, r"[ ,;|]+")
+    of_line = pc.list_parent_indices(words)
+    word = pc.list_flatten(words)
+    is_item = pc.greater(pc.binary_length(word), 0)
+    word, of_line = word.filter(is_item), of_line.filter(is_item)
+    others = pc.list_element(fields.filter(is_display), 0).take(of_line)
+    clicks = pc.replace_substring_regex(word, _ITEM_AND_CLICK, f"\\1{separator}\\2".encode())
+    between = pa.scalar(separator.encode(), pa.large_binary())
+    rows = pc.binary_join_element_wise(others, clicks, between)
+    broken = lines.filter(pc.invert(is_display))
+    text = b"\n".join([*rows.to_pylist(), *broken.to_pylist()])
+    return text + b"\n" if text else b""
 
 
 def without_first_line(block: RawBlock) -> RawBlock:

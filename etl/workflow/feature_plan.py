@@ -508,7 +508,7 @@ def _positions_method(config: Config) -> str | None:
     if settings is None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
-    names |= {"null_values", "decimal_separator", "time_zone", "columns"}
+    names |= {"null_values", "decimal_separator", "encoding", "time_zone", "columns"}
     # This was the default of earlier releases.
     values = {"separator": ",", **settings.model_dump(include=names)}
     return f"{_POSITIONS}, {digest_of(values)}"

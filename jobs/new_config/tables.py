@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import groupby
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError
-from conf.raw_types import ColumnType
+from conf.raw_types import UTF8, ColumnType
 from conf.time_notation import ISO
-from etl.inference.column_types import SampledColumn, numbers_of, sampled_columns, unique_names
+from etl.inference.column_types import (
+    SampledColumn,
+    micros_of,
+    numbers_of,
+    sampled_columns,
+    unique_names,
+)
+from etl.inference.roles import is_id_name, with_lists_of_items
 from etl.inference.sample import TableSample, find_table, read_sample
 
 # A column of texts with a larger share of distinct values contains titles or addresses instead of categories.
@@ -24,8 +35,16 @@ _UNIQUE_SHARE = 0.95
 _SMALL_ROWS, _RARE_COUNT = 200_000, 5
 # Numbers are skewed if the mean is this many times the median.
 _SKEWED = 2.0
+# Number of texts that are checked for JSON.
+_FIRST_TEXTS = 1_000
+# Rows count as sorted by user if each user has about one group of consecutive rows.
+_SORTED_RUNS = 1.2
+# A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
+_SAME_SHARE = 0.98
 # Minimum share of the log's ids in the column of a table by which the table is joined.
 _JOINED_SHARE = 0.2
+# Minimum share of a column's ids in a table of attributes by which the column becomes the key of the log.
+_CERTAIN_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,11 @@ class NewTable:
     addresses: tuple[str, ...] = ()
 
     @property
+    def first_list(self) -> NamedColumn | None:
+        """Returns the first column with lists; None if there is none."""
+        return next((column for column in self.columns if column.sampled.is_list), None)
+
+    @property
     def null_texts(self) -> list[str]:
         """Returns the texts that represent null in at least one column."""
         return sorted({text for column in self.columns for text in column.sampled.null_texts})
@@ -102,6 +126,8 @@ class NewTable:
         section: dict[str, object] = {"path": sample.path.pattern, "format": sample.format}
         if sample.separator not in (None, "," if sample.format == "csv" else "\t"):
             section["separator"] = sample.separator
+        if sample.encoding != UTF8:
+            section["encoding"] = sample.encoding
         if self.null_texts:
             section["null_values"] = ["", *self.null_texts]
         if any(one.sampled.has_comma for one in listed):
@@ -144,7 +170,35 @@ def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:
     Raises:
         ConfigError: no column has these ids.
     """
-    ids = _texts(key.sampled.values).unique()
+    best, most = _best_match(table, key.sampled)
+    if best is None or most < _JOINED_SHARE:
+        raise ConfigError(
+            f"no column of {table.sample.path.files[0]} has the values of the log's column "
+            f"{key.sampled.source!r}, such as {key.sampled.examples[0] if key.sampled.examples else ''!r}",
+            "pass the table with one row for each of them, or name the key of the log with --user or --item",
+        )
+    return best
+
+
+def key_by_table(table: NewTable, columns: Iterable[SampledColumn]) -> SampledColumn | None:
+    """Returns the column of the log whose values are the ids of a table of attributes; None if there is none.
+
+    Args:
+        table: the table of attributes.
+        columns: columns of the log that may be the key.
+    """
+    ids = [
+        one for one in table.columns if one.sampled.distinct >= _UNIQUE_SHARE * one.sampled.values.length()
+    ]
+    of_ids = replace(table, columns=tuple(ids))
+    shares = [(_best_match(of_ids, column)[1], column) for column in columns]
+    most, best = max(shares, key=lambda match: match[0], default=(0.0, None))
+    return best if most >= _CERTAIN_SHARE else None
+
+
+def _best_match(table: NewTable, key: SampledColumn) -> tuple[NamedColumn | None, float]:
+    """Returns the column of a table that has the largest share of the values of a key, and this share."""
+    ids = _texts(key.values).unique()
     best, most = None, 0.0
     for column in table.columns:
         if column.sampled.is_list or column.sampled.type in ("float", "bool"):
@@ -154,13 +208,7 @@ def key_of(table: NewTable, key: NamedColumn) -> NamedColumn:
         )
         if share > most:
             best, most = column, share
-    if best is None or most < _JOINED_SHARE:
-        raise ConfigError(
-            f"no column of {table.sample.path.files[0]} has the values of the log's column "
-            f"{key.sampled.source!r}, such as {key.sampled.examples[0] if key.sampled.examples else ''!r}",
-            "pass the table with one row for each of them, or name the key of the log with --user or --item",
-        )
-    return best
+    return best, most
 
 
 def _texts(values: pa.ChunkedArray) -> pa.Array:
@@ -196,6 +244,8 @@ def feature_of(column: NamedColumn, rows: int) -> NewFeature | str:
     categorify = {"categorify": {"min_count": 1 if rows < _SMALL_ROWS else _RARE_COUNT}}
     if sampled.distinct < 2:
         return "it has only one value"
+    if _has_json(sampled):
+        return "its texts are JSON"
     if sampled.is_list:
         return NewFeature(column, "multi_hot", (categorify,))
     if sampled.is_time:
@@ -204,13 +254,31 @@ def feature_of(column: NamedColumn, rows: int) -> NewFeature | str:
         return NewFeature(column, "dense", ("fill_median", "normalize"))
     if sampled.type == "bool" or (sampled.type == "int" and sampled.distinct <= _FEW_VALUES):
         return NewFeature(column, "categorical", (categorify,))
-    if sampled.distinct > _UNIQUE_SHARE * max(rows - sampled.nulls, 1) and sampled.type != "float":
+    if sampled.distinct > _UNIQUE_SHARE * max(rows - sampled.nulls, 1) and not _is_amount(sampled):
         return "nearly every row has a different value"
     if sampled.is_number:
         return NewFeature(column, "dense", _of_numbers(sampled))
     if sampled.distinct > min(_MOST_CATEGORIES, _MOST_DISTINCT_SHARE * max(rows - sampled.nulls, 1)):
         return "nearly every row has a different value"
     return NewFeature(column, "categorical", (categorify,))
+
+
+def _is_amount(column: SampledColumn) -> bool:
+    """Returns whether the values are amounts, such as a duration, and not numbers of rows or ids."""
+    if column.type != "int":
+        return column.type == "float"
+    if is_id_name(column.source) or re.fullmatch(r"c\d+", column.source):
+        return False
+    return not bool((np.diff(numbers_of(column.values)) > 0).all())
+
+
+def _has_json(column: SampledColumn) -> bool:
+    """Returns whether the texts of a column of a text file are JSON objects or lists of them."""
+    texts = column.values.drop_null().slice(0, _FIRST_TEXTS)
+    if not pa.types.is_string(texts.type) or not len(texts):
+        return False
+    is_json = pc.match_substring_regex(texts, r"^\s*(\[\s*(\{.*\})?\s*\]|\{\s*(\".*)?\})\s*$")
+    return bool(pc.all(is_json).as_py())
 
 
 def _of_numbers(column: SampledColumn) -> tuple[object, ...]:
@@ -233,3 +301,67 @@ def most_frequent(column: SampledColumn) -> object:
     if isinstance(best, str) and column.type == "float":
         return float(best)
     return best if isinstance(best, int | float | str) and not isinstance(best, bool) else str(best)
+
+
+def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
+    """Returns whether nearly all rows with the same key have the same value of a column."""
+    if pa.types.is_nested(column.values.type) or key.distinct > 0.5 * max(len(key.values), 1):
+        return False
+    table = pa.table({"key": key.values, "value": column.values})
+    pairs = table.group_by(["key", "value"]).aggregate([("value", "count")])
+    usual = pairs.group_by("key").aggregate([("value_count", "max"), ("value_count", "sum")])
+    total = pc.sum(usual.column("value_count_sum")).as_py() or 0
+    return bool(total) and pc.sum(usual.column("value_count_max")).as_py() >= _SAME_SHARE * total
+
+
+def grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:
+    """Returns the entries of `features`. Columns with the same kind and operators share an entry."""
+
+    def same(feature: NewFeature) -> str:
+        return f"{feature.kind} {feature.ops}"
+
+    return [
+        {"columns": [one.column.name for one in group], "kind": group[0].kind, "ops": list(group[0].ops)}
+        for group in (list(members) for _, members in groupby(sorted(features, key=same), key=same))
+    ]
+
+
+def last_day(time: SampledColumn) -> str:
+    """Returns the last day of the times in a column, or today if it is earlier, as YYYY-MM-DD."""
+    micros = micros_of(time)
+    if not len(micros):
+        return datetime.now(UTC).date().isoformat()
+    last = datetime.fromtimestamp(int(micros[-1]) / 1e6, UTC).date()
+    return min(last, datetime.now(UTC).date()).isoformat()
+
+
+def is_sorted_by(column: SampledColumn) -> bool:
+    """Returns whether nearly all rows with the same value are adjacent."""
+    codes = column.values.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    runs = 1 + int(np.count_nonzero(codes[1:] != codes[:-1]))
+    return runs <= _SORTED_RUNS * max(column.distinct, 1)
+
+
+def renamed(table: NewTable, roles: dict[str, NamedColumn | None]) -> NewTable:
+    """Names the columns of a file without names by their roles, and declares keys of text files as texts."""
+    role_of = {column.sampled.source: role for role, column in roles.items() if column is not None}
+    columns = []
+    for column in table.columns:
+        role = role_of.get(column.sampled.source)
+        name = role if role and not table.sample.has_names else column.name
+        if role == "label" and column.type == "string":
+            name = "event" if name == "label" else name
+        elif name == "label" and role != "label":
+            name = "label_2"
+        is_text_key = role in ("user", "item") and table.sample.is_text
+        columns.append(replace(column, name=name, type="string" if is_text_key else column.type))
+    reserved = {"row_id", "user_key", "item_key", "group_key", "split", "weight", "event_time", "history"}
+    columns = [replace(one, name=f"{one.name}_2") if one.name in reserved else one for one in columns]
+    return replace(table, columns=tuple(columns))
+
+
+def with_lists(table: NewTable) -> NewTable:
+    """Returns the table of a log of displays with its lists of items."""
+    sampled = with_lists_of_items([one.sampled for one in table.columns])
+    columns = zip(table.columns, sampled, strict=True)
+    return replace(table, columns=tuple(replace(one, type=new.type, sampled=new) for one, new in columns))

@@ -353,3 +353,17 @@ class WorkerModels:
 def models_of_process() -> WorkerModels:
     """Returns the instance of WorkerModels that all tasks of this Python worker process share."""
     return WorkerModels()
+
+
+def rows_of_feature(path: str, feature: str) -> np.ndarray:
+    """Returns the embedding rows of all ids of a feature of a model: (cardinality, E) float32.
+
+    Args:
+        path: the model's folder.
+        feature: a feature with ids.
+
+    Raises:
+        ConfigError: the model has no rows for the feature.
+        DataError: a file of the model is missing or damaged.
+    """
+    return load_model(path, torch.device("cpu")).embedding_rows(feature).numpy()

@@ -14,11 +14,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, DataError
 from conf.list_types import OutOfStock
 from conf.load import load_config
 from jobs import check_config, init
-from jobs.new_config.configuration import Wishes, new_config
+from jobs.new_config.configuration import new_config
+from jobs.new_config.log_columns import Wishes
 from jobs.new_config.questions import Questions
 from storage.paths import LakePaths
 from tests.processes import ROOT, environment
@@ -233,6 +234,81 @@ def test_prices_with_decimal_commas_become_numbers(shop: Path) -> None:
     assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
 
 
+def _receipts(folder: Path) -> None:
+    """Writes receipts of a grocery with German names, and a list of its articles as Excel exports it."""
+    rng = np.random.default_rng(5)
+    for day in range(1, 6):
+        receipts = pd.DataFrame(
+            {
+                "Bon": np.repeat([f"{day}{bon:04d}" for bon in range(80)], 3),
+                "Kundenkarte": np.repeat([f"K{user:04d}" for user in rng.integers(0, 60, 80)], 3),
+                "Datum": f"0{day}.03.2026",
+                "Uhrzeit": np.repeat([f"{8 + bon // 8:02d}:{bon % 60:02d}:11" for bon in range(80)], 3),
+                "Artikelnr": [f"{4000 + item:06d}" for item in rng.integers(0, 50, 240)],
+                "Einzelpreis": [f"{price:.2f}".replace(".", ",") for price in rng.uniform(1, 30, 240)],
+            }
+        )
+        receipts.loc[receipts.index % 4 == 0, "Kundenkarte"] = None
+        receipts.to_csv(folder / f"Bons_2026030{day}.csv", sep=";", index=False, encoding="cp1252")
+    items = pd.DataFrame(
+        {
+            "Artikelnr": [f"{4000 + item:06d}" for item in range(50)],
+            "Bezeichnung": [f"{['Müsli', 'Käse', 'Öl'][item % 3]} Größe {item}" for item in range(50)],
+            "Warengruppe": ["Kühl", "Trocken"] * 25,
+            "Gewicht": [(item * 37) % 101 + 10 for item in range(50)],
+        }
+    )
+    items.to_csv(folder / "Artikel.csv", sep=";", index=False, encoding="cp1252", lineterminator="\r\n")
+
+
+def test_german_receipts_in_windows_1252_need_no_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _receipts(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert init.main(["Bons_*.csv", "--items", "Artikel.csv", "--yes"]) == 0
+    config = load_config("bons.yaml")
+    assert config.keys is not None
+    assert config.items is not None
+    assert (config.keys.user, config.keys.item) == ("Kundenkarte", "Artikelnr")
+    assert (config.items.title, config.items.encoding) == ("Bezeichnung", "windows-1252")
+    assert config.scopes.item == ["Warengruppe", "Gewicht", "Artikelnr"]
+    assert "items.encoding: windows-1252" in capsys.readouterr().err
+    assert check_config.main(["--config", "bons.yaml", "--run-date", "2026-03-05"]) == 0
+
+
+@pytest.mark.parametrize("item, has_table", [("ding", True), ("ding_nr", False)])
+def test_an_item_with_an_unknown_name_is_found(shop: Path, item: str, has_table: bool) -> None:
+    """By the ids of the table of items, or by a name for ids."""
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").rename(columns={"item": item})
+        rows.assign(shelf=[f"shelf {row % 30}" for row in range(len(rows))]).to_csv(
+            f"events_{day}.csv", index=False
+        )
+    wishes = Wishes("events_*.csv", items="items.csv" if has_table else None)
+    config = new_config(wishes, Questions(ask=False))
+    assert config.sections["keys"] == {"user": "user", "item": item}
+    why = "its values are the ids of the table of items" if has_table else "its name says that it has ids"
+    assert (f"item: {item}", why) in config.reasons
+
+
+def test_a_missing_item_is_named_with_the_user_that_was_found(shop: Path) -> None:
+    for day in DAYS:
+        pd.read_csv(f"events_{day}.csv").rename(columns={"item": "ding"}).to_csv(
+            f"events_{day}.csv", index=False
+        )
+    with pytest.raises(ConfigError, match=r"looks like the item of a row.*; user is the user") as caught:
+        new_config(Wishes("events_*.csv"), Questions(ask=False))
+    assert caught.value.remedy == "name it: --item COLUMN, or pass the table of items with --items"
+
+
+def test_an_array_of_json_is_named_with_a_command(shop: Path) -> None:
+    (shop / "items.json").write_text('[\n {"sku": "sku-001"},\n {"sku": "sku-002"}\n]')
+    with pytest.raises(DataError) as caught:
+        new_config(Wishes("events_*.csv", items="items.json"), Questions(ask=False))
+    assert "`jq -c '.[]' items.json > items.jsonl`" in caught.value.remedy
+
+
 def test_other_columns_of_a_log_of_choices_are_named(shop: Path) -> None:
     for day in DAYS:
         pd.read_csv(f"events_{day}.csv").assign(price=1.5).to_csv(f"events_{day}.csv", index=False)
@@ -249,13 +325,111 @@ def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:
     assert ("users", "mail", "it has e-mail addresses") in config.left_out
 
 
-def test_several_shown_items_in_one_field_are_named(tmp_path: Path) -> None:
+def test_several_shown_items_in_a_named_column_are_named(tmp_path: Path) -> None:
     path = tmp_path / "behaviors.tsv"
-    path.write_text(
-        "".join(f"{row}\tU{row % 40}\tN1 N2\tN{row % 9}-0 N{row % 7}-1 N3-0\n" for row in range(200))
-    )
-    with pytest.raises(ConfigError, match=r"c4 .* has several shown items in one field, such as 'N"):
+    rows = "".join(f"{row}\tU{row % 40}\tN1 N2\tN{row % 9}-0 N{row % 7}-1 N3-0\n" for row in range(200))
+    path.write_text("id\tvisitor\thistory\timpressions\n" + rows)
+    with pytest.raises(ConfigError, match=r"impressions .* has several shown items in one field, such as 'N"):
         new_config(Wishes(str(path)), Questions(ask=False))
+
+
+def _news(folder: Path) -> None:
+    """Writes displays and news in the layout of MIND: no header, several shown news in one field."""
+    rng = np.random.default_rng(0)
+    news = [f"N{number}" for number in range(60)]
+    words = np.array(
+        [
+            "storm",
+            "team",
+            "market",
+            "royal",
+            "deal",
+            "game",
+            "house",
+            "city",
+            "star",
+            "win",
+            "vote",
+            "plan",
+            "week",
+            "home",
+        ]
+    )
+    with (folder / "news.tsv").open("w") as file:
+        for row, name in enumerate(news):
+            title = " ".join(rng.choice(words, 8)).capitalize()
+            title = [f'"{title}"', f'"{title}', title][min(row % 20, 2)]  # quotes need not be balanced
+            about = " ".join(rng.choice(words, 30))
+            entities = json.dumps([{"Label": "A city, a state", "Confidence": 1.0}] * (row % 2))
+            kind = ["sports", "finance", "lifestyle"][row % 3]
+            address = f"https://news.example/{row}.html"
+            file.write(f"{name}\t{kind}\t{kind}_{row % 5}\t{title}\t{about}\t{address}\t{entities}\t[]\n")
+    before = {f"U{user}": list(rng.choice(news, user % 6, replace=False)) for user in range(40)}
+    with (folder / "behaviors.tsv").open("w") as file:
+        for row in range(300):
+            user, at = f"U{rng.integers(40)}", pd.Timestamp("2019-11-09") + pd.Timedelta(minutes=31 * row)
+            time = f"{at.month}/{at.day}/{at.year} {at.hour % 12 or 12}:{at:%M:%S %p}"
+            shown = rng.choice(60, rng.integers(2, 12), replace=False)
+            clicked = (shown % 3 == row % 3) & (rng.random(len(shown)) < 0.6)
+            shows = " ".join(f"{news[one]}-{int(click)}" for one, click in zip(shown, clicked, strict=True))
+            file.write(f"{row + 1}\t{user}\t{time}\t{' '.join(before[user])}\t{shows}\n")
+
+
+def test_displays_of_several_items_in_one_field_get_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _news(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert init.main(["behaviors.tsv", "--items", "news.tsv", "--yes", "--name", "news"]) == 0
+    shown = capsys.readouterr()
+    summary = json.loads(shown.out.splitlines()[-1])
+    assert summary["questions"] == []
+    config = load_config("news.yaml")
+    assert config.keys is not None
+    assert config.items is not None
+    assert config.log.event_time is not None
+    assert config.keys.columns == ["user", "item", "display"]
+    assert (config.log.format, config.log.label.column, config.log.event_time.column) == (
+        "displays",
+        "label",
+        "time",
+    )
+    assert config.items.title == "c4"
+    assert config.scopes.user == ["items_before", "user"]
+    assert {"c2", "c3", "item"} <= set(config.scopes.item)
+    assert not {"c7", "c8"} & set(config.scopes.item)
+    lists = next(group for group in config.features if group.columns == ["items_before"])
+    assert lists.ops == [{"categorify": {"min_count": 1, "share": "item", "counts": False}}]
+    assert check_config.main(["--config", "news.yaml", "--run-date", summary["run_date"]]) == 0
+    checked = json.loads(capsys.readouterr().out.splitlines()[-1])
+    items = sum(len(line.split("\t")[4].split()) for line in Path("behaviors.tsv").read_text().splitlines())
+    assert (checked["rows_in"], checked["rejected"]) == (items, 0)
+
+
+def test_lists_of_displays(tmp_path: Path) -> None:
+    _news(tmp_path)
+    sections = new_config(
+        Wishes(str(tmp_path / "behaviors.tsv"), items=str(tmp_path / "news.tsv")), Questions(ask=False)
+    )
+    (tmp_path / "news.yaml").write_text(
+        init.yaml_of(sections, ()).replace(sections.sections["lake"], str(tmp_path / "lake"))
+    )
+    fast = ["--set", "train.epochs=1", "--set", "gate.replicates=100"]
+    command = ["jobs/nightly.py", "--config", str(tmp_path / "news.yaml"), "--run-date", sections.run_date]
+    done = subprocess.run(
+        [sys.executable, *command, "--retrain", *fast],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lists = LakePaths(str(tmp_path / "lake")).recommendations.partition(sections.run_date)
+    frame = pd.read_parquet(lists.path)
+    assert set(frame.groupby("user_id").size()) == {10}
+    lines = (tmp_path / "behaviors.tsv").read_text().splitlines()
+    assert set(frame.user_id) == {line.split("\t")[1] for line in lines}
 
 
 def test_an_id_of_very_many_rows_is_questioned(shop: Path) -> None:

@@ -16,6 +16,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
@@ -33,6 +34,8 @@ from nightrank import frames, plots
 from scoring.model.model_info import ModelInfo
 from storage.paths import LakePaths
 from tests.processes import ROOT
+from training.checkpoints.model import load_model
+from training.embeddings.table import tables_of
 
 GROUPS: list[dict[str, Any]] = [
     {"columns": ["shop", "noise"], "kind": "categorical", "ops": ["categorify"]},
@@ -370,3 +373,63 @@ def test_the_package_imports_matplotlib_only_for_a_plot_and_needs_no_display() -
     )
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.startswith(b"\x89PNG")
+
+
+# The map of vectors.
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 40), st.integers(2, 9), st.integers(0, 1_000))
+def test_principal_components_equal_those_of_the_svd(count: int, width: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(count, width)) * np.geomspace(5.0, 0.5, width) + 3.0
+    left, singular, _ = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
+    components = plots.principal_components(vectors)
+    expected = (left * singular)[:, :2]
+    signs = np.sign((components.points * expected).sum(axis=0))
+    np.testing.assert_allclose(components.points, expected * signs, atol=1e-6)
+    np.testing.assert_allclose(components.shares, (singular**2 / (singular**2).sum())[:2], atol=1e-9)
+    np.testing.assert_array_equal(plots.principal_components(vectors).points, components.points)
+
+
+@pytest.mark.parametrize("vectors", [np.ones((9, 3)), np.ones((2, 3)), np.ones((9, 1))])
+def test_vectors_without_a_map_are_refused(vectors: np.ndarray) -> None:
+    with pytest.raises(nightrank.DataError, match="no map"):
+        plots.principal_components(vectors)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> nightrank.Model:
+    workflow = nightrank.Workflow(GROUPS).fit(ROWS)
+    model = {"architecture": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4]}
+    return nightrank.train(workflow, ROWS, model=model, train={**TRAIN, "epochs": 1})
+
+
+def test_vectors_are_those_that_the_model_looks_up(embedded: nightrank.Model) -> None:
+    loaded = load_model(embedded._info.path, torch.device("cpu"))
+    (table,) = tables_of(loaded.model).values()
+    for place, feature in enumerate(("shop", "noise")):
+        vectors = embedded.vectors(feature)
+        texts = vectors["value"].to_pylist()
+        assert sorted(texts) == sorted(set(ROWS[feature]))
+        rows: Any = pd.DataFrame({"shop": "s0", "noise": "n0", "price": 1.0}, index=range(len(texts)))
+        ids: Any = embedded.workflow.encode(rows.assign(**{feature: texts}), ["shop", "noise"])
+        looked_up = table(torch.tensor(ids.to_numpy()))[:, place].detach().numpy()
+        np.testing.assert_array_equal(np.array(vectors["vector"].to_pylist(), np.float32), looked_up)
+    counts = ROWS["shop"].value_counts()
+    assert embedded.vectors("shop", 2)["value"].to_pylist() == counts.index[:2].tolist()
+
+
+def test_the_map_has_a_point_for_each_value(embedded: nightrank.Model) -> None:
+    axes = embedded.plot_map("shop", groups={"s0": "old", "s1": "old", "s2": "new"}, labels=2)
+    drawn = {one.get_label(): len(np.asarray(one.get_offsets())) for one in axes.collections}
+    assert drawn == {"others": 1, "old": 2, "new": 1}
+    assert [text.get_text() for text in axes.texts] == embedded.vectors("shop", 2)["value"].to_pylist()
+    plt.close("all")
+
+
+def test_a_model_without_vectors_has_no_map(model: nightrank.Model) -> None:
+    with pytest.raises(nightrank.ConfigError, match="has no vectors of 'shop'"):
+        model.vectors("shop")
+    with pytest.raises(nightrank.ConfigError, match="'price' is not a feature with ids"):
+        model.plot_map("price")

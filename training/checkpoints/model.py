@@ -11,7 +11,7 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import Tensor, nn
 
-from conf.errors import DataError, NightrankError
+from conf.errors import ConfigError, DataError, NightrankError
 from conf.train_types import Kernels
 from conf.types import ModelConfig, MultiHot
 from storage import file_io, format_versions
@@ -50,6 +50,26 @@ class LoadedModel:
     multi_hot: MultiHot
     version: str
     description: dict[str, Any]
+
+    def embedding_rows(self, feature: str) -> Tensor:
+        """Returns the rows of all ids of a feature in the widest table, (cardinality, E) float32.
+
+        Raises:
+            ConfigError: no table has rows of more than one number for all ids of the feature.
+        """
+        names = [one.name for one in self.spec.embedded]
+        tables = [one for one in tables_of(self.model).values() if len(one.cardinalities) == len(names)]
+        # Other tables have one number per id, such as the biases of items.
+        table = max(tables, key=lambda one: one.dim, default=None)
+        place = names.index(feature)
+        cardinality = self.spec.cardinalities[place]
+        if table is None or table.dim < 2 or table.cardinalities[place] != cardinality:
+            raise ConfigError(
+                f"model {self.version} has no vectors of {feature!r}",
+                "choose a feature with an embedding, such as the feature of the item",
+            )
+        first = int(table.router.replicated_places[place])
+        return table.weight[first : first + cardinality].detach().float()
 
 
 def _open_tables(model: nn.Module, stored: StoredState, most_bytes: int) -> None:

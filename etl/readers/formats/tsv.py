@@ -16,6 +16,7 @@ class Settings(FormatSettings):
     is_text: ClassVar[bool] = True
     is_separated: ClassVar[bool] = True
     has_null_values: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = True
 
 
 def reader() -> type[TableReader]:

@@ -159,6 +159,35 @@ def test_labels(
     assert (label.column.source, label.positive_at_least, label.has_shown) == (name, at_least, has_shown)
 
 
+@pytest.mark.parametrize(
+    "events, weights",
+    [
+        (["play.start", "play.complete", "episode_download"], [0.1, 0.5, 0.5]),
+        (["Product Viewed", "Product Added", "Order Completed", "Cart Removed"], [0.1, None, 1.0, None]),
+        (["userClicked", "userPurchase", "purchaseCancelled"], [0.1, 1.0, None]),
+    ],
+)
+def test_words_in_names_of_events_decide(
+    tmp_path: Path, events: list[str], weights: list[float | None]
+) -> None:
+    frame = pd.DataFrame({"user": USERS, "item": ITEMS, "event": (events * N)[:N]})
+    label = _roles(tmp_path, frame).label
+    expected = {event: weight for event, weight in zip(events, weights, strict=True) if weight is not None}
+    assert label.weights == expected
+    assert set(label.left_out) == set(events) - set(expected)
+
+
+def test_names_of_columns_in_other_languages_are_known(tmp_path: Path) -> None:
+    for user, item in [
+        ("Kundennr", "Artikelnummer"),
+        ("id_usuario", "código_artículo"),
+        ("клиент_id", "товар_id"),
+    ]:
+        frame = pd.DataFrame({"n": range(N), user: USERS, item: ITEMS})
+        roles = _roles(tmp_path, frame)
+        assert [one.source for one in (*roles.user, *roles.item)] == [user, item]
+
+
 def test_without_a_label_every_row_is_a_click(tmp_path: Path) -> None:
     frame = pd.DataFrame({"user": USERS, "item": ITEMS, "play_duration": RNG.uniform(0, 1, N)})
     assert _roles(tmp_path, frame).label.column is None

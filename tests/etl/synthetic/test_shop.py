@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from jobs import shop_example
-from jobs.new_config.configuration import Wishes, new_config
+from jobs.new_config.configuration import new_config
+from jobs.new_config.log_columns import Wishes
 from jobs.new_config.questions import Questions
 
 

@@ -1,0 +1,324 @@
+"""Finds the user, the item, the time and the clicks of a log without a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conf.errors import ConfigError
+from etl.inference.column_types import SampledColumn
+from etl.inference.roles import (
+    LabelGuess,
+    Roles,
+    events_of,
+    is_id_name,
+    label_of,
+    possible_events,
+    possible_keys,
+    roles_of,
+    roles_of_displays,
+    share_of_most_frequent,
+    shown_items_in,
+)
+from etl.inference.sample import TableSample
+from jobs.new_config.questions import Questions
+from jobs.new_config.tables import NamedColumn, NewTable, key_by_table, open_new_table, renamed, with_lists
+
+# If there are more than `_FEW_USERS` users, and one of them has more than this share of the rows, its id
+# probably stands for unknown users.
+_FEW_USERS, _MOST_OF_A_USER = 20, 0.25
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The arguments of `init`.
+
+    Attributes:
+        log, users, items: paths of the tables; None for tables that do not exist.
+        user, item, time, label: columns of the log by their names in the files; None if they are inferred.
+        name: name of the configuration; None for the name of the file.
+        lake: folder of the lake; None for a folder next to the configuration.
+        time_zone: zone of times without an offset.
+        k: number of items of a list.
+    """
+
+    log: str
+    users: str | None = None
+    items: str | None = None
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+    label: str | None = None
+    name: str | None = None
+    lake: str | None = None
+    time_zone: str = "UTC"
+    k: int = 10
+
+
+@dataclass
+class NewConfig:
+    """A new configuration.
+
+    Attributes:
+        sections: its keys and their values, in the order of the file.
+        reasons: pairs (choice, reason).
+        run_date: the date for the first run.
+        tables: its tables by section.
+        left_out: for each column without a feature, its table, name and the reason.
+        has_lists: whether lists can be made.
+        notes: comments about properties of the log. The keys are the sections above which the comments are
+            written.
+        inactive_filter: a filter of candidates that is written as a comment, with the reason; None if there
+            is none.
+    """
+
+    sections: dict[str, Any] = field(default_factory=dict)
+    reasons: list[tuple[str, str]] = field(default_factory=list)
+    run_date: str = ""
+    tables: dict[str, NewTable] = field(default_factory=dict)
+    left_out: list[tuple[str, str, str]] = field(default_factory=list)
+    has_lists: bool = True
+    notes: dict[str, str] = field(default_factory=dict)
+    inactive_filter: tuple[str, dict[str, Any]] | None = None
+
+    def choose(self, choice: str, reason: str) -> None:
+        """Records a choice and its reason."""
+        self.reasons.append((choice, reason))
+
+
+@dataclass(frozen=True)
+class NewLog:
+    """The log, with the roles of its columns.
+
+    Attributes:
+        table: the log.
+        user, item, time, group, label_column: its columns; None for roles that no column has.
+        label: which rows are clicks.
+    """
+
+    table: NewTable
+    user: NamedColumn | None
+    item: NamedColumn | None
+    time: NamedColumn | None
+    group: NamedColumn | None
+    label: LabelGuess
+    label_column: NamedColumn | None
+
+    @property
+    def keys(self) -> list[NamedColumn]:
+        """Returns the columns of the user and the item that exist."""
+        return [column for column in (self.user, self.item) if column is not None]
+
+    @property
+    def is_of_choices(self) -> bool:
+        """Returns whether the log contains only rows that users chose."""
+        return not self.label.has_shown
+
+    @property
+    def rows(self) -> int:
+        """Returns the number of rows of the sample."""
+        return self.table.sample.rows.num_rows
+
+
+def no_keys(log: NewLog) -> ConfigError:
+    """Returns the error of a log without columns of users and items, which has only what users chose."""
+    path, sources = log.table.sample.path.files[0], [column.sampled.source for column in log.table.columns]
+    shown = shown_items_in([column.sampled for column in log.table.columns])
+    if shown is not None:
+        return ConfigError(
+            f"the column {shown.source} of {path} has several shown items in one field, such as "
+            f"{shown.examples[0][:60]!r}",
+            "write one row for each shown item, with columns for the user, the item, the time and the click "
+            "(0 or 1)",
+        )
+    if log.user is None and log.item is None:
+        return ConfigError(
+            f"no column of {path} looks like the user or the item of a row: {sources}",
+            "name them: --user COLUMN --item COLUMN (columns of files without a header are c1, c2, …)",
+        )
+    known, missing = ("user", "item") if log.item is None else ("item", "user")
+    column = log.keys[0].sampled.source
+    return ConfigError(
+        f"no column of {path} looks like the {missing} of a row: {sources}; {column} is the {known}",
+        f"name it: --{missing} COLUMN"
+        + (", or pass the table of items with --items" if missing == "item" else ""),
+    )
+
+
+def ask_for_unknown_user(log: NewLog, questions: Questions) -> None:
+    """Records a question if one user has so many rows that its id may stand for unknown users."""
+    user = None if log.user is None else log.user.sampled
+    if user is not None and user.distinct > _FEW_USERS and share_of_most_frequent(user) > _MOST_OF_A_USER:
+        questions.open.append(
+            f"Is {user.examples[0]!r} a user? {share_of_most_frequent(user):.0%} of the rows have this "
+            f"{user.source}; if it stands for unknown users, add it to log.null_values and set "
+            "keys.rows_without_user: leave_out, or choose another column with --user"
+        )
+
+
+def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
+    """Returns the log with the roles of its columns, and records the choices.
+
+    Raises:
+        ConfigError, DataError: see `new_config`.
+    """
+    table = open_new_table(wishes.log)
+    sample = table.sample
+    table = with_lists(table) if sample.has_displays else table
+    roles = _roles_of(table)
+
+    def chosen(wish: str | None, fitting: Sequence[SampledColumn], question: str) -> NamedColumn | None:
+        if wish is not None:
+            return table.column(wish)
+        if not fitting:
+            return None
+        return table.column(questions.choose(question, [one.source for one in fitting]))
+
+    users, user_why = _possible(table, roles, "user", wishes.users, None)
+    user = chosen(wishes.user, users, "Which column has the user?")
+    items, item_why = _possible(table, roles, "item", wishes.items, user)
+    item = chosen(wishes.item, items, "Which column has the item?")
+    time = chosen(wishes.time, roles.time[:1], "Which column has the time?")
+    label = roles.label
+    if wishes.label is not None:
+        label = _wished_label(table.column(wishes.label).sampled, questions)
+    elif label.column is None and sample.has_names:
+        taken = [None if one is None else one.sampled for one in (user, item, time)]
+        label = _asked_events(possible_events([one.sampled for one in table.columns], taken), questions)
+    how = "by its name" if sample.has_names else "by the order and the values of the columns"
+    keys = (
+        ("user", user, user_why if wishes.user is None else "--user"),
+        ("item", item, item_why if wishes.item is None else "--item"),
+        ("time", time, how if wishes.time is None else "--time"),
+    )
+    _choose_roles(sample, keys, label, config)
+    label_column = None if label.column is None else table.column(label.column.source)
+    group = None if roles.group is None else table.column(roles.group.source)
+    names = {"user": user, "item": item, "time": time, "label": label_column}
+    if sample.has_displays:
+        names |= {"display": group, "items_before": table.first_list}
+    named = renamed(table, names)
+    by_source = {one.sampled.source: one for one in named.columns}
+
+    def again(column: NamedColumn | None) -> NamedColumn | None:
+        return None if column is None else by_source[column.sampled.source]
+
+    return NewLog(named, again(user), again(item), again(time), again(group), label, again(label_column))
+
+
+def _roles_of(table: NewTable) -> Roles:
+    """Returns what the columns of the log mean."""
+    sample, columns = table.sample, [one.sampled for one in table.columns]
+    if sample.has_displays:
+        return roles_of_displays(columns)
+    return roles_of(columns, sample.rows.num_rows, has_names=sample.has_names)
+
+
+def _possible(
+    table: NewTable, roles: Roles, role: str, location: str | None, user: NamedColumn | None
+) -> tuple[Sequence[SampledColumn], str]:
+    """Returns the columns of the log that may be the user or the item, and the reason as a clause.
+
+    If the names of the columns do not decide, the ids of the table of users or items do. Without such a
+    table, columns are taken whose names say that they have ids.
+
+    Args:
+        table: the log.
+        roles: what its columns mean by their names or their order.
+        role: user or item.
+        location: the path of the table of users or items; None without such a table.
+        user: the column of the user, if it is known.
+    """
+    taken = [] if user is None else [user.sampled.source]
+    named = [one for one in (roles.user if role == "user" else roles.item) if one.source not in taken]
+    has_names = table.sample.has_names
+    if len(named) == 1 or table.sample.has_displays:
+        return named, "by its name" if has_names else "by the order and the values of the columns"
+    known = [*roles.time[:1], *([roles.label.column] if roles.label.column else [])]
+    taken += [one.source for one in known] + [one.source for one in roles.user[:1] if role == "item"]
+    possible = possible_keys(
+        [one.sampled for one in table.columns if one.sampled.source not in taken], table.sample.rows.num_rows
+    )
+    if location is not None:
+        by_table = key_by_table(open_new_table(location), named or possible)
+        if by_table is not None:
+            return [by_table], f"its values are the ids of the table of {role}s"
+    if named or not has_names:
+        return named, "by its name" if has_names else "by the order and the values of the columns"
+    return [one for one in possible if is_id_name(one.source)], "its name says that it has ids"
+
+
+def _choose_roles(
+    sample: TableSample,
+    keys: Iterable[tuple[str, NamedColumn | None, str]],
+    label: LabelGuess,
+    config: NewConfig,
+) -> None:
+    """Records the choice of the user, the item, the time and the clicks, with the reasons.
+
+    Args:
+        sample: the sample of the log.
+        keys: for each role its name, its column, and the reason for the choice.
+        label: which rows are clicks.
+        config: the configuration.
+    """
+    if sample.has_displays:
+        config.choose("format: displays", "the last field of a line lists the shown items and their clicks")
+    for role, column, why in keys:
+        if column is not None:
+            config.choose(f"{role}: {column.sampled.source}", why)
+    config.choose(f"clicks: {_clicks_of(label)}", label.why)
+    if label.left_out and not label.has_shown:
+        config.choose(
+            f"left out: the events {list(label.left_out)}", "they do not say that the user chose the item"
+        )
+
+
+def _wished_label(column: SampledColumn, questions: Questions) -> LabelGuess:
+    """Returns the label in the column that `--label` names.
+
+    Raises:
+        ConfigError: the column does not contain numbers or only a few texts.
+    """
+    if column.type != "string":
+        label = label_of([column], has_names=True)
+        return label if label.column is not None else LabelGuess(column, has_shown=True, why="--label")
+    label_of_events = events_of(column)
+    if label_of_events is None:
+        raise ConfigError(
+            f"--label {column.source}: the column has {column.distinct:,} different texts, such as "
+            f"{column.examples[0]!r}; a label is 0 or 1, a number, or one of a few events",
+            "name the column that says what a user did, or omit --label if every row is a click",
+        )
+    if len(set(label_of_events.weights.values())) == 1 and len(label_of_events.weights) > 1:
+        questions.open.append(
+            f"Which events of {column.source} are clicks? {list(label_of_events.weights)} were all taken, "
+            "with equal weights; correct log.label"
+        )
+    return label_of_events
+
+
+def _asked_events(columns: Sequence[SampledColumn], questions: Questions) -> LabelGuess:
+    """Returns the label of a log without a known column of events or labels."""
+    every_row = "no column: every row is a click"
+    if not columns:
+        return LabelGuess(None)
+    chosen = questions.choose(
+        "Which column says what the user did (viewed, bought)?",
+        [every_row, *(column.source for column in columns)],
+    )
+    if chosen == every_row:
+        return LabelGuess(None)
+    return _wished_label(next(column for column in columns if column.source == chosen), questions)
+
+
+def _clicks_of(label: LabelGuess) -> str:
+    """Returns a text for the list of choices: which rows of the log are clicks."""
+    if label.column is None:
+        return "every row"
+    if label.weights:
+        return f"the events {list(label.weights)} of {label.column.source}"
+    if label.positive_at_least is not None:
+        return f"{label.column.source} of at least {label.positive_at_least:g}"
+    return f"{label.column.source} is 1"
