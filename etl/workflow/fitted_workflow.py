@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType
-from typing import Any, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.feature_types import FeatureKind
+from conf.lazy_imports import F
 from conf.types import Scope
 from etl.ops import column_operator
 from etl.ops.base import Engine, Type, choose_engine
@@ -32,6 +31,9 @@ from storage.feature_spec import Feature, FeatureSpec
 from storage.format_versions import typed
 from storage.manifest import data_files, is_published, is_whole, read_manifest
 from storage.paths import LakePaths
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 FILE_NAME = "workflow.json"
 
