@@ -298,8 +298,8 @@ class DeltaFolder:
         except (DeltaError, OSError) as error:
             raise InfrastructureError(
                 f"the Delta table {self.root} cannot be read or written: {error}",
-                "readers still see the rows of the last delivery: check the disk, or the object store and its "
-                "credentials, then run the job again",
+                "readers still see the rows of the last delivery: check the disk, or the object store and "
+                "its credentials, then run the job again",
             ) from error
 
 

@@ -51,8 +51,8 @@ class Settings(SinkSettings):
     )
     path: LakeRoot | None = Field(
         default=None,
-        description="Folder of the Delta table with the lists: a local path, or a URI of S3. It needs neither a "
-        "catalogue nor Spark. Either `path` or `table` must be set.",
+        description="Folder of the Delta table with the lists: a local path or a URI of S3. It needs neither "
+        "a catalogue nor Spark. Either `path` or `table` must be set.",
     )
     table: str | None = Field(
         default=None,
