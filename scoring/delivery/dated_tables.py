@@ -45,6 +45,7 @@ _TRIES = 20
 _WAIT_S = 0.2
 _ROWS_PER_FILE = 2_000_000
 _DATE_TYPE = "date32[day]"
+_LOG = "_delta_log"
 # Settings of a Delta table whose rules delta-rs does not check for files that Spark or Arrow has written.
 _RULES = re.compile(r"delta\.constraints\..*|delta\.appendOnly=true")
 # Parts of the errors of Spark if another program has changed the table since this one has read it.
@@ -111,15 +112,16 @@ class DeltaFolder:
         written: list[tuple[str, int, int, str]] = []
         for attempt in range(_TRIES):
             with self._errors():
-                version = self._open_or_create(day)
-                files = _files_of(version, day.dt)
-                rows = day.read() if rows is None else rows
-                if self._has(version, files, rows, day):
-                    return Replaced(0, 0)
-                written = written or self._write(rows, day)
                 try:
+                    version = self._open_or_create(day)
+                    files = _files_of(version, day.dt)
+                    number = self._stored(version, day.dt)["number"][0].as_py() if files else 0
+                    rows = day.read() if rows is None else rows
+                    if number == day.rows and (not number or self._has(version, files, rows, day)):
+                        return Replaced(0, 0)
+                    written = written or self._write(rows, day)
                     self._commit(version, day.dt, written)
-                    return Replaced(day.rows, sum(describe(file.path)[1] for file in files))
+                    return Replaced(day.rows, number)
                 except CommitFailedError:
                     time.sleep(random.uniform(0, _WAIT_S * (attempt + 1)))
         raise InfrastructureError(
@@ -185,8 +187,9 @@ class DeltaFolder:
         from deltalake import DeltaTable
 
         require_names(self.root, "delta", day.names)
-        version = current_version(self.root)
-        if version is None:
+        # While another delivery creates the table, the folder is empty, or has an empty folder of the log.
+        others = [info for info in file_io.list_files(self.root) if info.base_name != _LOG]
+        if not others and not DeltaTable.is_deltatable(self.root, store_options(self.root)):
             DeltaTable.create(
                 self.root,
                 schema_of(day.all_columns),
@@ -194,7 +197,7 @@ class DeltaFolder:
                 partition_by=[DATE],
                 storage_options=store_options(self.root),
             )
-            version = current_version(self.root)
+        version = current_version(self.root)
         if version is None:
             raise InfrastructureError(
                 f"the Delta table {self.root} was deleted during a delivery", "run the job again"
@@ -228,18 +231,33 @@ class DeltaFolder:
             )
 
     def _has(self, version: DeltaVersion, files: Sequence[DeltaFile], rows: Rows, day: DayRows) -> bool:
-        """Returns whether the date has exactly these rows. Reads the files only if their number fits."""
+        """Returns whether the date has exactly these rows. The number of stored rows is known to be equal."""
         paths = [file.path for file in files]
-        if sum(describe(path)[1] for path in paths) != day.rows:
-            return False
-        if not paths:
-            return True
         if any(not all(kept) for kept in kept_rows(version, set(paths)).values()):
             return False
         if isinstance(rows, pa.Table):
-            return _are_equal(pa.concat_tables([_read(path, day.names) for path in paths]), rows, day)
+            return _are_equal(self._stored(version, day.dt, day.names), rows, day)
         spark = rows.sparkSession
         return _are_equal(spark.read.schema(spark_schema(day.columns)).parquet(*paths), rows, day)
+
+    def _stored(self, version: DeltaVersion, dt: str, names: Sequence[str] = ()) -> pa.Table:
+        """Returns columns of the rows of a date; without names, the number of rows.
+
+        pyarrow 14 cannot read the files that delta-rs itself has rewritten, because their Arrow schema has
+        the type string_view. DuckDB converts this type.
+        """
+        import duckdb
+        from deltalake import QueryBuilder
+
+        columns = ", ".join('"{}"'.format(name.replace('"', '""')) for name in names) or "count(*) AS number"
+        stream = (
+            QueryBuilder()
+            .register("served", self._table(version.number))
+            .execute(f"SELECT {columns} FROM served WHERE {DATE} = CAST('{dt}' AS DATE)")
+        )
+        with duckdb.connect() as connection:
+            connection.register("served", stream)
+            return connection.sql("SELECT * FROM served").to_arrow_table()
 
     def _write(self, rows: Rows, day: DayRows) -> list[tuple[str, int, int, str]]:
         """Writes Parquet files, which no version of the table has yet.
@@ -531,12 +549,6 @@ def _are_equal(stored: Rows, rows: Rows, day: DayRows) -> bool:
 def _files_of(version: DeltaVersion, dt: str) -> list[DeltaFile]:
     dates = [str(value) for value in version.partitions[DATE].to_pylist()]
     return [file for file in version.files if dates[file.row] == dt]
-
-
-def _read(path: str, names: list[str]) -> pa.Table:
-    files, inner = file_io.filesystem(path)
-    with files.open_input_file(inner) as source:
-        return pq.ParquetFile(source).read(columns=names).select(names)
 
 
 def _write_table(rows: pa.Table, partition: Partition, attempt: str, day: DayRows) -> list[str]:
