@@ -22,7 +22,7 @@ from tests.etl.lakes import servers
 from tests.etl.spark.test_catalogues import require_jars
 from tests.processes import environment, kill_tree, wait_for
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 DELTA = ["duckdb, delta", "polars, delta", "deltalake"]
 ICEBERG = ["duckdb, iceberg", "polars, iceberg", "pyiceberg"]
