@@ -222,9 +222,7 @@ def refused_names(names: Sequence[str]) -> list[str]:
     Delta tables allow no names that differ only in case, and none of some characters.
     """
     lower = [name.casefold() for name in names]
-    return [
-        name for name in lower if name == DATE or lower.count(name) > 1 or _UNNAMEABLE.intersection(name)
-    ]
+    return [name for name in lower if name == DATE or lower.count(name) > 1 or _UNNAMEABLE.intersection(name)]
 
 
 def log_says(table: str, dt: str, wanted: LogContent) -> bool:

@@ -25,15 +25,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.errors import ConfigError, DataError, InfrastructureError
-from conf.lazy_pyspark import F
-from etl.raw.delta_tables import DeltaFile, DeltaVersion, current_version, kept_rows
+from conf.lazy_imports import F
+from etl.raw.files import DeltaFile, DeltaVersion, current_version, kept_rows
 from etl.spark.copy_tables import open_table
 from scoring.delivery.day_tables import Replaced
 from spark.error_log import data_error_in, root_cause
 from spark.rows import Rows, frame_of, query, quoted, records
 from storage import file_io
-from storage.delta_log import DATE, refused_names, schema_of, store_options
 from storage.file_digests import new_file, split_name
+from storage.other_tools import DATE, refused_names, schema_of, store_options
 from storage.paths import Partition
 from storage.publish import describe, spark_schema, write_files
 

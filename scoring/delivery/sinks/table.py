@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
-from conf.names import LakeRoot
-from conf.spark_tables import split_table_path
+from conf.names import LakeRoot, split_table_path
 from conf.types import PositiveInt, SinkSettings
 from scoring.delivery.dated_tables import CatalogueTable, DayRows, DeltaFolder
 from scoring.delivery.published_lists import (
