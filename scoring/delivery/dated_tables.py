@@ -97,7 +97,7 @@ class DeltaFolder:
 
         Returns the numbers of written and deleted rows, which are 0 if nothing was changed.
 
-        The table is created if the folder does not exist.
+        The table is created if the folder does not exist or is empty.
 
         Raises:
             ConfigError: the folder is no Delta table, is not partitioned by `dt` alone, or has rules that

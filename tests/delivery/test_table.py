@@ -144,6 +144,7 @@ def test_other_columns_are_refused_with_their_names_and_types(tmp_path: Path) ->
 def test_other_tables_are_refused(tmp_path: Path) -> None:
     lists = lists_of(ITEMS)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/other.csv").write_text("a")
     with pytest.raises(ConfigError, match="is not a Delta table"):
         table.deliver(sink_to(tmp_path / "folder"), lists)
     dated = pa.array([None] * 6, pa.date32())
