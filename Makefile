@@ -110,6 +110,7 @@ lock: setup ## resolve requirements/*.in into the lock files again (ARGS=--upgra
 	@cd requirements && $(UV_COMPILE) test-s3.in -o test-s3.txt
 	@cd requirements && $(UV_COMPILE) test-google.in -o test-google.txt
 	@cd requirements && $(UV_COMPILE) test-readers.in -o test-readers.txt
+	@cd requirements && $(UV_COMPILE) test-tables.in -o test-tables.txt
 	@cd requirements && $(UV_COMPILE) test-postgres.in -o test-postgres.txt
 	@cd requirements && $(UV_COMPILE) test-redis.in -o test-redis.txt
 	@cd requirements && $(UV_COMPILE:x86_64-manylinux_2_28=x86_64-manylinux_2_35) test-triton.in -o test-triton.txt

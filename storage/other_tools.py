@@ -170,6 +170,7 @@ _ELEMENTS = {
 }
 _TYPES: dict[str, Any] = {
     **_ELEMENTS,
+    "date32[day]": "date",
     **{
         f"list<element: {arrow}>": {"type": "array", "elementType": delta, "containsNull": True}
         for arrow, delta in _ELEMENTS.items()
@@ -205,10 +206,7 @@ def log_can_hold(schema: Sequence[tuple[str, str]]) -> bool:
     """
     if any(kind not in _TYPES for _, kind in schema):
         return False
-    names = [name.casefold() for name, _ in schema]
-    wrong = [
-        name for name in names if name == DATE or names.count(name) > 1 or _UNNAMEABLE.intersection(name)
-    ]
+    wrong = refused_names([name for name, _ in schema])
     if wrong:
         log.warning(
             "no Delta log is written for a table, so other tools cannot read the table: the names of the "
@@ -216,6 +214,15 @@ def log_can_hold(schema: Sequence[tuple[str, str]]) -> bool:
             wrong,
         )
     return not wrong
+
+
+def refused_names(names: Sequence[str]) -> list[str]:
+    """Returns the names, in lower case, that no columns beside the partition column `dt` can have.
+
+    Delta tables allow no names that differ only in case, and none of some characters.
+    """
+    lower = [name.casefold() for name in names]
+    return [name for name in lower if name == DATE or lower.count(name) > 1 or _UNNAMEABLE.intersection(name)]
 
 
 def log_says(table: str, dt: str, wanted: LogContent) -> bool:
@@ -310,7 +317,7 @@ def _paths(table: DeltaTable | None, dt: str) -> set[str]:
 def _create(table: str, columns: Sequence[tuple[str, str]]) -> DeltaTable:
     from deltalake import DeltaTable
 
-    schema = _schema([*(_field(*column) for column in columns), _field(DATE, "string")])
+    schema = schema_of([*columns, (DATE, "string")])
     return DeltaTable.create(
         table, schema, mode="ignore", partition_by=[DATE], storage_options=store_options(table)
     )
@@ -360,6 +367,11 @@ def _merged(table: DeltaTable, columns: Sequence[tuple[str, str]]) -> Schema:
 
 def _field(name: str, kind: str) -> dict[str, Any]:
     return {"name": name, "type": _TYPES[kind], "nullable": True, "metadata": {}}
+
+
+def schema_of(columns: Sequence[tuple[str, str]]) -> Schema:
+    """Returns the schema of a Delta table with these columns: (name, Arrow type) of each."""
+    return _schema([_field(*column) for column in columns])
 
 
 def _schema(fields: Sequence[dict[str, Any]]) -> Schema:

@@ -227,7 +227,7 @@ def open_rows(spark: SparkSession, table: RawTable, dt: str, key: str) -> DataFr
     """
     parts, conditions = split_table_path(table.path)
     name = ".".join(_named(parts, dt))
-    rows = _open(spark, _named(parts, dt), name, key)
+    rows = open_table(spark, _named(parts, dt), name, key)
     if rows is None:
         if any(has_date(part) for part in parts):
             return None
@@ -325,7 +325,7 @@ def _named(parts: Sequence[str], dt: str) -> list[str]:
     return [with_date(part.replace("{date}", dt.replace("-", "")), dt) for part in parts]
 
 
-def _open(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> DataFrame | None:
+def open_table(spark: SparkSession, parts: Sequence[str], name: str, key: str) -> DataFrame | None:
     """Returns the table; None if it does not exist.
 
     Raises:

@@ -9,6 +9,7 @@ configuration.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ from scoring.delivery.sinks import read_settings as read_sinks
 from scoring.requests import require_context, require_no_pairs
 from scoring.rules.attributes import SECTION, files_of, typed_table
 from scoring.rules.request import attribute_table, read_rule_settings
-from spark.profile import read_properties
+from spark.profile import launch_settings, read_properties
 from storage.lineage import NOT_RECORDED, LineageRecorder
 from training.loop.training_plan import TrainPlan
 from training.settings import Features, check_loss, check_model, check_retriever, read_settings
@@ -321,7 +322,7 @@ def check_tables(config: Config, run_date: str, recorder: LineageRecorder = NOT_
 
 
 def check_sinks(config: Config, profile: str) -> None:
-    """Checks that the user, password and driver of each sink exist where the configuration names them.
+    """Checks that the user, password, driver and catalogue of each sink exist where they are configured.
 
     Args:
         config: the configuration, with the sinks in its section `deliver`.
@@ -329,12 +330,32 @@ def check_sinks(config: Config, profile: str) -> None:
             in a different environment.
 
     Raises:
-        ConfigError: a user, a password, a driver or a column of users is missing.
+        ConfigError: a user, a password, a driver, a catalogue or a column of users is missing.
     """
-    if read_properties(Path(profile)).get("spark.submit.deployMode") == "cluster":
+    settings = read_properties(Path(profile))
+    if settings.get("spark.submit.deployMode") == "cluster":
         return
     check_access(config.deliver)
     _check_user_columns(config)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise only spark-submit has read the profile
+        _check_catalogues(config, {**settings, **launch_settings(os.environ)})
+
+
+def _check_catalogues(config: Config, settings: Mapping[str, str]) -> None:
+    """Checks that the Spark profile has the catalogues of the tables to which sinks deliver.
+
+    Raises:
+        ConfigError: it lacks a setting.
+    """
+    for _, sink in read_sinks(config.deliver):
+        missing = [name for name in getattr(sink, "spark_settings", ()) if name not in settings]
+        if missing:
+            raise ConfigError(
+                f"the sink {sink.name} delivers to a table of Spark's catalogue, but the Spark profile lacks "
+                f"{', '.join(missing)}",
+                "pass a profile with the catalogue and with the jar of its format as --profile "
+                "(docs/delivery.md#delta-and-iceberg)",
+            )
 
 
 def _check_user_columns(config: Config) -> None:

@@ -110,8 +110,9 @@ _JOBS = (
     ),
     (
         "`deliver_recommendations`, `erase_user`",
-        "a sink of the kind `jdbc` without a local `driver_jar`, or of a package without `IN_PROCESS`",
-        "set `driver_jar` to a local path; [use another sink](delivery.md)",
+        "a sink of the kind `jdbc` without a local `driver_jar`, of the kind `table` with `table`, or of a "
+        "package without `IN_PROCESS`",
+        "set `driver_jar` to a local path; set `path` instead of `table`; [use another sink](delivery.md)",
     ),
 )
 

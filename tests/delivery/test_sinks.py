@@ -62,7 +62,7 @@ def test_a_package_outside_of_the_checkout_adds_a_sink(
     runs: PublishedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "counting", "counter", "counting_sink", COUNTER)
-    assert SINK.names() == ["counter", "csv", "jdbc", "json_lines", "redis"]
+    assert SINK.names() == ["counter", "csv", "jdbc", "json_lines", "redis", "table"]
     wanted = section(kind="counter", file=str(tmp_path / "count"))
     ((module, settings),) = sinks.read_settings(wanted)
     lists: PublishedLists = published(runs)

@@ -149,6 +149,7 @@ def test_lock_files_agree_on_versions() -> None:
         "benchmark-neural.txt",
         "docs.txt",
         "test-container.txt",
+        "test-tables.txt",
         "test-postgres.txt",
         "test-readers.txt",
         "test-redis.txt",
