@@ -60,6 +60,8 @@ def fork_server(*modules: str) -> Iterator[BaseContext]:
     try:
         yield context
     finally:
+        for process in multiprocessing.active_children():
+            process.kill()  # of a test that failed: the server ends after its processes
         forkserver._forkserver._stop()
 
 

@@ -32,7 +32,7 @@ STEPS = [
     ("storage.file_io", "make_durable", 1, False, False),
     ("storage.publish", "replace_manifest", 1, False, True),
     ("os", "replace", 1, False, True),
-    ("storage.other_tools", "show", 1, True, True),
+    ("storage.other_tools", "show_links", 1, True, True),
     ("storage.other_tools", "_exchange", 1, True, True),
     ("storage.other_tools", "_remove", 1, True, True),
     ("storage.other_tools", "_remove", 2, True, True),
