@@ -104,8 +104,8 @@ def _containers(profile: Profile, settings: Mapping[str, str], path: Path) -> It
     if settings.get(_VIRTUAL_MEMORY, "true") == "true":
         yield Finding(
             "containers",
-            f"unless {_VIRTUAL_MEMORY} is false on the node managers, YARN kills containers because of the "
-            "addresses that torch reserves, even if they use little memory",
+            f"unless {_VIRTUAL_MEMORY} is false on the node managers, YARN may kill a container because of "
+            "addresses that its processes have reserved but do not use",
             f"set {_VIRTUAL_MEMORY} to false in yarn-site.xml of the node managers and of this machine",
             is_warning=True,
         )

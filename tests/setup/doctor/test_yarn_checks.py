@@ -78,8 +78,11 @@ def test_containers_that_are_too_small(tmp_path: Path) -> None:
     assert "yarn.nodemanager.vmem-check-enabled" in warnings[2]
 
 
-def test_the_archive_must_be_in_hdfs(tmp_path: Path) -> None:
+def test_the_archive_must_be_in_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "yarn-site.xml").write_text("<configuration/>")
+    one_try = "<property><name>dfs.client.failover.max.attempts</name><value>1</value></property>"
+    (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{one_try}</configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     address = f"hdfs://127.0.0.1:{free_port()}/environment.tar.gz"
     profile = Profile(
         ("mine",), {"spark.master": "yarn", "spark.yarn.dist.archives": f"{address}#environment"}
