@@ -4,7 +4,7 @@
 
     RAPIDS Accelerator (600 MB)  GPU clusters, and the tests of GPU plans
     S3 client (390 MB)           lakes and logs on object stores
-    small HDFS                   tests of logs on HDFS
+    small HDFS, small YARN       tests of logs on HDFS, and of jobs on YARN
     PostgreSQL driver            delivery of lists to PostgreSQL
     Iceberg, Delta (54 MB)       tests of tables in Spark's catalogue
 
@@ -99,6 +99,11 @@ def s3_client() -> list[Jar]:
 def hdfs_server() -> list[Jar]:
     """The jars that tests need, in addition to those of pyspark, to run an HDFS on 127.0.0.1."""
     return _of("hadoop-client-minicluster", "junit")
+
+
+def yarn_servers() -> list[Jar]:
+    """The jars that tests need, in addition to those of pyspark, to run an HDFS and a YARN on 127.0.0.1."""
+    return [*hdfs_server(), *_of("bcprov-jdk18on", "bcpkix-jdk18on", "bcutil-jdk18on")]
 
 
 def postgresql_driver() -> list[Jar]:

@@ -21,6 +21,8 @@ _PROFILES = _ROOT / "conf/spark"
 _WORKER_PYTHON, _DRIVER_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
 _SECRET = "spark.authenticate.secret"
 _CLASS_PATH = "spark.driver.extraClassPath"
+# spark-submit reads the address of YARN from files in the first of these folders that is set.
+_HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 # Settings with lists of files that spark-submit copies from this machine.
 _COPIED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles")
@@ -97,7 +99,8 @@ def find_profile(name: str) -> str:
 def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -> None:
     """Raises ConfigError if a file that the driver needs is missing on this machine.
 
-    Also raises ConfigError if the application needs a secret that only the profile can contain.
+    Also raises ConfigError if the application needs a secret that only the profile can contain, or if no
+    variable says where the configuration of YARN is.
 
     Args:
         settings: the settings of the profile.
@@ -112,6 +115,11 @@ def require_files(settings: Mapping[str, str], profile: str, *, submits: bool) -
             f"the Spark profile {profile} has spark.authenticate=true, but no {_SECRET}",
             f"add {_SECRET} with the secret of the cluster's master and workers, and let only the user of "
             "the jobs read the file (docs/clusters.md#spark-standalone)",
+        )
+    if settings.get("spark.master") == "yarn" and not any(os.environ.get(name) for name in _HADOOP_FOLDERS):
+        raise ConfigError(
+            f"the Spark profile {profile} has spark.master=yarn, but {_HADOOP_FOLDERS[0]} is not set",
+            "set it to the folder with yarn-site.xml and core-site.xml of the cluster: docs/clusters.md#yarn",
         )
     for key, path in _files_of(settings, submits):
         _require(f"the Spark profile {profile} has {key}={path}", path)

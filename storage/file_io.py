@@ -83,6 +83,14 @@ def is_local(path: str) -> bool:
     return scheme_of(path) in ("", "file")
 
 
+def for_spark(path: str) -> str:
+    """Returns a path that Spark's JVM opens on the file system of this module: a local path gets `file://`.
+
+    The JVM looks for a path without a scheme on Hadoop's default file system. On YARN, this is usually HDFS.
+    """
+    return f"file://{filesystem(path)[1]}" if is_local(path) else path
+
+
 def local_folder(path: str) -> Path:
     """Returns the absolute path of a local folder, which need not exist.
 

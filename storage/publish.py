@@ -279,7 +279,7 @@ def _write(rows: DataFrame, folder: str, row_group_rows: int) -> None:
     # margin avoids tiny extra files.
     writer.option(
         "maxRecordsPerFile", row_group_rows + rows.sparkSession.sparkContext.defaultParallelism * 64
-    ).parquet(folder)
+    ).parquet(file_io.for_spark(folder))
 
 
 def read_published(
@@ -312,7 +312,10 @@ def rows_of(
     files = data_files(partition, manifest, split)
     require_intact_for_spark(spark, files)
     schema = spark_schema(manifest.schema)
-    rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+    if not files:
+        rows = spark.createDataFrame([], schema)
+    else:
+        rows = spark.read.schema(schema).parquet(*map(file_io.for_spark, files))
     return rows.select(*columns) if columns is not None else rows
 
 

@@ -35,6 +35,7 @@ from etl.raw.files import CONTENT, USER_COLUMN, copy_of, is_by_day, source_colum
 from etl.readers.arrow_values import require_type
 from etl.workflow.feature_plan import LOG, CopiedTable, FeaturePlan, copied_days, copied_tables
 from spark.error_log import root_cause
+from storage import file_io
 from storage.file_digests import split_name
 from storage.lineage import LineageRecorder
 from storage.manifest import (
@@ -135,7 +136,7 @@ def _publish(
     with _exact_times(spark):
         files = write_files(rows, partition, attempt, config.output.row_group_rows, None, order, None)
     paths = [partition.file(split_name(name)[0]) for name in files]
-    content = content_of(spark.read.schema(rows.schema).parquet(*paths))
+    content = content_of(spark.read.schema(rows.schema).parquet(*map(file_io.for_spark, paths)))
     facts = {_STATE: state, CONTENT: content}
     if table.user is not None and table.user in rows.columns:
         facts[USER_COLUMN] = table.user
@@ -150,7 +151,7 @@ def _content(spark: SparkSession, partition: Partition, published: Manifest) -> 
         return published.facts.get(CONTENT)
     files = data_files(partition, published)
     require_intact_for_spark(spark, files)
-    return content_of(spark.read.parquet(*files))
+    return content_of(spark.read.parquet(*map(file_io.for_spark, files)))
 
 
 def _with_plain_ids(rows: DataFrame, table: CopiedTable) -> DataFrame:

@@ -323,7 +323,10 @@ class FramePasses(PreparedPasses):
         types = pa.schema([(TASK, pa.int32()), (LINE, pa.int64()), *self._stored_types().items()])
         files = [summary.stored for _, summary in day.split_summaries() if summary.stored]
         schema = spark_types(types)
-        rows = spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+        if not files:
+            rows = spark.createDataFrame([], schema)
+        else:
+            rows = spark.read.schema(schema).parquet(*map(file_io.for_spark, files))
         starts = spark.createDataFrame(
             [(task, first_row) for task, _, first_row, _ in day.first_lines()], f"{TASK} int, _first long"
         )

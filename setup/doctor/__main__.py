@@ -11,7 +11,7 @@ from functools import partial
 from conf.errors import ConfigError
 from conf.load import load_config
 from conf.messages import program_name
-from setup.doctor import gpus, lake, resources, software
+from setup.doctor import gpus, lake, resources, software, yarn
 from setup.doctor.findings import Check, findings_of, shown
 from setup.doctor.profile import Profile, read_profile
 
@@ -53,6 +53,7 @@ def checks_of(profile: Profile, path: str | None) -> list[tuple[str, Check]]:
         ("host name", partial(resources.addresses, profile)),
         ("ports", partial(resources.ports, profile)),
         ("time zone", partial(resources.time_zone, profile)),
+        ("YARN", partial(yarn.yarn, profile, os.environ)),
     ]
     return checks if path is None else [*checks, ("lake", partial(lake.lake, path))]
 

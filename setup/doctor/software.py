@@ -20,6 +20,8 @@ from setup.doctor.profile import Profile
 from spark.session import accelerator_settings, shim_for, shims_of
 
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
+# Settings with jars, and what separates their entries.
+_JARS = {"spark.jars": ",", "spark.yarn.jars": ",", **dict.fromkeys(_CLASS_PATHS, ":")}
 _PYTHONS = ("spark.pyspark.python", "spark.pyspark.driver.python")
 # Code for another interpreter: it imports our packages, and prints the versions of Python and pyspark.
 _PROBE = "import platform, conf.types, pyspark; print(platform.python_version(), pyspark.__version__)"
@@ -137,8 +139,8 @@ def jars(profile: Profile) -> Iterator[Finding]:
     """Checks that local jars that the profile names exist."""
     entries = [
         (key, entry.strip())
-        for key in ("spark.jars", *_CLASS_PATHS)
-        for entry in (profile.get(key) or "").split("," if key == "spark.jars" else ":")
+        for key, separator in _JARS.items()
+        for entry in (profile.get(key) or "").split(separator)
     ]
     for key, entry in entries:
         path = re.sub(r"^(file|local):(//)?", "", entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -32,17 +33,22 @@ def cluster(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 
 
 @pytest.fixture(scope="package")
-def lakes(
-    spark: SparkSession, node: Node, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> Lakes:
+def alone(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lake of a chain in this process."""
+    lake = tmp_path_factory.mktemp("alone") / "lake"
+    run_in_process(spark, lake)
+    return lake
+
+
+@pytest.fixture(scope="package")
+def lakes(alone: Path, node: Node, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lakes:
     """Two lakes of one chain. Executors use their node's environment; the training brings its own."""
     folder = tmp_path_factory.mktemp("chain")
     driver = {"spark.pyspark.driver.python": str(node.python)}
     profile = write_profile(folder / "unpacked.conf", cluster, str(node.python), root=node.folder)
     brought = write_profile(folder / "brought.conf", cluster, "./environment/bin/python", driver, node.folder)
     archives = ("--archives", f"{node.thin_environment(folder)}#environment")
-    lakes = Lakes(folder / "alone", folder / "spread", profile, {})
-    run_in_process(spark, lakes.alone)
+    lakes = Lakes(alone, folder / "spread", profile, {})
     for job, run_date in CHAIN:
         known = cluster.applications()
         training = job == "train_model"

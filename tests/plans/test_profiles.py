@@ -25,7 +25,7 @@ WHAT = [path for path in ON_CLUSTERS if path not in WHERE]
 
 # Settings Spark reads by name or by pattern, without an entry of its own.
 UNREGISTERED = re.compile(
-    r"spark\.(master|default\.parallelism|network\.crypto\.cipher)|spark\.(executor|task)\.resource\.gpu\.(amount|discoveryScript|vendor)"
+    r"spark\.(master|default\.parallelism|network\.crypto\.cipher|executorEnv\.\w+)|spark\.(executor|task)\.resource\.gpu\.(amount|discoveryScript|vendor)"
 )
 # Objects that enter their settings into Spark's list when they are first used.
 CLUSTERS = ("org.apache.spark.deploy.k8s.Config$", "org.apache.spark.deploy.yarn.config.package$")

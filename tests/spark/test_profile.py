@@ -159,8 +159,9 @@ def test_a_missing_file_of_a_profile_is_named(settings: dict[str, str], submits:
     ],
 )
 def test_files_that_the_driver_does_not_need_here_are_not_checked(
-    settings: dict[str, str], submits: bool
+    settings: dict[str, str], submits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop/conf")
     require_files(settings, "a.conf", submits=submits)
 
 
@@ -247,7 +248,10 @@ def test_spark_writes_no_bar_and_no_details_to_a_file(asks_for_bars: bool, tmp_p
 
 
 @pytest.mark.parametrize("master", ["spark://head:7077", "local[2]", "yarn", "k8s://https://head:6443"])
-def test_a_standalone_cluster_needs_a_secret_in_the_profile(master: str) -> None:
+def test_a_standalone_cluster_needs_a_secret_in_the_profile(
+    master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("YARN_CONF_DIR", "/etc/hadoop/conf")
     settings = {"spark.master": master, "spark.authenticate": "true"}
     require_files({**settings, "spark.authenticate.secret": "x"}, "a.conf", submits=True)
     if master.startswith("spark:"):
@@ -255,3 +259,12 @@ def test_a_standalone_cluster_needs_a_secret_in_the_profile(master: str) -> None
             require_files(settings, "a.conf", submits=True)
     else:
         require_files(settings, "a.conf", submits=True)
+
+
+def test_yarn_needs_the_configuration_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"a\.conf has spark\.master=yarn, but HADOOP_CONF_DIR is not set"):
+        require_files({"spark.master": "yarn"}, "a.conf", submits=True)
+    monkeypatch.setenv("YARN_CONF_DIR", "/etc/hadoop/conf")
+    require_files({"spark.master": "yarn"}, "a.conf", submits=True)

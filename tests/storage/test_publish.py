@@ -217,6 +217,20 @@ def test_infinity_is_found_in_a_described_file(partition: Partition) -> None:
         publish_files(partition, {name: None}, inputs={}, rules=Rules(ranges={"x": FINITE}))
 
 
+def test_a_local_lake_stays_local_where_hdfs_is_the_default(
+    spark: SparkSession, partition: Partition
+) -> None:
+    """On YARN, Hadoop's default file system is HDFS: Spark would write there, and Python would find no row."""
+    settings = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+    before = settings.get("fs.defaultFS")
+    settings.set("fs.defaultFS", "hdfs://127.0.0.1:1")
+    try:
+        publish(spark.range(10), partition, inputs={}, row_group_rows=10)
+        assert read_published(spark, partition).count() == 10
+    finally:
+        settings.set("fs.defaultFS", before)
+
+
 def test_readers_follow_the_manifest_and_not_the_folder(spark: SparkSession, partition: Partition) -> None:
     manifest = publish_old(spark, partition)
     stray = Path(partition.path) / "part-stray.parquet"

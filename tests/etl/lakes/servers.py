@@ -36,6 +36,8 @@ from gcp_storage_emulator.__main__ import main
 main()
 """
 _PATIENCE_S = 60
+# Most of the work of such a server is its start.
+QUICK_JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class Unavailable(Exception):
@@ -132,7 +134,7 @@ def hdfs(folder: Path, class_path: Sequence[Path]) -> Iterator[str]:
         raise Unavailable("there is no Java 17")
     details = folder / "hdfs.json"
     full_class_path = [*class_path, Path(pyspark.__file__).parent / "jars/*"]
-    command = [str(java / "bin/java"), "-Xmx512m", f"-Dtest.build.data={folder / 'hdfs'}"]
+    command = [str(java / "bin/java"), "-Xmx512m", *QUICK_JAVA, f"-Dtest.build.data={folder / 'hdfs'}"]
     command += ["-cp", ":".join(str(path) for path in full_class_path)]
     command += ["org.apache.hadoop.test.MiniDFSClusterManager", "-format", "-datanodes", "1"]
     command += ["-D", "dfs.replication=1", "-writeDetails", str(details)]
