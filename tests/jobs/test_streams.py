@@ -216,14 +216,15 @@ def test_a_message_keeps_its_own_lines() -> None:
 
 
 def test_a_summary_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr("sys.stdout", full)
+    full = open("/dev/full", "w")  # noqa: SIM115
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
         with pytest.raises(
             InfrastructureError, match=r"cannot be written to standard output: .*No space left"
         ):
             runner._print("{}")
-        with suppress(OSError):
-            full.close()
+    with suppress(OSError):  # the line is still in the buffer
+        full.close()
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
