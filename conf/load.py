@@ -6,6 +6,7 @@ Error messages name the key whose value is wrong.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Hashable, Iterable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -166,6 +167,11 @@ def set_override(values: dict[str, Any], override: str, kind: type[Strict]) -> N
     if not separator or not all(key.split(".")):
         raise ConfigError(
             f"--set {shortened(repr(override))} is not of the form a.b=value", "write --set section.key=value"
+        )
+    if len(key.split(".")) > _MOST_DEPTH:
+        raise ConfigError(
+            f"--set {shortened(repr(override))}: the key has more than {_MOST_DEPTH} parts",
+            "write --set section.key=value",
         )
     value = _value(override, text, types_of(kind, key.split(".")))
     set_key(values, key.split("."), value, f"--set {shortened(repr(override))}")
@@ -343,7 +349,7 @@ def _load_yaml(text: str) -> Any:
 
 
 def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    absolute = path.resolve()
+    absolute = _absolute(path)
     if absolute in children:
         chain = " extends ".join(str(file) for file in (*children[children.index(absolute) :], absolute))
         raise ConfigError(f"files extend each other in a circle: {chain}", "remove one of these `extends`")
@@ -355,8 +361,13 @@ def _read(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     base = _read(base_path, (*children, absolute))
     for section in _with_models(base):
         if isinstance(section.get("model"), str):  # the value is a path relative to the file that contains it
-            section["model"] = str((base_path.parent / section["model"]).resolve())
+            section["model"] = str(_absolute(base_path.parent / section["model"]))
     return _merge(base, values)
+
+
+def _absolute(path: Path) -> Path:
+    """Returns the absolute path without symbolic links. Links that form a loop are not followed."""
+    return Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for such links
 
 
 def _beside(path: Path, named: Any, key: str) -> Path:
@@ -436,6 +447,11 @@ class _Loader(yaml.SafeLoader):
         """Converts a node to a mapping; raises YAMLError for a key that occurs twice."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise yaml.YAMLError(
+                    "the key << is not supported: write the keys of the mapping that it refers to, or move "
+                    f"them to a file that this file extends (`extends: other.yaml`){key_node.start_mark}"
+                )
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 raise yaml.YAMLError(f"the key {shortened(repr(key))} is not text{key_node.start_mark}")

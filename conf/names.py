@@ -65,6 +65,8 @@ def lake_root(root: str) -> str:
             "a lake cannot be on HDFS, because its manifests could not be replaced atomically there; "
             "use s3a:// or a path that every node mounts, and use hdfs:// only in `log.path` or `data`"
         )
+    if root.rstrip("/").endswith(":") and scheme:
+        raise ValueError(f"it names no bucket: write {scheme}://bucket/folder")
     return _require_scheme(root, LAKE_SCHEMES)
 
 

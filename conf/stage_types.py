@@ -134,6 +134,9 @@ class Deliver(Strict):
 # The typed configuration of output files, scoring, measures of the lists, and the click log generator.
 
 
+_HOURS_OF_A_CENTURY = 876_600
+
+
 class Output(Strict):
     """Limits for the tables that jobs write: size of files, age of unused files, and size of broadcasts."""
 
@@ -143,7 +146,7 @@ class Output(Strict):
         "features that are encoded without Spark frames: their row groups also have at most 32 MiB of model "
         "inputs, so that training needs less memory.",
     )
-    grace_hours: Annotated[float, Field(ge=0)] = Field(
+    grace_hours: Annotated[float, Field(ge=0, le=_HOURS_OF_A_CENTURY)] = Field(
         default=24.0,
         description="Hours after which a data file is deleted if no manifest names it any more, or if none "
         "has ever named it, such as a file of a killed job.",

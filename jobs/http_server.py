@@ -243,6 +243,9 @@ class HttpApplication:
             raise RefusedError(431, f"headers may have {_HEADER_BYTES:,} bytes", {"connection": "close"})
         # A connection with an unread body cannot be used for another request.
         close = {"connection": "close"}
+        # A proxy may trust the other header. Then the rest of a body would be a request of another client.
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            raise RefusedError(400, "send Content-Length or Transfer-Encoding, but not both", close)
         if route is None or not route.is_public:
             self._require_token(headers.get(b"authorization", b""))
         if route is None:

@@ -25,8 +25,17 @@ from storage import file_io
 from storage.dataset import Dataset, read_dataset
 from storage.job_summary import JobSummary
 from storage.manifest import MANIFEST_NAME
-from storage.paths import LakePaths, Partition
-from storage.remove import DateFiles, LakeFile, dates_of_tables, delete_empty_folders, list_lake, remove
+from storage.paths import DATA, LakePaths, Partition
+from storage.remove import (
+    WITHDRAWN_NAME,
+    DateFiles,
+    LakeFile,
+    dates_of_tables,
+    delete_empty_folders,
+    list_lake,
+    record_withdrawal,
+    remove,
+)
 from storage.run_context import RunContext
 from training.registry.kept_models import model_versions, saved_models
 from training.registry.model_json import MODEL_JSON, is_complete
@@ -37,6 +46,8 @@ DESCRIPTION = (
     "to the run date, later dates, and all other data that a run of the run date or of a later date "
     "needs: the "
     "newest date of each table, the features of kept datasets, and the models that serve or may serve again. "
+    "Data files stay for output.grace_hours after the file that lists them was deleted; a later prune "
+    "deletes them. "
     "The raw log is never changed. Other jobs of the run date may run at the same time. If the job is "
     "interrupted, "
     "start it again: it continues."
@@ -102,6 +113,8 @@ def _delete(lake: LakePaths, item: Item, grace_hours: float) -> None:
 def _delete_once(lake: LakePaths, item: Item, grace_hours: float) -> None:
     root = lake.root.rstrip("/")
     if item.partition is None:
+        if item.withdrawn is not None:
+            record_withdrawal(f"{root}/{item.withdrawn}")
         for file in item.files:
             file_io.delete_if_present(f"{root}/{file.path}")
         for folder in item.folders:
@@ -143,7 +156,20 @@ def _text(limits: Limits, items: Sequence[Item], dry_run: bool) -> str:
     rows = [(kind, group, sum(item.bytes for item in group)) for kind, group in [*groups, ("total", items)]]
     cells = [[kind, f"{len(some):,}", f"{_files(some):,}", f"{size:,}"] for kind, some, size in rows]
     end = "\nNothing was changed: to delete it, add --delete." if dry_run else ""
-    return f"{head}This {verb}:\n{text_table(_HEADERS, cells, right=(1, 2, 3))}{end}"
+    return f"{head}This {verb}:\n{text_table(_HEADERS, cells, right=(1, 2, 3))}{_text_of_kept(items)}{end}"
+
+
+def _text_of_kept(items: Sequence[Item]) -> str:
+    """Returns a line about data files that a later prune deletes; empty if there are none."""
+    kept = [file for item in items for file in item.kept]
+    if not kept:
+        return ""
+    size = sum(file.bytes for file in kept)
+    return (
+        f"\n{counted(len(kept), 'data file')} of these dates and versions ({counted(size, 'byte')}) "
+        f"{'stays' if len(kept) == 1 else 'stay'} for output.grace_hours, because programs may be reading "
+        "them. A later prune deletes them."
+    )
 
 
 def _summary(lake: LakePaths, limits: Limits, items: Sequence[Item], dry_run: bool) -> JobSummary:
@@ -161,6 +187,8 @@ def _summary(lake: LakePaths, limits: Limits, items: Sequence[Item], dry_run: bo
         "deleted": deleted,
         "files": _files(items),
         "bytes": sum(item.bytes for item in items),
+        "files_in_grace": sum(len(item.kept) for item in items),
+        "bytes_in_grace": sum(file.bytes for item in items for file in item.kept),
     }
     return JobSummary(lake.root, rows_in=None, rows_out=None, dropped=None, facts=facts)
 
@@ -175,6 +203,9 @@ _OTHER_TABLES = frozenset(
 )
 
 
+_MOST_DAYS = 36_500
+
+
 def check_days(config: Config, run_date: str, keep_days: int) -> None:
     """Raises ConfigError if a run of the run date reads more than `keep_days` days."""
     split, history = config.split, config.history
@@ -185,6 +216,11 @@ def check_days(config: Config, run_date: str, keep_days: int) -> None:
     if history is not None and history.days:
         needed["history.days"] = history.days
     days = sum(needed.values())
+    if keep_days > _MOST_DAYS:
+        raise ConfigError(
+            f"--keep-days {keep_days} is too large: at most {_MOST_DAYS:,} days can be kept",
+            "pass a smaller number, or do not run prune",
+        )
     if keep_days < days:
         sources = " + ".join(f"{name}={value}" if "." in name else name for name, value in needed.items())
         raise ConfigError(
@@ -231,7 +267,7 @@ def plan_prune(config: Config, run_date: str, keep_days: int) -> tuple[Limits, l
     saved = [one for one in saved_models(lake) if (f"models/{one['name']}", one["version"]) not in deleted]
     used |= {one["workflow_version"] for one in saved}
     workflows = unused_workflows(used, files_only, dates, limits)
-    unused = {item.name for item in workflows}
+    unused = {item.name for item in workflows} | (_withdrawn_workflows(files_only) - used)
     partitions = [
         item
         for (table, dt), of_date in sorted(dates.items())
@@ -283,6 +319,8 @@ def _partition(
     if not of_date.is_of_job or path == raw_path(config, config.log, dt).rpartition("/")[0]:
         return None
     manifest = [of_date.manifest] if of_date.manifest else []
+    if not manifest and of_date.withdrawn is not None and not limits.are_old([of_date.withdrawn]):
+        return None
     old = [file for file in of_date.data if limits.are_old([file])]
     is_empty = not manifest and not of_date.data  # a running job may have just created the folders
     has_old_part = of_date.modified < limits.old if is_empty else bool(manifest or old)
@@ -296,6 +334,8 @@ def _partition(
         lake.recorder,
         internal=table.split("/")[0] in _INTERNAL,
     )
+    if manifest and limits.has_grace:
+        return Item(table.split("/")[0], dt, (*manifest,), (), partition, kept=(*of_date.data,))
     return Item(table.split("/")[0], dt, (*manifest, *old), (), partition)
 
 
@@ -314,6 +354,9 @@ class Item:
         files: the files, in the order of their deletion. If prune is killed, the next prune deletes the rest.
         folders: folders below the root of the lake that are deleted if they are then empty.
         partition: the date of a table; None for all other items.
+        kept: files that a prune after `output.grace_hours` deletes, because programs may be reading them.
+        withdrawn: folder in which `record_withdrawal` is called before the first deletion; None if there is
+            no such folder, or if `partition` is set.
     """
 
     kind: str
@@ -321,6 +364,8 @@ class Item:
     files: tuple[LakeFile, ...]
     folders: tuple[str, ...] = ()
     partition: Partition | None = None
+    kept: tuple[LakeFile, ...] = ()
+    withdrawn: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -344,12 +389,14 @@ class Limits:
             1970.
         expired: files of attempts whose names contain no date are deleted if they were last changed before
             this time, in seconds since 1970.
+        has_grace: whether data files stay for a time after the file that lists them is deleted.
     """
 
     run_date: str
     first_date: str
     old: float
     expired: float
+    has_grace: bool
 
     @classmethod
     def of(cls, run_date: str, keep_days: int, grace_hours: float) -> Limits:
@@ -358,7 +405,8 @@ class Limits:
         end = datetime(last.year, last.month, last.day, tzinfo=UTC).timestamp() + _DAY_S
         old = now - grace_hours * 3600
         first = (last - timedelta(days=keep_days - 1)).isoformat()
-        return cls(run_date, first, old, min(old, now - keep_days * _DAY_S, end - keep_days * _DAY_S))
+        expired = min(old, now - keep_days * _DAY_S, end - keep_days * _DAY_S)
+        return cls(run_date, first, old, expired, grace_hours > 0)
 
     def are_old(self, files: Iterable[LakeFile]) -> bool:
         """Returns whether no job can still be writing these files."""
@@ -384,7 +432,8 @@ def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], 
     """Returns the items of the model versions that no run needs, without those of running trainings.
 
     Checkpoints come first. They are deleted with the model only if the model has a model.json. Without this
-    file, a training may continue from them.
+    file, a training may continue from them. If model.json is deleted, the files of weights stay for the grace
+    period.
     """
     folders = [f"models/{name}/{version}" for name, version in unused]
     of_folder = _by_folder(files, [*folders, *(f"{_CHECKPOINTS}/{version}" for _, version in unused)])
@@ -395,8 +444,14 @@ def unused_models(unused: Sequence[tuple[str, str]], files: Sequence[LakeFile], 
         model = sorted(of_folder[folder], key=lambda file: (file.path != marker, file.path))
         is_described = any(file.path == marker for file in model)
         all_files = (*(of_folder[checkpoints] if is_described else ()), *model)
-        if model and limits.are_old(all_files):  # a running training may have just created the folder
-            items.append(Item(f"models/{name}", version, all_files, (checkpoints, folder)))
+        if not model or not limits.are_old(all_files):  # a running training may have just created the folder
+            continue
+        kind, folders_of_item = f"models/{name}", (checkpoints, folder)
+        if is_described and limits.has_grace:
+            now = (*of_folder[checkpoints], model[0])
+            items.append(Item(kind, version, now, folders_of_item, kept=(*model[1:],), withdrawn=folder))
+        else:
+            items.append(Item(kind, version, all_files, folders_of_item))
     return items
 
 
@@ -420,7 +475,8 @@ def unused_workflows(
     """Returns the items of workflow versions that no dataset or model uses, with all of their tables.
 
     Versions with a date that is kept, or with a file that a job may be writing, are left out. workflow.json
-    is deleted first, so no job uses an incomplete version, and the manifests follow.
+    is deleted first, so no job uses an incomplete version, and the manifests follow. Data files stay for the
+    grace period.
     """
     dated = {table.split("/")[1] for table, dt in dates if dt >= limits.first_date and "/" in table}
     of_version: dict[str, list[LakeFile]] = defaultdict(list)
@@ -435,8 +491,28 @@ def unused_workflows(
             continue
         ordered = sorted(of_one, key=lambda file: (last.get(file.parts[-1], 2), file.path))
         folders = sorted({file.path[: file.path.index(version) + len(version)] for file in of_one})
-        items.append(Item(_WORKFLOW, version, tuple(ordered), tuple(folders)))
+        listing = [file for file in ordered if _lists_files(file)]
+        if listing and limits.has_grace:
+            kept = tuple(file for file in ordered if not _lists_files(file))
+            own = f"{_WORKFLOW}/{version}"
+            items.append(Item(_WORKFLOW, version, tuple(listing), tuple(folders), kept=kept, withdrawn=own))
+        else:
+            items.append(Item(_WORKFLOW, version, tuple(ordered), tuple(folders)))
     return items
+
+
+def _lists_files(file: LakeFile) -> bool:
+    """Returns whether programs find data files of a workflow version through a file.
+
+    Such files are workflow.json, the manifests, and hard links to data files.
+    """
+    is_data = file.path.startswith(f"{DATA}/") or file.parts[0] == _WORKFLOW
+    return file.parts[-1] in (FILE_NAME, MANIFEST_NAME) or not is_data
+
+
+def _withdrawn_workflows(files: Iterable[LakeFile]) -> set[str]:
+    """Returns the workflow versions whose workflow.json was deleted, but whose data files may still exist."""
+    return {file.parts[1] for file in files if file.parts[::2] == [_WORKFLOW, WITHDRAWN_NAME]}
 
 
 def old_checkpoints(

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +29,7 @@ from conf.errors import (
     EXIT_INFRASTRUCTURE,
     EXIT_OK,
     DataError,
+    InfrastructureError,
     NightrankError,
     raised_in,
 )
@@ -87,7 +88,7 @@ def run_with_options(
     try:
         use_profile(arguments.profile)
         code = _run(name, lambda context: stage(context, arguments), arguments, write_summary, OwnSession())
-    except NightrankError as error:  # the profile cannot be used
+    except NightrankError as error:  # the profile cannot be used, or the summary cannot be written
         log.error("%s failed: %s", name, error)
         code = error.exit_code
     except KeyboardInterrupt:
@@ -246,6 +247,8 @@ def _advice(error: Exception) -> str:
             f"a node does not have {program[1]}: install the packed environment there "
             "(docs/clusters.md#what-every-node-needs), or correct spark.pyspark.python in the Spark profile"
         )
+    if isinstance(error, PermissionError):
+        return "give the user of the job the permission to use this file or folder, then run the job again"
     return "if you can remove the cause, such as a full disk, do that first; then run the job again"
 
 
@@ -281,8 +284,18 @@ def separate_output() -> Callable[[str], None]:
 
 
 def _print(line: str) -> None:
-    """Writes a line to standard output without a JVM."""
-    print(line, flush=True)
+    """Writes a line to standard output without a JVM.
+
+    Raises:
+        InfrastructureError: standard output cannot be written.
+    """
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        raise InfrastructureError(
+            f"the job is done, but its summary cannot be written to standard output: {error}",
+            "make standard output writable, then run the job again",
+        ) from error
 
 
 def _separated(jvm: Any) -> Callable[[str], None]:
@@ -331,8 +344,10 @@ def end_process(exit_code: int) -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # None: the process was started with a closed stream
+            with suppress(OSError):
+                stream.flush()
     os._exit(exit_code)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,9 +44,11 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
     file systems come from the environment (docs/lakes.md). Percent escapes such as %20 are not decoded.
 
     Raises:
-        ConfigError: the scheme of the URI is not supported, or the package for this scheme is missing.
+        ConfigError: the scheme of the URI is not supported, the package for this scheme is missing, or the
+            path is not UTF-8.
     """
     scheme, inner = scheme_of(path), path.split("://", 1)[-1]
+    _require_utf8(path)
     if scheme in ("", "file"):
         return fs.LocalFileSystem(), os.path.abspath(inner)
     inner = inner.rstrip("/")
@@ -61,6 +64,14 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
         f"{path} cannot be opened here: {scheme}:// is not supported",
         "use a local path, file:// or s3a://, or for raw data also hdfs://, gs:// or abfss://",
     )
+
+
+def _require_utf8(path: str) -> None:
+    """Raises ConfigError if a path has bytes that are not UTF-8, which pyarrow cannot open."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the path {path!r} is not UTF-8", "rename the file or folder") from error
 
 
 def s3_place() -> tuple[str, str]:
@@ -167,9 +178,12 @@ def read_text(path: str) -> str:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DataError: the bytes of the file are not UTF-8.
+        DataError: the path is that of a folder or a pipe, or the bytes of the file are not UTF-8.
     """
     files, inner = filesystem(path)
+    # To open a pipe would wait until another process writes to it.
+    if is_local(path) and not stat.S_ISREG(os.stat(inner).st_mode):
+        raise DataError(f"{path} is damaged: it is not a regular file", REPAIR_JSON)
     with files.open_input_stream(inner) as stream:
         content = stream.read()
     try:
@@ -229,10 +243,19 @@ def _checksum_of(values: Mapping[str, Any]) -> str:
 
 
 def list_files(path: str, recursive: bool = False) -> list[fs.FileInfo]:
-    """Lists the files and folders in a folder by path. The list is empty if the folder does not exist."""
+    """Lists the files and folders in a folder by path. The list is empty if the folder does not exist.
+
+    Raises:
+        DataError: the name of a file is not UTF-8.
+    """
     files, inner = filesystem(path)
     infos = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=recursive))
-    return sorted(infos, key=lambda info: info.path)
+    try:
+        return sorted(infos, key=lambda info: info.path)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} has a file whose name is not UTF-8: {error.object!r}", "rename or move this file"
+        ) from error
 
 
 def delete_file(path: str) -> None:

@@ -10,10 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from conf.errors import DataError
 from storage import file_io
-from storage.manifest import MANIFEST_NAME, Manifest, is_published, read_manifest, withdraw
+from storage.manifest import MANIFEST_NAME, Manifest, is_published, load_manifest, read_manifest, withdraw
 from storage.other_tools import LOCK_NAME
 from storage.paths import DATA, LakePaths, Partition, Table
+
+# A file in a folder of data files whose manifest was deleted.
+WITHDRAWN_NAME = "_WITHDRAWN"
+_WITHDRAWN_TEXT = (
+    "No manifest lists the files of this folder any more. A job deletes them after output.grace_hours.\n"
+)
 
 
 def written_dates(table: Table) -> list[str]:
@@ -39,13 +46,16 @@ def _is_recent(manifest: Manifest, hours: float) -> bool:
 
 
 def remove(partition: Partition, grace_hours: float) -> None:
-    """Deletes a partition: its manifest, and its data files that are older than `grace_hours`.
+    """Deletes a partition: its manifest and, after `grace_hours`, its data files.
 
     The manifest is deleted first, so no job uses an incomplete partition. Hard links or Delta log entries are
-    deleted next, so other tools do not find files that are deleted later. If the removal is killed, the next
-    removal continues, because `written_dates` lists each date that has a folder of data files. Data files of
-    another job that is writing this date are younger, and remain.
+    deleted next, so other tools do not find files that are deleted later. A program that has read the
+    manifest may still read the data files. So they stay, and the first removal after `grace_hours` deletes
+    them. If a removal is killed, the next one continues, because `written_dates` lists each date that has a
+    folder of data files. Data files of another job that is writing this date are younger, and remain.
     """
+    if grace_hours > 0 and _has_files(partition):
+        record_withdrawal(partition.file(partition.data))
     withdraw(partition)
     if is_published(partition):
         return  # another job has published the partition again
@@ -56,6 +66,27 @@ def remove(partition: Partition, grace_hours: float) -> None:
                 file_io.filesystem(partition.path)[0].delete_file(info.path)
     for folder in (partition.path, partition.file(partition.data)):
         delete_empty_folders(folder)
+
+
+def record_withdrawal(folder: str) -> None:
+    """Writes a file into a folder of data files. Its time of writing is when the manifest was deleted.
+
+    Without this file, nothing would say since when no manifest lists the data files.
+
+    Raises:
+        InfrastructureError: the file cannot be written.
+    """
+    file_io.replace_text(f"{folder}/{WITHDRAWN_NAME}", _WITHDRAWN_TEXT)
+
+
+def _has_files(partition: Partition) -> bool:
+    """Returns whether a partition is published with data files, or with a damaged manifest."""
+    try:
+        return bool(load_manifest(partition).files)
+    except FileNotFoundError:
+        return False
+    except DataError:
+        return True
 
 
 # Deletes files of a table that no manifest lists, such as the files of killed jobs and of replaced dates.
@@ -70,7 +101,7 @@ def delete_leftovers(
     """Deletes the data files of a partition that no manifest lists, if they are older than `grace_hours`.
 
     A program may still read files that an earlier manifest listed. So a file stays until `grace_hours` have
-    passed since a manifest last listed it.
+    passed since a manifest last listed it. If the manifest was deleted, the file WITHDRAWN_NAME has the time.
 
     Args:
         partition: the partition.
@@ -89,7 +120,13 @@ def delete_leftovers(
     limit = time.time() - grace_hours * 3600
     deleted = 0
     folder = partition.file(partition.data)
-    for info in file_io.list_files(folder, recursive=True):
+    infos = file_io.list_files(folder, recursive=True)
+    if grace_hours > 0 and any(
+        info.base_name == WITHDRAWN_NAME and info.mtime is not None and info.mtime.timestamp() >= limit
+        for info in infos
+    ):
+        return 0
+    for info in infos:
         if (
             info.is_file
             and info.path not in kept
@@ -155,6 +192,7 @@ class DateFiles:
     Attributes:
         manifest: the manifest; None if the date is not published.
         data: the data files, published or not.
+        withdrawn: the file WITHDRAWN_NAME, if the manifest was deleted.
         others: number of other files in the folder of the date, such as hard links.
         has_data_folder: whether there is a folder of data files.
         modified: time of the last change of a folder of the date, in seconds since 1970.
@@ -162,6 +200,7 @@ class DateFiles:
 
     manifest: LakeFile | None = None
     data: list[LakeFile] = field(default_factory=list)
+    withdrawn: LakeFile | None = None
     others: int = 0
     has_data_folder: bool = False
     modified: float = 0.0
@@ -205,6 +244,8 @@ def dates_of_tables(files: Iterable[LakeFile]) -> dict[tuple[str, str], DateFile
             of_date.modified = max(of_date.modified, file.modified)
         elif name == LOCK_NAME:
             continue
+        elif is_data and name == WITHDRAWN_NAME:
+            of_date.withdrawn = file
         elif not is_data and name == MANIFEST_NAME:
             of_date.manifest = file
         # Release 0.1.0 kept the data files of an attempt in a folder beside the manifest.

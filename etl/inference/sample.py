@@ -508,6 +508,16 @@ def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, 
 
 
 def _json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
+    try:
+        return _shallow_json_lines(path, texts, first_is_whole)
+    except RecursionError:
+        raise DataError(
+            f"{path.files[0]} has a line whose JSON values are nested too deeply",
+            "write one JSON object with a few levels in each line (JSON lines)",
+        ) from None
+
+
+def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: bool) -> TableSample:
     rows = []
     for line in b"\n".join(texts).split(b"\n"):
         if not line.strip():

@@ -11,8 +11,10 @@ a copy as Parquet files. It has the columns that the configuration lists, with t
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -297,6 +299,7 @@ def _text_matches(text: str | None, pattern: str) -> bool:
 # Finds the raw files of one day, or of a table without dates, and computes a digest of these files.
 
 _WILDCARD = re.compile(r"[*?\[]")
+_SUFFIX = re.compile(r"\.\w+$")
 
 # Suffixes of compressed text that no engine can read. etl.raw.file_splits has the supported suffixes.
 _UNREADABLE = (".zip", ".7z", ".xz", ".lzma", ".lz4", ".lzo", ".snappy", ".zstd", ".Z")
@@ -346,7 +349,8 @@ def find_raw(
     begin with a dot or an underscore. For a table of Spark's catalogue, the files are the files of its copy.
 
     Raises:
-        DataError: a file is compressed in a format that no engine can read.
+        DataError: a file is compressed in a format that no engine can read, or an entry of a local folder
+            matches the path, but cannot be read as a file.
     """
     pattern = raw_path(config, table, dt)
     if table.format == "delta":
@@ -467,25 +471,68 @@ def _list_matches(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:
     fixed = next((index for index, folder in enumerate(folders) if _WILDCARD.search(folder)), len(folders))
     bases = ["/".join(folders[:fixed])]
     for folder_pattern in folders[fixed:]:
+        _require_no_lost_entries(pattern, bases, folder_pattern, is_file=False)
         bases = [
             info.path
             for base in bases
             for info in file_io.list_files(remote + (base or "/"))
-            if info.type == fs.FileType.Directory and _matches(info, folder_pattern)
+            if info.type == fs.FileType.Directory and _matches(info.base_name, folder_pattern)
         ]
+    _require_no_lost_entries(pattern, bases, name, is_file=True)
     infos = [
         info
         for base in bases
         for info in file_io.list_files(remote + (base or "/"))
-        if info.is_file and _matches(info, name)
+        if info.is_file and _matches(info.base_name, name)
     ]
     matches = [(remote + info.path, "/".join(info.path.split("/")[fixed:]), info) for info in infos]
     return sorted(matches, key=lambda match: match[0])
 
 
-def _matches(info: fs.FileInfo, pattern: str) -> bool:
-    hidden = info.base_name.startswith((".", "_"))
-    return info.base_name == pattern or (not hidden and fnmatch.fnmatchcase(info.base_name, pattern))
+def _require_no_lost_entries(pattern: str, bases: Sequence[str], name: str, *, is_file: bool) -> None:
+    """Raises DataError if a local folder has an entry that matches, but whose rows could not be read.
+
+    A listing leaves out such entries, for example a symbolic link to a disk that is not mounted. Without this
+    check, the rows of the file would be missing without an error.
+
+    Args:
+        pattern: the complete path or glob pattern, for the message.
+        bases: folders.
+        name: the part of the pattern that entries of these folders match.
+        is_file: whether this part is the last one.
+    """
+    if not file_io.is_local(pattern):
+        return
+    for base in bases:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(base or "/") as entries:
+            for entry in entries:
+                problem = _problem_of(entry, name, is_file=is_file) if _matches(entry.name, name) else None
+                if problem:
+                    raise DataError(
+                        f"{entry.path} matches {pattern}, but {problem}",
+                        "correct, rename or delete this entry of the folder, then run again",
+                    )
+
+
+def _problem_of(entry: os.DirEntry[str], name: str, *, is_file: bool) -> str | None:
+    try:
+        is_folder, is_regular = entry.is_dir(), entry.is_file()
+    except OSError:  # a loop of symbolic links
+        is_folder = is_regular = False
+    if not is_folder and not is_regular and entry.is_symlink() and not os.path.exists(entry.path):
+        return f"is a symbolic link to {os.readlink(entry.path)!r}, which does not exist"
+    if not is_file or is_regular:
+        return None
+    if not is_folder:
+        return "is not a regular file"
+    # With a pattern such as `*`, folders beside the files are normal.
+    suffix = _SUFFIX.search(name)
+    return "is a folder" if suffix and entry.name.endswith(suffix[0]) else None
+
+
+def _matches(base_name: str, pattern: str) -> bool:
+    hidden = base_name.startswith((".", "_"))
+    return base_name == pattern or (not hidden and fnmatch.fnmatchcase(base_name, pattern))
 
 
 def _absolute(path: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -167,6 +167,11 @@ def _read_header(path: str, table: RawTable, event_time: EventTime | None) -> _F
         raise DataError(f"{path} has no records: its schema is {schema}", "deliver a record for each row")
     with _damage(path):
         names = _definitions(schema)
+        if not _least_bytes(schema, names, path):
+            raise DataError(
+                f"{path}: rows of its schema need no bytes, so their number is not certain",
+                "deliver a file with a column whose type is not null",
+            )
         fields = {field["name"]: _arrow_type(field["type"], names) for field in schema["fields"]}
         changed = io.BytesIO()
         meta = {**header["meta"], "avro.schema": json.dumps(_plain(schema)).encode()}
@@ -198,6 +203,51 @@ def _definitions(schema: Any) -> dict[str, Any]:
 
     visit(schema, "")
     return by_name
+
+
+def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[str, ...] = ()) -> int:
+    """Returns 0 if a value of a type may need no bytes, and otherwise a lower bound of its bytes.
+
+    A few bytes can say that a list has billions of values without bytes. The decoder would store all of them.
+    The decoder calls itself for each level of a record that contains itself, until the stack is full.
+
+    Args:
+        schema: the type.
+        names: the named types of the schema.
+        path: the path of the file, for errors.
+        outer: the records that contain this value.
+
+    Raises:
+        DataError: values of the schema have no limit of memory.
+    """
+    if isinstance(schema, list):  # the number of the member comes first
+        return 1 + min(_least_bytes(one, names, path, outer) for one in schema)
+    if isinstance(schema, str):
+        if schema in _PRIMITIVES or schema not in names:
+            return 0 if schema == "null" else 1
+        schema = names[schema]
+    kind = schema.get("type")
+    if isinstance(kind, list | dict) or kind in names:
+        return _least_bytes(kind, names, path, outer)
+    if kind == "fixed":
+        return int(schema["size"])
+    if kind in ("array", "map"):
+        item = _least_bytes(schema["items" if kind == "array" else "values"], names, path, outer)
+        if kind == "array" and not item:
+            raise DataError(
+                f"{path}: the values of an array of its schema need no bytes, so their number is not limited",
+                "leave out this column, or give the array another type than null",
+            )
+        return 1  # the end of the last block of values
+    if kind != "record":
+        return 0 if kind == "null" else 1
+    if schema["name"] in outer:
+        raise DataError(
+            f"{path}: the record {schema['name']} of its schema contains itself",
+            "deliver the file without this column: one value could need more memory than there is",
+        )
+    inner = (*outer, schema["name"])
+    return sum(_least_bytes(field["type"], names, path, inner) for field in schema["fields"])
 
 
 def _arrow_type(schema: Any, names: Mapping[str, Any]) -> pa.DataType:
@@ -279,7 +329,7 @@ def _rows(file: _File, start: int, end: int) -> Iterator[pa.Table]:
             return
         stream = io.BytesIO(file.header + source.read_at(last - first, first))
     with _damage(file.path):
-        records: Any = fastavro.reader(stream, handle_unicode_errors="replace")
+        records = _records(fastavro.block_reader(stream, handle_unicode_errors="replace"), file.path)
     while True:
         with _damage(file.path):
             batch: list[Any] = list(islice(records, _BLOCK_ROWS))
@@ -288,6 +338,17 @@ def _rows(file: _File, start: int, end: int) -> Iterator[pa.Table]:
             columns = {name: _array(batch, name, kind) for name, kind in file.types.items()}
             rows = pa.table(columns) if columns else pa.table({"": pa.nulls(len(batch))})
         yield rows
+
+
+def _records(blocks: Iterable[Any], path: str) -> Iterator[Any]:
+    """Yields the records of blocks. fastavro skips a block with a negative number of records."""
+    for block in blocks:
+        if block.num_records < 0:
+            raise DataError(
+                f"{path}: the Avro file is damaged: a block has {block.num_records} records",
+                "deliver the file again",
+            )
+        yield from block
 
 
 def _array(records: list[Any], name: str, kind: pa.DataType) -> pa.Array:

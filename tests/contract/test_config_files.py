@@ -43,6 +43,7 @@ GOOD = Path("conf/datasets/criteo.yaml").read_text(encoding="utf-8")
         (b"a: !!python/object/apply:os.system [id]\n", r"is not YAML: could not determine a constructor"),
         (b"a: *b\n", r"undefined alias"),
         (b"a: &b [*b]\n", r"an alias contains itself"),
+        (b"a: &b {c: 1}\nd: {<<: *b}\n", r"the key << is not supported: write the keys"),
         (b"a: 1\n---\na: 2\n", r"expected a single document"),
         (b"1: 2\n", r"log is missing"),
         (b"model: ''\n", r"model='' does not name a file"),
@@ -64,6 +65,13 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: byt
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
         load_config(str(tmp_path))
+
+
+def test_a_loop_of_symbolic_links_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "loop.yaml"
+    path.symlink_to(path)
+    with pytest.raises(ConfigError, match=f"cannot read {path}: Too many levels of symbolic links"):
+        load_config(str(path))
 
 
 def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ def test_the_type_of_the_key_says_how_a_value_is_read(override: str, value: Any)
     [
         ("name=../../x", r"name='\.\./\.\./x': it is the name of a folder in the lake"),
         ("lake=http://a", r"lake='http://a': http:// is not supported"),
+        ("lake=s3a://", r"lake='s3a://': it names no bucket: write s3a://bucket/folder"),
+        ("output.grace_hours=1e300", r"grace_hours=.1e300.: Input should be less than or equal to 876600"),
+        ("a" + ".a" * 30_000 + "=1", r"the key has more than 50 parts"),
         ("train.epochs={data}/x", r"the value is not YAML"),
         ("log.path='{data}", r"the value is not YAML"),
         ("log..path=x", r"is not of the form a\.b=value"),

@@ -159,6 +159,11 @@ def test_health_answers_while_all_threads_work_and_requests_wait(started: Starte
             + b"\r\n",
             413,
         ),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: a\r\n{token}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"0\r\n\r\nGET /work HTTP/1.1\r\nHost: a\r\n\r\n",
+            400,
+        ),
         (b"GET /work HTTP/1.1\r\nHost: a\r\n{token}Content-Length: 1\r\n\r\nx", 413),
         (b"POST /echo HTTP/1.1\r\nHost: a\r\n{token}Content-Length: 5\r\n\r\nfour", 408),
         (b"GET /work HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),

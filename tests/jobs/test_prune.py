@@ -46,7 +46,11 @@ def root(built: Path, tmp_path: Path) -> Path:
 
 
 def run(root: Path | str, keep_days: int = KEEP, *, dry_run: bool = False, **sections: Any) -> dict[str, Any]:
-    """Runs the stage and returns the facts of its summary."""
+    """Runs the stage and returns the facts of its summary. Without `output`, there is no grace period.
+
+    The files of the lake are older than the default of a day.
+    """
+    sections = {"output": {"grace_hours": 0.0}, **sections}
     context = RunContext("prune", config_of(Path(root), **sections), RUN_DATE)
     _, summary = prune.run(context, keep_days, dry_run=dry_run)
     return dict(summary.facts)
@@ -214,7 +218,7 @@ def test_files_of_attempts_go_by_their_date_or_their_age(root: Path) -> None:
     past = time.time() - 400 * 24 * 3600
     os.utime(old, (past, past))
     (root / "reports/comparison-a-2026-01-03.html").write_text("young")
-    run(root)
+    run(root, **GRACE)
     assert not old.exists()
     assert new.exists()
     assert sorted(path.name for path in (root / "runs").iterdir()) == [f"dt={one}" for one in DAYS[8:]]
@@ -225,7 +229,7 @@ def test_files_of_attempts_go_by_their_date_or_their_age(root: Path) -> None:
 
 def test_a_dry_run_changes_nothing_and_prints_the_same(root: Path) -> None:
     def context() -> RunContext:
-        return RunContext("prune", config_of(root), RUN_DATE)
+        return RunContext("prune", config_of(root, output={"grace_hours": 0.0}), RUN_DATE)
 
     before = {path: (root / path).stat().st_mtime_ns for path in entries_of(root)}
     would, planned = prune.run(context(), KEEP, dry_run=True)
@@ -349,7 +353,7 @@ def test_files_and_dates_of_the_grace_period_stay(root: Path) -> None:
         path.write_text("x")
     past = time.time() - 48 * 3600
     os.utime(killed, (past, past))
-    run(root)
+    run(root, **GRACE)
     assert is_whole(backfilled, read_manifest(backfilled))
     for path in (unpublished, running, *created):
         assert path.exists(), path
@@ -358,9 +362,78 @@ def test_files_and_dates_of_the_grace_period_stay(root: Path) -> None:
     assert models(root, NAME) == "1345"
     assert is_published(lake.features(version("b")).partition(day(5)))
     prune_lake.age(root, hours=48)
-    run(root)
+    run(root, **GRACE)
     assert not unpublished.exists()
     assert models(root, NAME) == "345"
+
+
+GRACE: dict[str, Any] = {"output": {"grace_hours": 24.0}}
+
+
+def _data_of(root: Path, folder: str) -> list[Path]:
+    return sorted(path for path in (root / "_data" / folder).rglob("*.parquet"))
+
+
+def test_a_program_that_has_read_a_manifest_reads_its_files_for_the_grace_period(root: Path) -> None:
+    """The files are two days old, but the manifest listed them until now."""
+    partition = LakePaths(str(root)).scores.partition(day(4))
+    manifest = read_manifest(partition)  # a reader opens the manifest
+    unused = LakePaths(str(root)).features(version("a")).partition(day(4))
+    of_unused = read_manifest(unused)
+    facts = run(root, **GRACE)
+    assert not is_published(partition)
+    assert not is_published(unused)
+    assert is_whole(partition, manifest)
+    assert is_whole(unused, of_unused)
+    assert not list(Path(partition.path).glob("*.parquet"))  # other tools do not find the rows any more
+    assert facts["files_in_grace"] > 100
+    assert run(root, **GRACE)["deleted"] == {}
+    assert is_whole(partition, manifest)
+    prune_lake.age(root, hours=23)
+    run(root, **GRACE)
+    assert is_whole(partition, manifest)
+    prune_lake.age(root, hours=25)
+    after = run(root, **GRACE)
+    assert (after["files_in_grace"], after["deleted"]["scores"]["count"]) == (0, 6)
+    assert not _data_of(root, f"scores/dt={day(4)}")
+    assert not _data_of(root, f"features/{version('a')}")
+
+
+def test_two_prunes_with_a_grace_period_delete_what_one_without_it_deletes(
+    built: Path, root: Path, tmp_path: Path
+) -> None:
+    at_once = prune_lake.copy(built, tmp_path / "at-once")
+    run(at_once)
+    run(root, **GRACE)
+    prune_lake.age(root, hours=48)
+    run(root, **GRACE)
+    assert files_of(root) == files_of(at_once)
+
+
+def test_a_date_that_is_published_in_the_grace_period_keeps_the_withdrawn_files(root: Path) -> None:
+    """A reader of the deleted manifest may still read them. The first job after the period deletes them."""
+    partition = LakePaths(str(root)).scores.partition(day(4))
+    manifest = read_manifest(partition)
+    run(root, **GRACE)
+    prune_lake.publish(partition)
+    assert is_whole(partition, manifest)
+    again = read_manifest(partition)
+    run(root, **GRACE)  # the date was just published, so prune keeps it
+    assert is_whole(partition, manifest)
+    prune_lake.age(root, hours=48)
+    run(root, **GRACE)
+    assert not is_published(partition)
+    assert is_whole(partition, again)
+
+
+def test_the_text_says_which_files_stay(root: Path) -> None:
+    config = config_of(root, **GRACE)
+    text, _ = prune.run(RunContext("prune", config, RUN_DATE), KEEP, dry_run=True)
+    assert "stay for output.grace_hours, because programs may be reading them" in text
+    assert not list(root.rglob("_WITHDRAWN"))
+    text, _ = prune.run(RunContext("prune", config, RUN_DATE), KEEP, dry_run=False)
+    assert "A later prune deletes them." in text
+    assert len(list(root.rglob("_WITHDRAWN"))) > 10
 
 
 def test_a_date_that_is_published_meanwhile_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,6 +489,8 @@ def test_too_few_days_are_refused(root: Path) -> None:
     assert "--keep-days with at least 5" in str(error.value)
     with pytest.raises(ConfigError, match="with at least 3"):
         run(root, 0)
+    with pytest.raises(ConfigError, match="at most 36,500 days can be kept"):
+        run(root, 10**9)
     with pytest.raises(ConfigError, match="with at least 1"):
         run(root, 0, split={"by": "fraction"})
     assert entries_of(root) == before

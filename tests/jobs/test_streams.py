@@ -7,13 +7,16 @@ import json
 import random
 import resource
 import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from conf.errors import InfrastructureError
 from jobs import runner
 from jobs.chain.launchers import Stage, Submission, environment
 from spark.error_log import root_cause, without_frames
@@ -210,3 +213,26 @@ def test_a_message_keeps_its_own_lines() -> None:
         "\t... 2 more\n  what to do: look at it"
     )
     assert without_frames(text) == "training broke off: a.B: x\n  what to do: look at it"
+
+
+def test_a_summary_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = open("/dev/full", "w")  # noqa: SIM115
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
+        with pytest.raises(
+            InfrastructureError, match=r"cannot be written to standard output: .*No space left"
+        ):
+            runner._print("{}")
+    with suppress(OSError):  # the line is still in the buffer
+        full.close()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_process_with_a_closed_stream_ends_with_its_exit_code(closed: str) -> None:
+    program = "from jobs.runner import end_process; end_process(3)"
+    words = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program]
+    assert subprocess.run(words, cwd=ROOT, env=environment(), check=False).returncode == 3
+
+
+def test_a_missing_permission_has_its_remedy() -> None:
+    assert runner._advice(PermissionError(13, "Permission denied")).startswith("give the user of the job")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +130,16 @@ def test_a_damaged_manifest_is_named(partition: Partition, text: str, problem: s
     with pytest.raises(DataError, match=problem) as caught:
         read_manifest(partition)
     assert partition.file(MANIFEST_NAME) in caught.value.problem
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_manifest_that_is_no_file_is_damaged(partition: Partition, make: Callable[[str], None]) -> None:
+    """To open a pipe would wait for ever."""
+    path = partition.file(MANIFEST_NAME)
+    os.makedirs(partition.path, exist_ok=True)
+    make(path)
+    with pytest.raises(DataError, match=f"{path} is damaged: it is not a regular file"):
+        read_manifest(partition)
 
 
 def test_readers_see_the_old_manifest_or_the_new(partition: Partition) -> None:

@@ -71,6 +71,14 @@ def test_compressed_json_lines_have_the_values_of_nested_objects(tmp_path: Path)
     assert sample.rows.column("user.id").to_pylist() == list(range(20))
 
 
+def test_values_that_are_nested_too_deeply_are_an_error(tmp_path: Path) -> None:
+    levels = 100_000
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"a":' * levels + "1" + "}" * levels)
+    with pytest.raises(DataError, match=r"log\.jsonl has a line whose JSON values are nested too deeply"):
+        _sample(path)
+
+
 @pytest.mark.parametrize("form", ["parquet", "orc"])
 def test_files_with_types_keep_them(tmp_path: Path, form: str) -> None:
     frame = pd.DataFrame(ROWS, columns=["user", "item", "time"])

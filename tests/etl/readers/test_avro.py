@@ -243,6 +243,44 @@ def test_damage_is_an_error_of_the_file(tmp_path: Path, codec: str) -> None:
             read(str(path), table)
 
 
+@pytest.mark.parametrize(
+    "kind, problem",
+    [
+        ({"type": "array", "items": "null"}, "the values of an array of its schema need no bytes"),
+        (
+            {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}},
+            "the values of an array of its schema need no bytes",
+        ),
+        (["null", "shop.Click"], "the record shop.Click of its schema contains itself"),
+    ],
+)
+def test_a_schema_whose_values_have_no_limit_of_memory_is_refused(
+    tmp_path: Path, kind: Any, problem: str
+) -> None:
+    """A few bytes could say that a list has billions of values, or that a record has millions of levels."""
+    path = write(tmp_path / "a", schema_of(key="long", other=kind), [])
+    with pytest.raises(DataError, match=f"a: {problem}"):
+        read(path, table_of(key="int"))
+
+
+def test_rows_without_bytes_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", schema_of(key="null"), [{"key": None}] * 3)
+    with pytest.raises(DataError, match="rows of its schema need no bytes"):
+        read(path, table_of(key="int"))
+
+
+def test_a_block_with_a_negative_number_of_rows_is_damage(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a", schema_of(key="long"), [{"key": 5}, {"key": 6}]))
+    marker = path.read_bytes()[-16:]
+    head, _, _ = path.read_bytes().partition(marker)
+    one = b"\x02\x02\x0a" + marker  # one row, one byte, the value 5
+    path.write_bytes(head + marker + one + b"\x01\x02\x0a" + marker + one)  # -1 rows in the second block
+    with pytest.raises(DataError, match="a block has -1 records"):
+        read(str(path), table_of(key="int"))
+    path.write_bytes(head + marker + one + one)
+    assert read(str(path), table_of(key="int")).columns == {"key": [5, 5]}
+
+
 def test_a_file_without_rows_and_an_empty_file_beside_others_have_no_rows(tmp_path: Path) -> None:
     schema = schema_of(key="long")
     (tmp_path / "empty").touch()
