@@ -79,7 +79,7 @@ EXTENDED = (
     "tests/etl/lakes/test_mixed_files.py::*[sql-",
     "tests/etl/spark/test_catalogues.py::test_tables_of_a_catalogue",
     "tests/etl/spark/test_catalogues.py::test_the_job_with_a_profile",
-    # The wheel from the package index, 5 GB with torch. Its packages and results: the other tests of this file.
+    # The wheel from the package index, 7 GB with torch. Its packages and results: the other tests of this file.
     "tests/nightrank/test_wheel.py::test_pip_installs_all_extras",
     # Plans of every operator on a GPU. The plan of a whole build: test_golden.py.
     "tests/plans/test_operators.py",
