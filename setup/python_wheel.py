@@ -71,6 +71,7 @@ polars = ["polars>=1"]
 online = ["redis>=5"]
 hdfs = ["hdfs-native>=0.14"]
 azure = ["azure-storage-blob>=12.20", "azure-identity>=1.16"]
+google = ["google-auth>=2.30", "requests>=2.31"]
 export = ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"]
 
 [project.scripts]

@@ -12,6 +12,7 @@ import io
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
@@ -100,6 +101,18 @@ class StoreHandler(fs.FileSystemHandler):
     @abstractmethod
     def delete_empty_folder(self, path: str) -> None:
         """Deletes a folder that has no files. Does nothing if it has files, or does not exist."""
+
+    def delete_dir(self, path: str) -> None:
+        """Deletes a folder and all that it contains."""
+        folders = [path]
+        for entry in self.entries(path, recursive=True):
+            if entry.is_file:
+                with suppress(FileNotFoundError):  # another process has deleted it
+                    self.delete_file(entry.path)
+            else:
+                folders.append(entry.path)
+        for folder in sorted(folders, reverse=True):
+            self.delete_empty_folder(folder)
 
     def copy_file(self, source: str, target: str) -> None:
         """Copies a file, and replaces the target."""

@@ -143,20 +143,10 @@ class _Azure(RangeHandler):
         with suppress(FileExistsError), _errors_of(path, "written"):
             container.get_blob_client(name).upload_blob(b"", metadata={_IS_FOLDER: "true"})
 
-    def delete_dir(self, path: str) -> None:
-        """Deletes all blobs below a folder, and the folder."""
-        folders = [path]
-        for entry in self.entries(path, recursive=True):
-            if entry.is_file:
-                with suppress(FileNotFoundError):  # another process has deleted it
-                    self.delete_file(entry.path)
-            else:
-                folders.append(entry.path)
-        for folder in sorted(folders, reverse=True):
-            self.delete_empty_folder(folder)
-
     def delete_empty_folder(self, path: str) -> None:
-        """Deletes the blob that represents a folder, if there is one."""
+        """Deletes the blob that represents a folder, if there is one. The container stays."""
+        if not _parts(path)[1]:
+            return
         from azure.core.exceptions import HttpResponseError
 
         try:

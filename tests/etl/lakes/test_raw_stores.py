@@ -233,14 +233,6 @@ def test_a_file_is_read_at_any_position(raw_store: RawStore) -> None:
         assert source.read() == b""
 
 
-def test_nothing_is_written(raw_store: RawStore) -> None:
-    files, base = file_io.filesystem(raw_store.root)
-    with pytest.raises(OSError, match="can only be read, not written"):
-        files.open_output_stream(f"{base}/a")
-    with pytest.raises(OSError, match="can only be read, not written"):
-        files.delete_dir(f"{base}/there")
-
-
 @pytest.mark.parametrize(
     "path, package",
     [
