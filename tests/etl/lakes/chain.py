@@ -11,11 +11,11 @@ from importlib import import_module
 
 from pyspark.sql import SparkSession
 
+from conf.lazy_imports import allow_pandas
 from conf.load import load_config
 from jobs.chain.steps import RunPlan
 from jobs.sessions import SharedSession
 from jobs.stages import erase_user, prune
-from spark.pandas_import import allow_pandas
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from storage.read_parquet import read_table

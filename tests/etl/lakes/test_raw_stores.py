@@ -29,7 +29,7 @@ from storage import file_io
 from storage.dataset import read_dataset
 from storage.manifest import data_files, read_manifest
 from storage.paths import LakePaths
-from storage.remote import _container_client
+from storage.remote.azure import _connected
 from tests.etl import cases
 from tests.etl.lakes import lakes
 from tests.etl.lakes.stores import AzureStore, RawStore
@@ -309,6 +309,6 @@ CONNECTION = "DefaultEndpointsProtocol=https;AccountName=ours;AccountKey=a2V5;En
 def test_keys_are_only_used_for_their_account(
     authority: str, settings: tuple[str, ...], url: str, credential: str
 ) -> None:
-    client = _container_client(authority, settings, 0)
+    client = _connected(authority, settings, 0)
     assert client.url.startswith(url)
     assert type(client.credential).__name__.startswith(credential)

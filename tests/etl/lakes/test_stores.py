@@ -20,9 +20,9 @@ import pytest
 
 from conf.errors import InfrastructureError
 from storage import file_io, leases
-from storage.delta_log import _load, _paths
 from storage.file_digests import digest_of_file, new_file
 from storage.manifest import read_manifest, withdraw
+from storage.other_tools import _load, _paths
 from storage.paths import LakePaths
 from storage.remove import remove, written_dates
 from tests.etl.lakes import lakes, servers
