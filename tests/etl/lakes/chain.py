@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from conf.lazy_imports import allow_pandas
 from conf.load import load_config
+from jobs import erase_user, prune
 from jobs.chain.steps import RunPlan
-from jobs.sessions import SharedSession
-from jobs.stages import erase_user, prune
+from jobs.runner import SharedSession
 from storage.manifest import read_manifest
 from storage.paths import LakePaths
 from storage.read_parquet import read_table
@@ -64,7 +64,7 @@ class Chain:
         self._sessions.stop()
 
     def _run(self, job: str, run_date: str, overrides: tuple[str, ...] = ()) -> None:
-        import_module(f"jobs.stages.{job}").run(self._context(job, run_date, overrides))
+        import_module(f"jobs.{job}").run(self._context(job, run_date, overrides))
 
     def _context(self, job: str, run_date: str, overrides: tuple[str, ...] = ()) -> RunContext:
         config = load_config(CONFIG, [*self._settings, *overrides])
