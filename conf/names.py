@@ -17,11 +17,8 @@ from conf.messages import is_printable
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_COLUMN = 128
 
-# URI schemes of lakes. On these stores, storage.file_io can replace a file atomically.
-LAKE_SCHEMES = ("", "file", "s3", "s3a")
-
-# URI schemes of raw data, which jobs only read.
-RAW_SCHEMES = (*LAKE_SCHEMES, "hdfs", "gs", "abfss", "abfs", "az")
+# URI schemes of lakes and of raw data. On these stores, storage.file_io can replace a file atomically.
+SCHEMES = ("", "file", "s3", "s3a", "hdfs", "gs", "abfss", "abfs", "az")
 
 
 def scheme_of(path: str) -> str:
@@ -58,22 +55,17 @@ def plain_text(text: str) -> str:
 
 
 def lake_root(root: str) -> str:
-    """Checks the root of a lake: a local path, or a URI with a scheme that a lake can have."""
+    """Checks the root of a lake: a local path, or a URI of a store."""
     scheme = scheme_of(plain_text(root))
-    if scheme == "hdfs":
-        raise ValueError(
-            "a lake cannot be on HDFS, because its manifests could not be replaced atomically there; "
-            "use s3a:// or a path that every node mounts, and use hdfs:// only in `log.path` or `data`"
-        )
     if root.rstrip("/").endswith(":") and scheme:
         raise ValueError(f"it names no bucket: write {scheme}://bucket/folder")
-    return _require_scheme(root, LAKE_SCHEMES)
+    return _require_scheme(root)
 
 
 def raw_location(path: str) -> str:
     """Checks the path or URI of raw data, which is only read."""
     _check_dates(plain_text(path))
-    return _require_scheme(path, RAW_SCHEMES)
+    return _require_scheme(path)
 
 
 # The day in a path: `{date}` for YYYY-MM-DD, or a notation of it such as `{date:%Y%m%d}`.
@@ -118,9 +110,9 @@ def _check_dates(path: str) -> None:
         )
 
 
-def _require_scheme(path: str, known: tuple[str, ...]) -> str:
-    if scheme_of(path) not in known:
-        schemes = ", ".join(f"{scheme}://" for scheme in known if scheme)
+def _require_scheme(path: str) -> str:
+    if scheme_of(path) not in SCHEMES:
+        schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES if scheme)
         raise ValueError(
             f"{scheme_of(path)}:// is not supported: write a path or a URI that begins with {schemes}"
         )

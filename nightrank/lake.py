@@ -57,8 +57,7 @@ def open_lake(
     Args:
         lake: the folder or the URI (`s3:
 
-        …`) of the lake, as in the key `lake` of the configuration. A copy of a lake can also be on HDFS,
-            Google Cloud Storage or Azure.
+        …`) of the lake, as in the key `lake` of the configuration.
         config: the configuration file of its jobs. It is needed only for lists with the configured business
             rules, blend and context (`Model.recommend`).
         name: the name of the models, if the lake has models of several names. The default is the name in the

@@ -1,8 +1,8 @@
 """Finds the file system of a path, and reads, lists and atomically replaces small files.
 
-On a local file system, a rename replaces a file. On an object store, an upload replaces a file, and becomes
-visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json` writes a
-file only if the path has no file yet. HDFS, Google Cloud Storage and Azure are only read (storage/remote.py).
+On a local file system and on HDFS, a rename replaces a file. On an object store, an upload replaces a file,
+and becomes visible when it is complete. So a reader sees either the old bytes or the new ones. `create_json`
+writes a file only if the path has no file yet. storage/remote has HDFS, Google Cloud Storage and Azure.
 
 A JSON file of a lake contains a checksum of its other values (`with_checksum`). Without it, a flipped bit in
 a number would give another number and no error. Files of earlier releases have no checksum, so their values
@@ -17,7 +17,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
@@ -28,7 +28,10 @@ from pyarrow import fs
 
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.names import scheme_of
-from storage.remote import azure_storage, google_storage, hdfs
+from storage.remote import StoreHandler
+from storage.remote.azure import azure_storage
+from storage.remote.google import google_storage
+from storage.remote.hdfs import hdfs
 
 REPAIR_JSON = "delete the damaged file and rerun the job that writes it"
 CHECKSUM = "checksum"  # the key of the checksum in a JSON file
@@ -62,7 +65,7 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
         return azure_storage(), inner
     raise ConfigError(
         f"{path} cannot be opened here: {scheme}:// is not supported",
-        "use a local path, file:// or s3a://, or for raw data also hdfs://, gs:// or abfss://",
+        "use a local path, or a URI that begins with file://, s3a://, hdfs://, gs:// or abfss://",
     )
 
 
@@ -277,6 +280,29 @@ def delete_if_present(path: str) -> bool:
     return True
 
 
+def delete_empty_folder(path: str) -> None:
+    """Deletes a folder that contains nothing. If it contains something, or does not exist, nothing happens.
+
+    On an object store, only a folder that an object represents can be empty.
+
+    Raises:
+        OSError: the store cannot be reached.
+    """
+    files, inner = filesystem(path)
+    if is_local(path):
+        with suppress(OSError):  # the folder contains something, or another process has deleted it
+            os.rmdir(inner)
+    elif (store := _store(files)) is not None:
+        store.delete_empty_folder(inner)
+    elif exists(path) and not list_files(path):
+        files.delete_dir(inner)
+
+
+def _store(files: fs.FileSystem) -> StoreHandler | None:
+    """Returns the handler of HDFS, Google Cloud Storage or Azure; None for another file system."""
+    return files.handler if isinstance(files, fs.PyFileSystem) else None
+
+
 def replace_text(path: str, text: str) -> None:
     """Replaces a small file atomically: readers see either the old text or the new one, never a part.
 
@@ -301,11 +327,11 @@ def replace_json(path: str, value: Any) -> None:
 def create_json(path: str, value: Any) -> bool:
     """Writes a small JSON file unless it exists. Returns whether the file contains `value` afterwards.
 
-    Readers see the complete file or no file. On a local file system exactly one of several concurrent callers
-    gets True.
+    Readers see the complete file or no file. On a local file system, HDFS, Google Cloud Storage and Azure,
+    exactly one of several concurrent callers gets True.
 
-    pyarrow's clients for object stores have no conditional write, and some local file systems have no hard
-    links. In these cases the function writes the file if the path has no file yet, and then reads it back. If
+    pyarrow's client for S3 has no conditional write, and some local file systems have no hard links. In these
+    cases the function writes the file if the path has no file yet, and then reads it back. If
     several callers write at the same time, the file of the last one remains. An earlier caller also gets True
     if it reads the file back before the last one overwrites the file. So no caller may delete the data that
     its `value` refers to.
@@ -324,6 +350,13 @@ def create_json(path: str, value: Any) -> bool:
             except OSError as error:
                 if error.errno not in _NO_HARD_LINKS:
                     raise
+        files, inner = filesystem(path)
+        if (store := _store(files)) is not None:
+            with suppress(FileExistsError):
+                store.create_file(inner, text.encode("utf-8"))
+                return True
+            # The client repeats a request if the answer was lost, and the first request may have created it.
+            return read_text(path) == text
         if exists(path):
             return False
         replace_text(path, text)

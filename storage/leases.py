@@ -2,9 +2,9 @@
 
 A process that requests a lease creates a ticket, which is a file with a unique name. Then it lists the
 tickets of the lease. It holds the lease if there is no other ticket. If two processes request the lease at
-the same time, the process that lists later finds both tickets. The reason is that file systems and S3 list a
-file as soon as it exists. So at most one process holds the lease. This needs no conditional write, which
-pyarrow's clients for object stores do not have. If there are several tickets, each process whose ticket does
+the same time, the process that lists later finds both tickets. The reason is that all stores list a file as
+soon as it exists. So at most one process holds the lease. This needs no conditional write, which pyarrow's
+client for S3 does not have. If there are several tickets, each process whose ticket does
 not have the first name deletes it and tries again.
 
 The holder renews its ticket. A ticket that was not renewed for a while counts as absent. Ages are differences
@@ -189,11 +189,8 @@ class _Lease:
     def _withdraw(self) -> None:
         """Deletes the ticket of this process, and the folders if they are empty."""
         file_io.delete_if_present(self._path)
-        if file_io.is_local(self._folder):
-            folder = Path(file_io.filesystem(self._folder)[1])
-            for empty in (folder, folder.parent):
-                with suppress(OSError):  # a folder has other tickets, or was already deleted
-                    empty.rmdir()
+        for folder in (self._folder, self._folder.rpartition("/")[0]):
+            file_io.delete_empty_folder(folder)
 
     def _others(self) -> list[_Ticket]:
         """Returns the valid tickets of other processes, by name, and deletes their expired tickets.

@@ -34,6 +34,7 @@ from pyarrow import fs
 from conf.errors import DataError, InfrastructureError
 from conf.names import scheme_of
 from storage import file_io
+from storage.remote import azure, google
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
@@ -381,14 +382,20 @@ def _schema(fields: Sequence[dict[str, Any]]) -> Schema:
 
 
 def store_options(table: str) -> dict[str, str]:
-    """Returns the settings of delta-rs for the object store of a table: its endpoint and region.
+    """Returns the settings of delta-rs for the store of a table: its endpoint, and on Azure its credentials.
 
-    delta-rs finds the credentials by AWS's own rules.
+    delta-rs finds the credentials of S3 and of Google by the rules of these stores, and Hadoop's
+    configuration by its variables.
     """
-    if scheme_of(table) not in ("s3", "s3a"):
+    scheme, authority = scheme_of(table), table.partition("://")[2].partition("/")[0]
+    if scheme == "gs":
+        return google.delta_options()
+    if scheme in ("abfss", "abfs", "az"):
+        return azure.delta_options(authority)
+    if scheme not in ("s3", "s3a"):
         return {}
     endpoint, region = file_io.s3_place()
     if endpoint:
         plain = str(not endpoint.startswith("https://")).lower()
         return {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": plain, "AWS_REGION": region or "us-east-1"}
-    return {"AWS_REGION": region or fs.resolve_s3_region(table.split("://", 1)[1].split("/", 1)[0])}
+    return {"AWS_REGION": region or fs.resolve_s3_region(authority)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -152,12 +151,9 @@ def delete_empty_folders(folder: str) -> None:
     for lock in (entry for entry in entries if entry.is_file):
         with suppress(FileNotFoundError):
             files.delete_file(lock.path)
-    if file_io.is_local(folder):
-        for path in [*reversed([entry.path for entry in entries if not entry.is_file]), inner]:
-            with suppress(OSError):  # another job has deleted the folder, or has written to it
-                os.rmdir(path)
-    elif file_io.exists(folder):
-        files.delete_dir(inner)
+    below = [entry.path.removeprefix(f"{inner}/") for entry in entries if not entry.is_file]
+    for path in [*(f"{folder}/{name}" for name in reversed(below)), folder]:
+        file_io.delete_empty_folder(path)
 
 
 # Lists the files of a lake, and the files of each date of a table.

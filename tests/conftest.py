@@ -71,6 +71,7 @@ MARKED_FIXTURES = {
         "bucket",
         "database",
         "google",
+        "google_lake",
         "hdfs",
         "object_store",
         "raw_store",

@@ -69,8 +69,18 @@ EXTENDED = (
     "tests/campaign/test_campaign.py::test_cases_of_every_part_end_well[concurrent]",
     "tests/campaign/test_campaign.py::test_cases_of_every_part_end_well[disks]",
     "tests/campaign/test_campaign.py::test_cases_of_every_part_end_well[inputs]",
-    # Every store and catalogue. A log on Google's store, a lake on S3: test_raw_stores.py, test_object_store.py.
+    # Every store and catalogue. A log on Google's store, a lake on S3, the files of a lake on every store:
+    # test_raw_stores.py, test_object_store.py, test_stores.py.
     "tests/etl/lakes/test_hdfs.py",
+    "tests/etl/lakes/test_lake_chains.py",
+    "tests/etl/lakes/test_stores.py::test_a_large_file",
+    "tests/etl/lakes/test_stores.py::test_row_groups_are_staged",
+    "tests/etl/lakes/test_stores.py::test_a_file_that_nobody_closes",
+    "tests/etl/lakes/test_stores.py::test_of_two_processes_exactly_one",
+    "tests/etl/lakes/test_stores.py::test_a_killed_writer",
+    "tests/etl/lakes/test_stores.py::test_other_tools",
+    "tests/etl/lakes/test_stores.py::test_a_removed_date",
+    "tests/etl/lakes/test_stores.py::test_a_program",
     "tests/etl/lakes/test_raw_stores.py::*hdfs",
     "tests/etl/lakes/test_raw_stores.py::*azure",
     "tests/etl/lakes/test_other_readers.py",

@@ -164,7 +164,6 @@ def _changed(*path: str | int, to: Any) -> dict[str, Any]:
             for name in ("../x", "a\\b", "", "a\x1bb", "x" * 129, "a\nb", "\u202eb")
         ),
         (_changed("lake", to="http://a/b"), r"lake='http://a/b': http:// is not supported"),
-        (_changed("lake", to="hdfs://a/b"), r"lake='hdfs://a/b': a lake cannot be on HDFS"),
         (_changed("lake", to=""), r"lake='': it must not be empty"),
         (_changed("data", to="ftp://a/b"), r"data='ftp://a/b': ftp:// is not supported"),
         (_changed("log", "path", to="https://a/b.tsv"), r"log\.path='https://a/b\.tsv': https:// is not"),

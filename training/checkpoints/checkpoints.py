@@ -644,9 +644,7 @@ class CheckpointFolder:
             of_other_attempt = _CHECKPOINT_FILE.match(name) and f".{attempt}." not in name
             if name in listed or not of_other_attempt or _is_old(info):
                 self._delete(name)
-        if file_io.is_local(self.path):
-            with suppress(OSError):  # the folder still contains files of another attempt
-                Path(file_io.filesystem(self.path)[1]).rmdir()
+        file_io.delete_empty_folder(self.path)  # it may still contain files of another attempt
 
     def _listed_files(self) -> set[str]:
         return {name for step in self.steps() for name in self._file_names(step, self.index_text(step))}

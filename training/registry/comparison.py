@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from conf.errors import DataError, NightrankError
@@ -365,6 +364,4 @@ def _delete_folder(path: str) -> None:
     for name in sorted(files, key=lambda name: (name != MODEL_JSON, name)):
         with suppress(FileNotFoundError):  # another run has deleted the file
             file_io.delete_file(f"{path}/{name}")
-    if file_io.is_local(path):
-        with suppress(OSError):  # the folder does not exist, or another run has written to it
-            Path(file_io.filesystem(path)[1]).rmdir()
+    file_io.delete_empty_folder(path)  # another run may have written to it

@@ -12,19 +12,18 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from pyarrow import fs
 
 from conf.errors import DataError
 from storage import file_io
 from storage.paths import LakePaths
-from training.registry.model_json import MODEL_JSON, is_complete, names_of, read_description
+from training.registry.model_json import is_complete, names_of, read_description
 
 log = logging.getLogger("nightrank.training")
 
 _TENSORS = re.compile(r"(dense|embeddings-\d+|optimizer-(dense|\d+))-[0-9a-f]{8}\.safetensors")
-_SCRATCH = re.compile(rf"\.{re.escape(MODEL_JSON)}\.[0-9a-f]{{32}}\.tmp")
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # a file that a killed process was writing
 
 
 def delete_training_leftovers(lake: LakePaths, name: str, grace_hours: float) -> int:
@@ -95,6 +94,5 @@ def _checkpoint_folders(lake: LakePaths, name: str) -> list[str]:
 
 
 def _remove_empty_folders(lake: LakePaths, name: str) -> None:
-    for folder in _checkpoint_folders(lake, name) if file_io.is_local(lake.root) else ():
-        with suppress(OSError):  # the folder still contains files
-            Path(file_io.filesystem(folder)[1]).rmdir()
+    for folder in _checkpoint_folders(lake, name):
+        file_io.delete_empty_folder(folder)

@@ -83,6 +83,21 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawStore]:
         servers.missing(str(error))
 
 
+@pytest.fixture(scope="module")
+def google_lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URI of a bucket of Google Cloud Storage whose server checks preconditions."""
+    folder = tmp_path_factory.mktemp("google-lake")
+    try:
+        with (
+            servers.google_with_preconditions(folder, BUCKET) as endpoint,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+            yield f"gs://{BUCKET}"
+    except servers.Unavailable as error:
+        servers.missing(str(error))
+
+
 @pytest.fixture(scope="session")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawStore]:
     """A container of Azure Blob Storage."""
@@ -101,7 +116,7 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawStore]:
 
 @pytest.fixture(params=["hdfs", "google", "azure"])
 def raw_store(request: pytest.FixtureRequest) -> RawStore:
-    """Each store that raw logs can be on, but lakes cannot."""
+    """Each store besides local folders and S3."""
     store = request.getfixturevalue(request.param)
     return stores.HdfsStore(store) if request.param == "hdfs" else store
 

@@ -100,7 +100,7 @@ def publish_in_a_process(root: str, generation: int, dies: str | None) -> int:
     """Publishes files in a new process and returns its exit code. All rows have the value `generation`."""
     process = multiprocessing.get_context("spawn").Process(target=_publish, args=(root, generation, dies))
     process.start()
-    process.join(60)
+    process.join(240)
     assert process.exitcode is not None
     return process.exitcode
 

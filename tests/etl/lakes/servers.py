@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ LOCK = ROOT / "requirements/test-s3.txt"
 GOOGLE_LOCK = ROOT / "requirements/test-google.txt"
 AZURITE = ROOT / "requirements/azurite"
 READERS_LOCK = ROOT / "requirements/test-readers.txt"
+# A server of Google's store that checks preconditions, which the one of GOOGLE_LOCK ignores.
+GOOGLE_PROGRAM = "github.com/fsouza/fake-gcs-server@v1.56.1"
 # The server answers one request at a time by itself. A client that stops reading a file in order to read it
 # from another position would wait for ever: its first answer is still being sent.
 _GOOGLE_WITH_THREADS = """
@@ -35,7 +38,7 @@ http.server.HTTPServer = http.server.ThreadingHTTPServer
 from gcp_storage_emulator.__main__ import main
 main()
 """
-_PATIENCE_S = 60
+_PATIENCE_S = 240  # on a machine that runs many other tests
 # Most of the work of such a server is its start.
 QUICK_JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -158,6 +161,49 @@ def google(folder: Path, bucket: str) -> Iterator[str]:
     endpoint = f"http://127.0.0.1:{port}"
     with process(command, folder / "google.log", lambda: _answers(f"{endpoint}/storage/v1/b/{bucket}")):
         yield endpoint
+
+
+@contextmanager
+def google_with_preconditions(folder: Path, bucket: str) -> Iterator[str]:
+    """The endpoint of a server of Google Cloud Storage that checks preconditions, with one bucket.
+
+    Raises:
+        Unavailable: the server cannot be built.
+    """
+    port, inner_port = free_port(), free_port()
+    endpoint, inner = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{inner_port}"
+    command = [str(_google_program()), "-scheme=http", "-host=127.0.0.1", f"-port={inner_port}"]
+    command += ["-backend=memory", f"-public-host=127.0.0.1:{port}", f"-external-url={endpoint}"]
+    proxy = [sys.executable, str(Path(__file__).with_name("google_proxy.py")), str(port), str(inner_port)]
+    buckets = "storage/v1/b?project=test"
+    with (
+        process(command, folder / "google.log", lambda: _answers(f"{inner}/{buckets}")),
+        process(proxy, folder / "proxy.log", lambda: _answers(f"{endpoint}/{buckets}")),
+    ):
+        body = json.dumps({"name": bucket}).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{endpoint}/{buckets}", body, headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.status == 200
+        yield endpoint
+
+
+def _google_program() -> Path:
+    """The program of the server in the cache folder. The first call builds it with Go, which takes minutes."""
+    folder = cache_folder() / "google-lake-server"
+    program = folder / "fake-gcs-server"
+    stamp = folder / "version"
+    with locked(folder.with_suffix(".lock")):
+        if not stamp.is_file() or stamp.read_text() != GOOGLE_PROGRAM:
+            if shutil.which("go") is None:
+                raise Unavailable("there is no Go")
+            folder.mkdir(exist_ok=True)
+            try:
+                run(["go", "install", GOOGLE_PROGRAM], env={**os.environ, "GOBIN": str(folder)})
+            except SetupError as error:
+                raise Unavailable(f"the server of Google's store cannot be built: {error}") from error
+            stamp.write_text(GOOGLE_PROGRAM)
+    return program
 
 
 def _answers(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Stores that product code only reads. Tests write files to them with other clients."""
+"""HDFS, Google Cloud Storage and Azure. Tests write files to them with clients of their own."""
 
 from __future__ import annotations
 
