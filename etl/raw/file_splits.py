@@ -75,11 +75,16 @@ def split_files(
         split_bytes: number of bytes of a split.
         max_expansion: maximum size of a decompressed file, as a multiple of its compressed size.
             A size of up to _ALWAYS_ALLOWED_BYTES is always allowed.
+
+    Raises:
+        FileNotFoundError: a file was deleted after it was listed.
     """
     splits = []
     for path, size in zip(paths, file_io.sizes(paths), strict=True):
+        if size is None:
+            raise FileNotFoundError(f"{path} does not exist")
         if compression(path):
-            most_bytes = max(_ALWAYS_ALLOWED_BYTES, int(max_expansion * (size or 0)))
+            most_bytes = max(_ALWAYS_ALLOWED_BYTES, int(max_expansion * size))
             splits.append(FileSplit(path, 0, None, size, most_bytes))
             continue
         count = max(1, round(size / split_bytes)) if size else 0

@@ -220,7 +220,7 @@ def test_what_it_declares_is_what_the_test_installed(installed: Installed) -> No
     there = {"numpy", "pyarrow", "pydantic", "pyyaml", "xxhash", "pandas", "polars", "safetensors"}
     versions = installed.json(code, *sorted(there))
     for one in needed:
-        for_spark = "spark" in str(one.marker)  # pyspark 4.3 does not support the pandas that is installed here
+        for_spark = "spark" in str(one.marker)  # pyspark 4.3 does not support the pandas of this test
         assert for_spark or one.name not in there or one.specifier.contains(str(versions[one.name]))
 
 
