@@ -3,7 +3,7 @@
 // A column chunk has a page with its distinct values, and pages with the index of each row's value (RLE_DICTIONARY in
 // https://parquet.apache.org/docs/file-format/data-pages/encodings). A value is looked up once per chunk. Rows are converted
 // by their indices, and the rows with each value are counted. The caller has read the headers and decompressed the pages. The
-// interface is C; etl/native/pages.py calls it. Pages may be damaged, so every length in them is checked.
+// interface is C; etl/native/scan.py calls it. Pages may be damaged, so every length in them is checked.
 
 #include <algorithm>
 #include <cstdint>

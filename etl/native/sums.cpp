@@ -1,4 +1,4 @@
-// Sums of counts by value, which merge the value counts of file splits, days and windows of days. Called by etl/native/count_sums.py.
+// Sums of counts by value, which merge the value counts of file splits, days and windows of days. Called by etl/native/distinct_values.py.
 
 #include <algorithm>
 #include <cstdint>
