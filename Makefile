@@ -17,7 +17,7 @@ ARGS ?=
 # With 0, all tests run in one process, which needs less memory.
 TEST_WORKERS ?= 3
 
-.PHONY: help setup demo airflow airflow-test jars doctor audit dist wheel test test-extended test-all test-fast test-changed fuzz campaign image-test check format docs lock clean
+.PHONY: help setup demo airflow airflow-test jars doctor audit dist wheel test test-extended test-all test-fast test-changed fuzz campaign image-test large-test check format docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,7 +60,11 @@ test: setup $(if $(CI),jars) ## run the tests of every behaviour once (about 18 
 test-extended: setup $(if $(CI),jars) ## run what make test leaves out: clusters, every store and engine, long faults, old lakes, rehearsals, Airflow's scheduler
 	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) -m extended $(ARGS)
 
-test-all: test test-extended image-test ## run all tests: make test, make test-extended and make image-test
+# Google's store is a program in Go, pip installs 7 GB, and the archive for YARN has 5 GB.
+large-test: setup jars ## run the tests that need gigabytes or a compiler of Go: Google's store, pip, YARN (about 20 minutes)
+	@$(IN_ENV) pytest -m large -rP $(ARGS)
+
+test-all: test test-extended image-test large-test ## run all tests: make test, make test-extended, make image-test and make large-test
 
 # OMP_NUM_THREADS is 1, because two test processes share two cores.
 test-fast: setup ## run only unit and property tests, without Spark jobs (under 90 seconds on two cores)

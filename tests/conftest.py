@@ -80,9 +80,11 @@ MARKED_FIXTURES = {
     "cluster": {"cluster", "node"},
 }
 SLOW_MARKERS = (*MARKED_FIXTURES, "processes")
-IMAGES_LEFT_OUT = (
-    "container images: not built, because that needs root and 15 minutes; `make image-test` builds them"
-)
+# Tests that run only if the command line asks for their marker, and why.
+LEFT_OUT = {
+    "image": "container images: not built, because that needs root and 15 minutes; `make image-test` builds them",
+    "large": "tests that need gigabytes or a compiler of Go: `make large-test` runs them",
+}
 # Audit events that Python raises when a process is started (docs.python.org/3/library/audit_events.html).
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 # Variables that a job sets in its own process when it chooses a profile.
@@ -90,22 +92,23 @@ _OF_PROFILES = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_PYTHON")
 _unmarked_test: list[str] = []  # the running test, if it has none of SLOW_MARKERS
 
 
-def _builds_images(config: pytest.Config) -> bool:
-    """Whether the command line asks for the tests with the marker `image`."""
-    return "image" in config.option.markexpr and "not image" not in config.option.markexpr
+def _left_out(config: pytest.Config) -> list[str]:
+    """The markers of LEFT_OUT for which the command line does not ask."""
+    words = config.option.markexpr.split()
+    asked = {word for before, word in zip(["", *words], words, strict=False) if before != "not"}
+    return [marker for marker in LEFT_OUT if marker not in asked]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Says why tests are left out, because nobody sees from the summary that they are."""
-    return [] if _builds_images(config) else [IMAGES_LEFT_OUT]
+    return [LEFT_OUT[marker] for marker in _left_out(config)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Adds the markers that follow from the fixtures of each test, and leaves out tests that build images."""
-    if not _builds_images(config):
-        left_out = [item for item in items if item.get_closest_marker("image")]
-        items[:] = [item for item in items if not item.get_closest_marker("image")]
-        config.hook.pytest_deselected(items=left_out)
+    """Adds the markers that follow from the fixtures of each test, and leaves out those of LEFT_OUT."""
+    for marker in _left_out(config):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
+        items[:] = [item for item in items if not item.get_closest_marker(marker)]
     unused = _mark_extended(items)
     if unused and config.args == config.getini("testpaths") and not config.option.keyword:
         raise pytest.UsageError(f"tests/extended.py names tests that do not exist: {unused}")

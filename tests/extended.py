@@ -73,6 +73,8 @@ EXTENDED = (
     # test_raw_stores.py, test_object_store.py, test_stores.py.
     "tests/etl/lakes/test_hdfs.py",
     "tests/etl/lakes/test_lake_chains.py",
+    "tests/etl/lakes/test_stores.py::test_a_store_does_what_a_local_folder_does[hdfs]",
+    "tests/etl/lakes/test_stores.py::test_a_store_does_what_a_local_folder_does[azure]",
     "tests/etl/lakes/test_stores.py::test_a_large_file",
     "tests/etl/lakes/test_stores.py::test_row_groups_are_staged",
     "tests/etl/lakes/test_stores.py::test_a_file_that_nobody_closes",
@@ -89,8 +91,6 @@ EXTENDED = (
     "tests/etl/lakes/test_mixed_files.py::*[sql-",
     "tests/etl/spark/test_catalogues.py::test_tables_of_a_catalogue",
     "tests/etl/spark/test_catalogues.py::test_the_job_with_a_profile",
-    # The wheel from the package index, 7 GB with torch. Its packages and results: the other tests of this file.
-    "tests/nightrank/test_wheel.py::test_pip_installs_all_extras",
     # Plans of every operator on a GPU. The plan of a whole build: test_golden.py.
     "tests/plans/test_operators.py",
     # Spark's frames beside tasks and tables, for every kind of log. One log or one setting: the same files.

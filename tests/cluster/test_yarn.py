@@ -22,7 +22,7 @@ from tests.etl.lakes.stores import HdfsStore
 from tests.processes import wait_for
 from tests.yarn import Yarn, yarn_cluster
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.large, pytest.mark.timeout(900)]
 
 ARCHIVE = "nightrank/environment.tar.gz"  # the place of conf/spark/on-yarn.conf
 RAW = "logs"

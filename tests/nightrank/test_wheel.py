@@ -314,6 +314,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.large
 @pytest.mark.timeout(1500)
 def test_pip_installs_all_extras_from_the_index_and_the_package_trains_recommends_and_plots(
     tmp_path: Path,

@@ -46,6 +46,7 @@ def test_with_spark_on_hdfs(hdfs: str, expected: dict[str, pa.Table]) -> None:
     _check(f"{hdfs}/spark/lake", "sql", expected)
 
 
+@pytest.mark.large
 def test_without_spark_on_googles_store(google_lake: str, expected: dict[str, pa.Table]) -> None:
     _check(f"{google_lake}/chain/lake", "auto", expected)
 

@@ -45,7 +45,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"s3a://{BUCKET}"
 
 
-@pytest.fixture(params=["s3", "hdfs", "google", "azure"])
+@pytest.fixture(params=["s3", "hdfs", pytest.param("google", marks=pytest.mark.large), "azure"])
 def store(request: pytest.FixtureRequest) -> str:
     """The URI of a new folder on each store that a lake can be on, besides local folders."""
     fixture = {"s3": "bucket", "google": "google_lake"}.get(request.param, request.param)
