@@ -33,7 +33,7 @@ from storage.manifest import data_files, is_published, is_whole, read_manifest
 from storage.paths import LakePaths
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 FILE_NAME = "workflow.json"
 
@@ -431,6 +431,8 @@ def load_workflow(
         DataError: the version does not exist, or its files are damaged.
     """
     if workers is None:
+        from pyspark.sql import SparkSession  # a LocalWorkflow needs no pyspark
+
         spark = SparkSession.getActiveSession()
         if spark is None:
             raise InfrastructureError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,7 +160,7 @@ def test_a_killed_delivery_of_spark_leaves_a_whole_day(
     with subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         wait_for("a new file", lambda: {*folder.rglob("*.parquet*")} - before or process.poll(), poll_s=0.001)
         kill_tree(process)
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode  # the process itself may see the end of its JVM before it is killed
     old, new = (in_order(by_name(lists_of(items))) for items in (ITEMS, LARGE))
     for reader in DELTA if kind == "delta" else ICEBERG:
         assert in_order(readers.rows(reader, location_of(kind, tmp_path))) in (old, new), reader

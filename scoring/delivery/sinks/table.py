@@ -75,6 +75,8 @@ class Settings(SinkSettings):
     def _has_a_name(cls, path: str | None) -> str | None:
         scheme, _, inner = (path or "").rpartition("://")
         parts = inner.rstrip("/").split("/")
+        if scheme not in ("", "file", "s3a"):
+            raise ValueError(f"{path!r} must be a local path or a URI that begins with s3a://")
         if path is not None and (
             parts[-1] in ("", ".", "..") or ".." in parts or (scheme not in ("", "file") and len(parts) < 2)
         ):

@@ -299,7 +299,7 @@ def test_many_rows_and_impressions_at_the_same_times(spark: SparkSession) -> Non
 
 @pytest.mark.processes
 def test_tasks_that_prepare_rows_do_not_import_spark() -> None:
-    modules = ("negatives", "splits", "positions", "task_passes")
+    modules = ("prepared_rows", "histories", "task_passes")
     code = "import sys; sys.modules['pyspark'] = None\n" + "\n".join(
         f"import etl.prepare.{module}" for module in modules
     )

@@ -401,8 +401,8 @@ def test_a_gzip_file_of_many_blocks_is_prepared_like_its_text(
     other = config.model_copy(update={"lake": str(tmp_path / "other"), "data": str(tmp_path / "compressed")})
     blocks: list[int] = []
 
-    def small_blocks(file_split: file_splits.FileSplit, block_bytes: int | None = None) -> Any:
-        for block in real(file_split, block_bytes or 700):
+    def small_blocks(file_split: file_splits.FileSplit, block_bytes: int | None = None, **more: Any) -> Any:
+        for block in real(file_split, block_bytes or 700, **more):
             blocks.append(len(block))
             yield block
 
