@@ -377,19 +377,21 @@ class RawTable(Strict):
             )
         if self.encoding != UTF8 and not format_settings(self.format).is_text:
             raise ValueError(f"encoding is that of text files, but the format is {self.format}: remove it")
-        is_positional = format_settings(self.format).is_positional
-        if self.decimal_separator == self.field_separator and is_positional:
+        if self.decimal_separator == self.field_separator and format_settings(self.format).is_positional:
             raise ValueError(
                 f"decimal_separator and separator are both a comma, but fields of {self.format} files have "
                 "no quotes: correct one of the two"
             )
-        if is_positional:
-            for column in self.columns:
-                if column.type in LIST_TYPES and self.field_separator in column.element_separator:
-                    raise ValueError(
-                        f"column {column.name!r}: the `separator` of its elements contains the separator of "
-                        "the fields of a line: write another `separator` for the elements"
-                    )
+        for column in self.columns:
+            if (
+                column.type in LIST_TYPES
+                and self.field_separator in column.element_separator
+                and format_settings(self.format).is_positional
+            ):
+                raise ValueError(
+                    f"column {column.name!r}: the `separator` of its elements contains the separator of "
+                    "the fields of a line: write another `separator` for the elements"
+                )
         return self
 
     @model_validator(mode="after")

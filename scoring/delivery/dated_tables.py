@@ -27,9 +27,7 @@ import pyarrow.parquet as pq
 from conf.errors import ConfigError, DataError, InfrastructureError
 from conf.lazy_imports import F
 from etl.raw.files import DeltaFile, DeltaVersion, current_version, kept_rows
-from etl.spark.copy_tables import open_table
 from scoring.delivery.day_tables import Replaced
-from spark.error_log import data_error_in, root_cause
 from spark.rows import Rows, frame_of, query, quoted, records
 from storage import file_io
 from storage.file_digests import new_file, split_name
@@ -421,6 +419,8 @@ class CatalogueTable:
         )
 
     def _open(self) -> DataFrame | None:
+        from etl.spark.copy_tables import open_table  # imports pyspark, as does spark.error_log
+
         return open_table(self.spark, self.parts, self.name, self.key)
 
     def _opened(self) -> DataFrame:
@@ -473,6 +473,8 @@ class CatalogueTable:
         """Converts errors of Spark."""
         from py4j.protocol import Py4JError
         from pyspark.errors import AnalysisException, PySparkException
+
+        from spark.error_log import data_error_in, root_cause
 
         try:
             yield

@@ -173,7 +173,7 @@ def test_operators_belong_to_one_section(shop: Path) -> None:
 
 def test_known_names_need_no_import(site: Path) -> None:
     write_package(site, "mine", {"sinks": {"kafka": "no_such_module"}})
-    assert SINK.names() == ["csv", "jdbc", "json_lines", "kafka", "redis"]
+    assert SINK.names() == ["csv", "jdbc", "json_lines", "kafka", "redis", "table"]
 
 
 def test_a_digest_depends_on_all_files_of_the_package_and_on_no_others(shop: Path) -> None:

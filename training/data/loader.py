@@ -128,7 +128,7 @@ class Loader:
         self.by_user = by_user
         self._on_device = self._makes_pools_on_device()
         self._require_intact_files()
-        if has_petastorm() and any(file.table is None for file in files):
+        if any(file.table is None for file in files) and has_petastorm():
             import_module("training.data.row_groups")  # so Petastorm is imported before a step is timed
 
     def _require_intact_files(self) -> None:
