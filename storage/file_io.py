@@ -283,7 +283,8 @@ def delete_if_present(path: str) -> bool:
 def delete_empty_folder(path: str) -> None:
     """Deletes a folder that contains nothing. If it contains something, or does not exist, nothing happens.
 
-    On an object store, only a folder that an object represents can be empty.
+    On an object store, only a folder that an object represents can be empty. On S3, such objects stay,
+    because pyarrow's client would also delete files that other processes have written meanwhile.
 
     Raises:
         OSError: the store cannot be reached.
@@ -294,8 +295,6 @@ def delete_empty_folder(path: str) -> None:
             os.rmdir(inner)
     elif (store := _store(files)) is not None:
         store.delete_empty_folder(inner)
-    elif exists(path) and not list_files(path):
-        files.delete_dir(inner)
 
 
 def _store(files: fs.FileSystem) -> StoreHandler | None:

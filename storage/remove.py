@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from pyarrow import fs
+
 from conf.errors import DataError
 from storage import file_io
 from storage.manifest import MANIFEST_NAME, Manifest, is_published, load_manifest, read_manifest, withdraw
@@ -142,7 +144,8 @@ def delete_leftovers(
 def delete_empty_folders(folder: str) -> None:
     """Deletes a folder and its subfolders if none of them contains a file. The folder may be missing.
 
-    The lock of hard links does not count as a file. A file that another job writes meanwhile is not deleted.
+    The lock of hard links does not count as a file. A file that another job writes meanwhile is not deleted,
+    except on S3, where pyarrow's client has no request for this.
     """
     files, inner = file_io.filesystem(folder)
     entries = file_io.list_files(folder, recursive=True)
@@ -154,6 +157,8 @@ def delete_empty_folders(folder: str) -> None:
     below = [entry.path.removeprefix(f"{inner}/") for entry in entries if not entry.is_file]
     for path in [*(f"{folder}/{name}" for name in reversed(below)), folder]:
         file_io.delete_empty_folder(path)
+    if isinstance(files, fs.S3FileSystem) and file_io.exists(folder):
+        files.delete_dir(inner)
 
 
 # Lists the files of a lake, and the files of each date of a table.
