@@ -60,8 +60,8 @@ test: setup $(if $(CI),jars) ## run the tests of every behaviour once (about 25 
 test-extended: setup $(if $(CI),jars) ## run what make test leaves out: clusters, every store and engine, long faults, old lakes, rehearsals, Airflow's scheduler
 	@$(IN_ENV) python -m compileall -q $(PACKAGES) && pytest -n $(TEST_WORKERS) -m extended $(ARGS)
 
-# Google's store is a program in Go, pip installs 7 GB, and the archive for YARN has 5 GB.
-large-test: setup jars ## run the tests that need gigabytes or a compiler of Go: Google's store, pip, YARN (about 20 minutes)
+# Google's store is a program in Go, pip installs 7 GB, the archive for YARN has 5 GB, and chains on other stores take minutes.
+large-test: setup jars ## run the tests that need gigabytes, many minutes or Go: chains on other stores and YARN, pip
 	@$(IN_ENV) pytest -m large -rP $(ARGS)
 
 test-all: test test-extended image-test large-test ## run all tests: make test, make test-extended, make image-test and make large-test

@@ -83,7 +83,7 @@ SLOW_MARKERS = (*MARKED_FIXTURES, "processes")
 # Tests that run only if the command line asks for their marker, and why.
 LEFT_OUT = {
     "image": "container images: not built, because that needs root and 15 minutes; `make image-test` builds them",
-    "large": "tests that need gigabytes or a compiler of Go: `make large-test` runs them",
+    "large": "tests that need gigabytes, many minutes or a compiler of Go: `make large-test` runs them",
 }
 # Audit events that Python raises when a process is started (docs.python.org/3/library/audit_events.html).
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}

@@ -147,6 +147,7 @@ def test_tables_of_a_catalogue(readers: TableReaders, tmp_path: Path, kind: str)
         assert in_order([row for row in plain if row[0] == DAY]) == in_order(wanted), reader
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("kind", sorted(NAMES))
 def test_a_killed_delivery_of_spark_leaves_a_whole_day(
     readers: TableReaders, tmp_path: Path, kind: str
