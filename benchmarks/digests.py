@@ -35,7 +35,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.harness import Measured, measure
+from benchmarks import harness
+from benchmarks.harness import Measured
 from benchmarks.report import machine, summary_line, table
 from storage.file_digests import digest_of_file, new_file
 
@@ -85,23 +86,9 @@ def file_seconds(folder: Path, file_bytes: int, repeats: int) -> dict[str, float
 def run_job(job: str, config: Path, folder: Path, *, hook: str | None = None) -> Measured:
     """Runs a job in a process of its own. `hook` is the name of a folder in benchmarks/peers."""
     paths = [*([str(ROOT / "benchmarks/peers" / hook)] if hook else []), str(ROOT)]
-    log = folder / f"{job}.log"
-    more = ["--retrain"] if job == "nightly" else []
-    done = measure(
-        [sys.executable, str(ROOT / f"jobs/{job}.py"), f"--config={config}", f"--run-date={RUN_DATE}", *more],
-        log=log,
-        cores=CORES,
-        limit_s=LIMIT_S,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "DIGEST_SECONDS": str(folder / SECONDS_FILE),
-        },
-    )
-    if done.returncode:
-        raise SystemExit(f"{job} ended with exit code {done.returncode}:\n{log.read_text()[-3000:]}")
-    return done
+    arguments = [f"--config={config}", f"--run-date={RUN_DATE}", *(["--retrain"] if job == "nightly" else [])]
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "DIGEST_SECONDS": str(folder / SECONDS_FILE)}
+    return harness.run_job(job, arguments, folder, cores=CORES, limit_s=LIMIT_S, variables=variables)
 
 
 def job_runs(
@@ -121,18 +108,8 @@ def job_runs(
         "train": {"epochs": 1, "baselines": [], "num_ranks": 1},
     }
     config.write_text(yaml.safe_dump(settings))
-    generate = ROOT / "jobs/generate_clicks.py"
-    log = folder / "generate.log"
-    done = measure(
-        [sys.executable, str(generate), f"--config={config}", f"--run-date={FIRST_DAY}"],
-        log=log,
-        cores=CORES,
-        limit_s=LIMIT_S,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    if done.returncode:
-        raise SystemExit(f"generate_clicks ended with {done.returncode}:\n{log.read_text()[-3000:]}")
+    generate = [f"--config={config}", f"--run-date={FIRST_DAY}"]
+    harness.run_job("generate_clicks", generate, folder, cores=CORES, limit_s=LIMIT_S)
     starts = {"build_features": folder / "raw", "score_daily": folder / "ready"}
     shutil.copytree(lake, starts["build_features"])
     run_job("nightly", config, folder)

@@ -27,12 +27,15 @@ import resource
 import select
 import signal
 import subprocess
+import sys
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parent.parent
 
 SAMPLE_S = 0.1
 _END_SAMPLE_S = 0.005
@@ -167,6 +170,41 @@ def measure(
         samples=tuple(samples),
         out_of_memory=out_of_memory,
     )
+
+
+def run_job(
+    job: str,
+    arguments: Sequence[str],
+    folder: Path,
+    *,
+    cores: int,
+    limit_s: float,
+    variables: Mapping[str, str] | None = None,
+) -> Measured:
+    """Measures a job of this project in a process of its own. Its output is in `<job>.log` in `folder`.
+
+    Args:
+        job: the name of a file in `jobs`.
+        arguments: the arguments of the job.
+        folder: the folder of the log.
+        cores, limit_s: see `measure`.
+        variables: environment variables in addition to those of this process.
+
+    Raises:
+        SystemExit: the job failed.
+    """
+    log = folder / f"{job}.log"
+    done = measure(
+        [sys.executable, str(_ROOT / f"jobs/{job}.py"), *arguments],
+        log=log,
+        cores=cores,
+        limit_s=limit_s,
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT), **(variables or {})},
+    )
+    if done.returncode:
+        raise SystemExit(f"{job} ended with exit code {done.returncode}:\n{log.read_text()[-3000:]}")
+    return done
 
 
 def _wait_for_end(child: subprocess.Popen[bytes], seconds: float) -> None:

@@ -43,7 +43,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.harness import Measured, measure
+from benchmarks import harness
+from benchmarks.harness import Measured
 from benchmarks.report import machine, summary_line, table
 from conf.load import load_config
 from conf.types import Config
@@ -179,23 +180,8 @@ def write_config(
 
 
 def run_job(job: str, arguments: Sequence[str], folder: Path) -> Measured:
-    """Runs a job in a process of its own.
-
-    Raises:
-        SystemExit: the job failed.
-    """
-    log = folder / f"{job}.log"
-    done = measure(
-        [sys.executable, str(ROOT / f"jobs/{job}.py"), *arguments],
-        log=log,
-        cores=CORES,
-        limit_s=LIMIT_S,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    if done.returncode:
-        raise SystemExit(f"{job} ended with exit code {done.returncode}:\n{log.read_text()[-3000:]}")
-    return done
+    """Measures a job; see `harness.run_job`."""
+    return harness.run_job(job, arguments, folder, cores=CORES, limit_s=LIMIT_S)
 
 
 # Many files.

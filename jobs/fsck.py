@@ -55,8 +55,8 @@ _REMEDY_OF_MODEL = (
 def check_descriptions(lake: LakePaths, findings: Findings) -> Findings:
     """Adds damaged models, and damaged JSON files of models and workflows, to the findings about a lake."""
     known = {damage.path for damage in findings.damages}
-    found = [damage for damage in _damages(lake) if damage.path not in known]
-    findings.damages = (*findings.damages, *found)
+    further = [damage for damage in _damages(lake) if damage.path not in known]
+    findings.damages = (*findings.damages, *further)
     return findings
 
 

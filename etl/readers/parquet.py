@@ -1,4 +1,8 @@
-"""Reads Parquet files. A file split is a range of row groups."""
+"""Reads Parquet files, and verifies the checksums of their pages. A file split is a range of row groups.
+
+pyarrow 14 does not verify checksums. So the headers of pages are parsed here, as Thrift's compact protocol
+writes them, and the CRC-32 of each page that has one is compared with its content.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,9 @@ Sums of squares need more digits than Spark's decimal type has. So a number x is
 0. Each product of two parts is divided into two halves. The parts and these halves are summed separately.
 Within a Spark partition, they are summed as 64-bit integers, which cannot overflow. Then the sums of all
 partitions are added as decimals.
+
+`measure_mergeable` computes the statistics that operators define themselves: a batch of values gives a state,
+and the states of a task, then those of all tasks, are merged.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Each task reads one file split. The task writes the value counts of each block as Parquet. It returns the
 rejected lines for the quarantine and the number of lines. The driver computes row_ids from these numbers.
+
+If one file is divided into splits by the position of its rows, the rows of a block may be in several splits.
+The values of such a block are counted again, separately for each split.
 """
 
 from __future__ import annotations

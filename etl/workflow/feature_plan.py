@@ -1,4 +1,7 @@
-"""The plan of a run: its configuration, which build_features resolves and checks at its start."""
+"""The plan of a run: its configuration, which build_features resolves and checks at its start.
+
+The plan also says which tables of Spark's catalogue the run copies, and for which days.
+"""
 
 from __future__ import annotations
 

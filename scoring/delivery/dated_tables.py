@@ -381,8 +381,8 @@ class CatalogueTable:
         """Returns the dates of the table."""
         with self._errors():
             rows = self._open()
-            found = [] if rows is None else rows.select(DATE).distinct().collect()
-        return sorted(str(row[0]) for row in found)
+            dates = [] if rows is None else rows.select(DATE).distinct().collect()
+        return sorted(str(row[0]) for row in dates)
 
     def delete_before(self, dt: str) -> int:
         """Deletes the rows of all dates before `dt` by one commit. Returns the number of deleted rows."""

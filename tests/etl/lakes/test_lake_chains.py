@@ -73,9 +73,9 @@ def _check(root: str, engine: str, expected: dict[str, pa.Table]) -> None:
     }
     assert tables - rows.keys() == set()
     assert [name for name in sorted(tables) if not rows[name].equals(expected[name])] == []
-    found = check_lake(LakePaths(root))
-    assert found.files > 20
-    assert found.damages == ()
+    findings = check_lake(LakePaths(root))
+    assert findings.files > 20
+    assert findings.damages == ()
     lists = nightrank.open(root).recommendations(RUN_DATES[-1])
     assert lists.rows == expected[f"recommendations/dt={RUN_DATES[-1]}"].num_rows
 

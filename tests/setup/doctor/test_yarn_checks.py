@@ -44,10 +44,10 @@ def test_a_cluster_whose_containers_are_large_enough(tmp_path: Path) -> None:
             "yarn.resourcemanager.address.b": f"${{yarn.resourcemanager.hostname}}:{address.rpartition(':')[2]}",
         }
         second = findings(tmp_path, FITS | ids)
-    for found in (answers, second):
-        assert [finding.remedy for finding in found] == [None, None, None]
-        assert f"answers at {address}" in found[0].text
-        assert "an executor needs a container of 20,480 MiB; the largest has 20,480" in found[1].text
+    for checked in (answers, second):
+        assert [finding.remedy for finding in checked] == [None, None, None]
+        assert f"answers at {address}" in checked[0].text
+        assert "an executor needs a container of 20,480 MiB; the largest has 20,480" in checked[1].text
     assert list(yarn(read_profile(["cpu", "on-standalone"]), {})) == []
 
 
