@@ -1,4 +1,4 @@
-"""The typed configuration of features: groups of columns, scopes, the workflow, histories, and the split."""
+"""The typed configuration of features: groups, scopes, workflow, histories, negatives, and the split."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from conf.names import ColumnName
-from conf.raw_types import Days, Names, PositiveInt, Share, Strict
+from conf.raw_types import Days, Names, PositiveInt, Seed, Share, Strict
 
 OperatorEntry = str | dict[str, dict[str, Any] | None]
 Scope = Literal["user", "item", "pair", "context"]
@@ -148,6 +148,34 @@ class History(Strict):
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class Negatives(Strict):
+    """Settings of added rows with label 0, for a log that records only what users chose.
+
+    For each positive row, `per_positive` items are drawn by a hash of (row, draw, seed) from the items of the
+    row's split and of earlier splits. For each drawn item, a row with label 0 is added. It has the user, the
+    time and the split of the positive row, and the weight 1 if `log.label.weights` is set. If the user
+    already has a row with the item in these splits, no row is added. If the log is divided by days
+    (split.by=day), only the rows of the same day are used.
+    """
+
+    per_positive: PositiveInt = Field(
+        description="Number of items that are drawn for each positive row: the largest number of rows that "
+        "are added for it."
+    )
+    train: bool = Field(
+        default=True,
+        description="Whether rows are also added for positive rows of the train split. False if the "
+        "training uses only positive rows: with `train.negatives`, or with a `train.loss` over all items "
+        "or the items of a batch. False needs a `split.by` other than `day`, because a day is a train day "
+        "of one run and a test day of another.",
+    )
+    seed: Seed = Field(default=0, description="Seed of the draws.")
+
+    def is_drawn(self, row_id: int) -> bool:
+        """Returns whether a row of a feature table was drawn. `etl.raw.splits` numbers the rows."""
+        return row_id % (self.per_positive + 1) != 0
 
 
 class SplitConfig(Strict):

@@ -28,11 +28,11 @@ from conf.names import (
     split_table_path,
 )
 from conf.plugins import READER, PluginNames, description
-from conf.time_notation import ISO, UTC, TimeFormat, TimeZone, only_date
+from conf.time_notation import ISO, UTC, ColumnFormat, TimeZone, only_date, only_time_of_day, time_format
 
 # Types of columns in files.
 ColumnType = Literal[
-    "int", "float", "string", "bool", "date", "timestamp", "decimal", "list<int>", "list<string>"
+    "int", "float", "string", "bool", "date", "timestamp", "time", "decimal", "list<int>", "list<string>"
 ]
 
 # The types of values in operators. The last two are lists.
@@ -44,11 +44,12 @@ _OPERATOR_TYPES: Mapping[ColumnType, OperatorType] = {
     "bool": "int",
     "date": "int",
     "timestamp": "int",
+    "time": "int",
     "decimal": "float",
     "list<int>": "ints",
     "list<string>": "strings",
 }
-TIME_TYPES = ("date", "timestamp")
+TIME_TYPES = ("date", "timestamp", "time")
 NUMBER_TYPES = ("int", "float", "decimal")
 LIST_TYPES = ("list<int>", "list<string>")
 _LONGEST_ELEMENT_SEPARATOR = 8
@@ -216,16 +217,18 @@ class Column(Strict):
     type: ColumnType = Field(
         description="Type of the values. `int`: 64 bits. `float`: a double. `string`: UTF-8 text. `bool`: "
         "read as 1 or 0; in text files true, t, yes, y, 1 or false, f, no, n, 0, in any case. `date`: read "
-        "as days since 1970-01-01. `timestamp`: read as µs since 1970-01-01 00:00 UTC. `decimal`: at most 38 "
+        "as days since 1970-01-01. `timestamp`: read as µs since 1970-01-01 00:00 UTC. `time`: a time of day "
+        "without a date, read as µs since midnight (`log.event_time.time_of_day`). `decimal`: at most 38 "
         "digits without an exponent, rounded to the nearest double. `list<int>`: a list of integers. "
         "`list<string>`: a list of texts; in text files, `separator` divides the elements of a list."
     )
-    format: TimeFormat = Field(
+    format: ColumnFormat = Field(
         default=ISO,
-        description="How texts of a `date` or `timestamp` column are written. `iso`: ISO 8601, such as "
-        "2026-01-31 for a date, and 2026-01-31T13:45:00.123Z for a timestamp, with T or a blank, with or "
-        "without seconds, fraction and offset. Otherwise a pattern of Python's strptime, such as "
-        '`"%d/%m/%Y %H:%M:%S"`. Only for these two types.',
+        description="How texts of a `date`, `timestamp` or `time` column are written. `iso`: ISO 8601, such "
+        "as 2026-01-31 for a date, 2026-01-31T13:45:00.123Z for a timestamp, with T or a blank, with or "
+        "without seconds, fraction and offset, and 13:45 or 13:45:00.123 for a time. Otherwise a pattern of "
+        'Python\'s strptime, such as `"%d/%m/%Y %H:%M:%S"`, or `"%I:%M %p"` for a time. Only for these '
+        "types.",
     )
     separator: ElementSeparator | None = Field(
         default=None,
@@ -259,8 +262,15 @@ class Column(Strict):
         if self.format != ISO and self.type not in TIME_TYPES:
             raise ValueError(
                 f"column {self.name!r}: `format` says how times are written, but the type is {self.type}: "
-                "remove `format`, or give the column the type timestamp or date"
+                "remove `format`, or give the column the type timestamp, date or time"
             )
+        if self.type == "time" and not only_time_of_day(self.format):
+            raise ValueError(
+                f"column {self.name!r}: the format {self.format!r} reads more than a time of day: give the "
+                "column the type timestamp, or write a format with hour, minute and second only"
+            )
+        if self.type != "time":
+            time_format(self.format)
         if self.type == "date" and not only_date(self.format):
             raise ValueError(
                 f"column {self.name!r}: the format {self.format!r} reads more than a date: give the column "
@@ -659,11 +669,17 @@ DECLARE_TIME = (
 class EventTime(Strict):
     """The column with the time of an event.
 
-    The column has the type timestamp, date, or int. A date is the beginning of this day in `log.time_zone`.
-    An int is counted from 1970-01-01 00:00 UTC, in `unit`.
+    The column has the type timestamp, date, or int. A date is the beginning of this day in `log.time_zone`,
+    or a time on this day if `time_of_day` is set. An int is counted from 1970-01-01 00:00 UTC, in `unit`.
     """
 
     column: str = Field(description="Column of the log with the time.")
+    time_of_day: str | None = Field(
+        default=None,
+        description="Column of type `time`, for a log that has the date and the time of day in two columns. "
+        "`column` must then have the type date. Both are in `log.time_zone`. Null: one column has the whole "
+        "time.",
+    )
     unit: Literal["s", "ms", "us", "ns"] = Field(
         default="s",
         description="Unit of a column of type int. `s`: seconds. `ms`: milliseconds. `us`: microseconds. "
@@ -671,6 +687,18 @@ class EventTime(Strict):
         "timestamp and date. A Parquet timestamp contains its unit, so `unit` is not used. If it has no "
         "time zone, it is in `log.time_zone`.",
     )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(
+        self, values_of: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Leaves out new settings with default values, so that the digests of earlier releases stay."""
+        return without_defaults(values_of(self), {"time_of_day": None}, info)
+
+    @property
+    def columns(self) -> list[str]:
+        """Returns the columns in this section: the time, and the time of day if there is one."""
+        return [self.column, *([self.time_of_day] if self.time_of_day else [])]
 
 
 class Log(RawTable):
@@ -766,31 +794,3 @@ class ItemsTable(JoinedTable):
             if name is not None and self.types.get(name) != "string":
                 raise ValueError(f"{key}={name!r} is not a column of type string in `columns`: add it there")
         return self
-
-
-class Negatives(Strict):
-    """Settings of added rows with label 0, for a log that records only what users chose.
-
-    For each positive row, `per_positive` items are drawn by a hash of (row, draw, seed) from the items of the
-    row's split and of earlier splits. For each drawn item, a row with label 0 is added. It has the user, the
-    time and the split of the positive row, and the weight 1 if `log.label.weights` is set. If the user
-    already has a row with the item in these splits, no row is added. If the log is divided by days
-    (split.by=day), only the rows of the same day are used.
-    """
-
-    per_positive: PositiveInt = Field(
-        description="Number of items that are drawn for each positive row: the largest number of rows that "
-        "are added for it."
-    )
-    train: bool = Field(
-        default=True,
-        description="Whether rows are also added for positive rows of the train split. False if the "
-        "training uses only positive rows: with `train.negatives`, or with a `train.loss` over all items "
-        "or the items of a batch. False needs a `split.by` other than `day`, because a day is a train day "
-        "of one run and a test day of another.",
-    )
-    seed: Seed = Field(default=0, description="Seed of the draws.")
-
-    def is_drawn(self, row_id: int) -> bool:
-        """Returns whether a row of a feature table was drawn. `etl.raw.splits` numbers the rows."""
-        return row_id % (self.per_positive + 1) != 0

@@ -31,6 +31,7 @@ _PART_OF = {
     "%A": "weekday",
 }
 _OF_DATES = ("year", "month", "day", "weekday")
+_OF_TIMES_OF_DAY = ("hour", "minute", "second", "fraction", "half of the day")
 _TOKEN = re.compile(r"%.|[^%]|%$", re.DOTALL)
 
 
@@ -44,9 +45,34 @@ def tokens_of(pattern: str) -> tuple[str, ...]:
 
 def time_format(pattern: str) -> str:
     """Checks a pattern: `iso`, or directives of strptime that determine year, month and day."""
-    if pattern == ISO:
-        return pattern
-    tokens = tokens_of(pattern)
+    parts = _parts_of(pattern)
+    missing = [part for part in ("year", "month", "day") if part not in parts]
+    if missing and pattern != ISO:
+        raise ValueError(
+            f"the format has no {' and no '.join(missing)}: write `iso`, or a pattern with year, month and "
+            'day, such as "%d/%m/%Y %H:%M:%S"'
+        )
+    return pattern
+
+
+def column_format(pattern: str) -> str:
+    """Checks a pattern of `time_format`, or one that determines a time of day, such as `%H:%M`."""
+    parts = _parts_of(pattern)
+    if not parts or not set(parts) <= set(_OF_TIMES_OF_DAY):
+        return time_format(pattern)
+    if "hour" not in parts:
+        raise ValueError('the format has no hour: write `iso`, or a pattern with an hour, such as "%H:%M:%S"')
+    return pattern
+
+
+def only_time_of_day(pattern: str) -> bool:
+    """Returns whether a pattern of a column (`column_format`) reads no part of a date, and no offset."""
+    return set(_parts_of(pattern)) <= set(_OF_TIMES_OF_DAY)
+
+
+def _parts_of(pattern: str) -> list[str]:
+    """Returns the parts of the time that a pattern reads. `iso` has none."""
+    tokens = () if pattern == ISO else tokens_of(pattern)
     directives = [token for token in tokens if token.startswith("%") and token != "%%"]
     unknown = sorted({token for token in directives if token not in _PART_OF})
     if unknown:
@@ -59,17 +85,11 @@ def time_format(pattern: str) -> str:
     repeated = sorted({part for part in parts if parts.count(part) > 1})
     if repeated:
         raise ValueError(f"the format reads the {' and the '.join(repeated)} more than once")
-    missing = [part for part in ("year", "month", "day") if part not in parts]
-    if missing:
-        raise ValueError(
-            f"the format has no {' and no '.join(missing)}: write `iso`, or a pattern with year, month and "
-            'day, such as "%d/%m/%Y %H:%M:%S"'
-        )
     if ("%I" in directives) != ("%p" in directives):
         raise ValueError(
             "%I (hours from 1 to 12) and %p (AM or PM) must be used together; write %H for hours from 0 to 23"
         )
-    return pattern
+    return parts
 
 
 def only_date(pattern: str) -> bool:
@@ -104,4 +124,5 @@ def time_zone(name: str) -> str:
 
 
 TimeFormat = Annotated[str, AfterValidator(time_format)]
+ColumnFormat = Annotated[str, AfterValidator(column_format)]
 TimeZone = Annotated[str, AfterValidator(time_zone)]

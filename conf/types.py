@@ -15,6 +15,7 @@ from conf.feature_types import (
     SPLITS,
     FeatureGroup,
     History,
+    Negatives,
     OperatorEntry,
     Scope,
     Scopes,
@@ -34,7 +35,6 @@ from conf.raw_types import (
     Label,
     Log,
     Names,
-    Negatives,
     PositiveInt,
     RawTable,
     Seed,
@@ -523,10 +523,7 @@ class Config(Strict):
         reject_repeated("scopes", [*self.scopes.user, *self.scopes.item, *self.scopes.context])
         self._check_label()
         if self.log.event_time:
-            reject_unknown("log.event_time", [self.log.event_time.column], set(self.log.names))
-            times = ("timestamp", "date", "int")
-            self.log.require_types("log.event_time", [self.log.event_time.column], times, f": {DECLARE_TIME}")
-            self.log.require_present("log.event_time", [self.log.event_time.column])
+            self._check_event_time(self.log.event_time)
         if self.keys:
             reject_unknown("keys", self.keys.columns, set(self.log.names))
             self.log.require_types("keys", self.keys.columns, ("int", "string"))
@@ -595,6 +592,20 @@ class Config(Strict):
                     "names; write another name as `name`, and the name in the raw files as `source`: "
                     f"{{name: raw_{taken[0]}, source: {taken[0]}}}"
                 )
+
+    def _check_event_time(self, event_time: EventTime) -> None:
+        """Raises ValueError if a column of `log.event_time` is missing or has a wrong type."""
+        where, log = "log.event_time", self.log
+        reject_unknown(where, event_time.columns, set(log.names))
+        log.require_present(where, event_time.columns)
+        if event_time.time_of_day is None:
+            times = ("timestamp", "date", "int")
+            log.require_types(where, [event_time.column], times, f": {DECLARE_TIME}")
+            return
+        whole = "; a column with the whole time needs no `time_of_day`"
+        log.require_types(f"{where}.column", [event_time.column], ("date",), whole)
+        of_day = '; for a notation other than 13:45:00 also set `format`, such as `format: "%I:%M %p"`'
+        log.require_types(f"{where}.time_of_day", [event_time.time_of_day], ("time",), of_day)
 
     def _check_order(self) -> None:
         """Raises ValueError if the order of rows is needed, but the log is an unordered table of Spark."""

@@ -234,7 +234,7 @@ def good_rows_of(
     schema = pa.schema(
         [(_TASK, pa.int32()), (_LINES, pa.int64()), *((name, _TYPES[name]) for name in columns)]
     )
-    times = (plan.config.log.event_time.column,) if plan.config.log.event_time else ()
+    times = plan.config.log.event_time.columns if plan.config.log.event_time else ()
     task = partial(_rows_of, splits, layout, columns_to_parse(layout, times), schema, only_clicks)
     rows = workers.run(len(splits), task, schema)
     if not isinstance(rows, pa.Table):

@@ -357,6 +357,8 @@ def _stored_scalar(path: str, column: RawColumn, leaf: Any, shown: str) -> Store
     if physical == "BOOLEAN" and column.type == "string":
         remedy = "declare the column with `type: int`, which reads 0 and 1"
         raise _refused(path, column, "boolean", remedy, ConfigError)
+    if kind == "TIME":
+        raise _refused(path, column, shown, "declare the column with `type: time`", ConfigError)
     read_as = _UNSIGNED.get(leaf.converted_type) or _PLAIN.get(physical)
     if kind in ("NONE", "INT") and read_as is not None:
         return Stored(read_as)

@@ -133,7 +133,7 @@ def remedy(table: RawTable, section: str, rejected: RejectedLine) -> str:
         return _ABOUT_COLUMNS[kind].format(column=column)
     if isinstance(table, Log) and column == table.label.column:
         return _label_remedy(table, column, rejected)
-    if isinstance(table, Log) and table.event_time and column == table.event_time.column:
+    if isinstance(table, Log) and table.event_time and column in table.event_time.columns:
         return _time_remedy(section, _column_of(table, column), field_of(table, rejected, column))
     return _type_remedy(table, section, rejected, column)
 
@@ -240,6 +240,8 @@ def _time_remedy(section: str, column: Column, value: str | None) -> str:
     """Returns the remedy for a text that is not a time in the declared format."""
     if column.type not in TIME_TYPES:
         return DECLARE_TIME
+    if column.type == "time":
+        return _time_of_day_remedy(section, column)
     other = "YYYY-MM-DD" if column.type == "date" else "2026-01-31T13:45:00Z"
     example = _format_of(value or "") or ("%d/%m/%Y" if column.type == "date" else "%d/%m/%Y %H:%M:%S")
     if column.type == "date" and not only_date(example):
@@ -257,6 +259,18 @@ def _time_remedy(section: str, column: Column, value: str | None) -> str:
         f"set `format` of {column.name} in {section}.columns, such as {_quoted(example)}, if times are not "
         f"written as {other}; if an empty value is written as a text, add it to {section}.null_values; or "
         "correct the file"
+    )
+
+
+def _time_of_day_remedy(section: str, column: Column) -> str:
+    """Returns the remedy for a text that is not a time of day in the declared format."""
+    where = f"{section}.columns"
+    if column.format != ISO:
+        return f"correct `format` of {column.name} in {where}, or correct the file"
+    return (
+        f'set `format` of {column.name} in {where}, such as "%I:%M %p", if times are not written as '
+        "13:45:00; give it the type timestamp if it also has a date; if an empty value is written as a text, "
+        f"add it to {section}.null_values; or correct the file"
     )
 
 
@@ -304,7 +318,8 @@ def _broken_rule(table: RawTable, rejected: RejectedLine, kind: str, column: str
             rule = "is a date before year 1 or after year 9999"
     elif kind in TIME_TYPES:
         form = _column_of(table, column).format
-        rule = f"is not a {kind} {'in ISO 8601' if form == ISO else f'of the format {form!r}'}"
+        what = "time of day" if kind == "time" else kind
+        rule = f"is not a {what} {'in ISO 8601' if form == ISO else f'of the format {form!r}'}"
     else:
         rule = _IS_NOT.get(kind, f"is rejected ({rejected.reason})")
     return f"{column} has the value {_short(value)}, which {rule}"

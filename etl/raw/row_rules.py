@@ -21,7 +21,7 @@ from conf.raw_types import OTHER_EVENT, ColumnType, EventTime, Label, RawTable
 from conf.time_notation import UTC
 from conf.types import Config, Keys
 from etl.raw.text_values import numbers, text_array
-from etl.raw.time_text import FIRST_DAY, LAST_DAY, starts_of_days
+from etl.raw.time_text import FIRST_DAY, LAST_DAY, instants, starts_of_days
 from storage.feature_spec import EVENT_TIME, LABEL, WEIGHT, raw_keys
 
 # Checks ids of users, items and groups. The rule exists in two forms: as Spark expressions and as Arrow
@@ -46,6 +46,9 @@ def are_bad_keys(texts: pa.StringArray) -> pa.BooleanArray:
         pc.match_substring_regex(texts, _CONTROL), pc.greater(pc.binary_length(texts), MAX_KEY_BYTES)
     )
 
+
+# Output of the rule for the time of day, from which `with_times_of_day` computes the event time.
+TIME_OF_DAY = "time_of_day"
 
 # Length of the units of `log.event_time.unit`.
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
@@ -104,6 +107,9 @@ def row_rules(
     ]
     if event_time is None:
         return tuple(rules)
+    if event_time.time_of_day is not None:
+        # `with_times_of_day` adds the two and applies the time zone.
+        return (*rules, _date_rule(event_time.column, UTC), _time_of_day_rule(event_time.time_of_day))
     kind, zone = (log.type_of(event_time.column), log.time_zone) if log else ("int", UTC)
     return (*rules, time_rule(event_time, kind, zone))
 
@@ -288,6 +294,29 @@ def _date_rule(column: str, time_zone: str) -> RowRule:
         ),
         microseconds,
     )
+
+
+def _time_of_day_rule(column: str) -> RowRule:
+    """Returns the rule of the time of day: µs since midnight."""
+    missing = RowCheck(f"missing_time:{column}", lambda values: values.is_null())
+    return RowRule(TIME_OF_DAY, column, (missing,), lambda values: values)
+
+
+def with_times_of_day(midnights: pa.Array, times_of_day: pa.Array, time_zone: str) -> pa.Array:
+    """Returns the event times of a log with dates and times of day in two columns.
+
+    Args:
+        midnights: n dates, as µs from 1970-01-01 00:00 to the beginning of the date on the clocks.
+        times_of_day: n times of day in µs since midnight.
+        time_zone: the IANA name of the zone of both.
+
+    Returns:
+        n times in µs since 1970-01-01 UTC; null if the date or the time of day is null.
+    """
+    local = pc.add(midnights, times_of_day)
+    nulls = local.is_null().to_numpy(zero_copy_only=False)
+    times = instants(local.fill_null(0).to_numpy(zero_copy_only=False), time_zone)
+    return pa.array(times, pa.int64(), mask=nulls)
 
 
 def floor_divide_array(values: pa.Array, divisor: int) -> pa.Array:

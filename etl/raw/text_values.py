@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from conf.lazy_imports import F
 from conf.raw_types import NUMBER_TYPES, POINT, Column, ColumnType, DecimalSeparator, OperatorType
 from conf.time_notation import UTC
-from etl.raw.time_text import dates, timestamps
+from etl.raw.time_text import dates, times_of_day, timestamps
 from storage.feature_spec import FLOAT32_MAX
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ _CONVERT: Mapping[ColumnType, tuple[str, Callable[[pa.Array, Column, str], pa.Ar
     "decimal": ("decimal", lambda text, column, zone: decimals(text)),
     "date": ("date", lambda text, column, zone: dates(text, column.format)),
     "timestamp": ("timestamp", lambda text, column, zone: timestamps(text, column.format, zone)),
+    "time": ("time", lambda text, column, zone: times_of_day(text, column.format)),
     "list<int>": ("list", lambda text, column, zone: integer_lists(text, column.element_separator)),
 }
 
@@ -233,7 +234,8 @@ def typed_column(
 
     Returns:
         The values have the Arrow type in `ARROW_TYPES` for the operator type of the column. A bool is 1 or 0,
-        a date is a number of days since 1970-01-01, and a timestamp is a number of µs since 1970-01-01 UTC.
+        a date is a number of days since 1970-01-01, a timestamp is a number of µs since 1970-01-01 UTC, and a
+        time is a number of µs since midnight.
     """
     null = pa.scalar(None, pa.string())
     if raw.offset:  # pyarrow 14's if_else returns wrong texts for a slice of an array

@@ -1,4 +1,4 @@
-"""Converts texts to times and dates, and local times to instants. All functions work on whole arrays.
+"""Converts texts to times, dates and times of day, and local times to instants, in whole arrays.
 
 Times are µs since 1970-01-01 00:00 UTC, and dates are days since 1970-01-01. Times and dates are in the
 proleptic Gregorian calendar, from year 1 to year 9999. Leap seconds are not supported: the second 60 is not
@@ -110,6 +110,23 @@ def dates(text: pa.Array, pattern: str) -> pa.Array:
     def convert(cursor: _Cursor) -> Ints:
         read(cursor)
         return cursor.days()
+
+    return _converted(text, convert)
+
+
+def times_of_day(text: pa.Array, pattern: str) -> pa.Array:
+    """Converts n texts to int64 µs since midnight; null for a text that does not match the pattern.
+
+    Args:
+        text: strings. Null stays null.
+        pattern: `iso` (hours and minutes, with or without seconds and a fraction), or a pattern that
+            conf.time_notation.only_time_of_day accepts.
+    """
+    read = _read_iso_time_of_day if pattern == ISO else _reader(pattern)
+
+    def convert(cursor: _Cursor) -> Ints:
+        read(cursor)
+        return cursor.second * US_OF_SECOND + cursor.fraction
 
     return _converted(text, convert)
 
@@ -311,6 +328,19 @@ def _read_iso(cursor: _Cursor) -> None:
     letter = cursor.peek()
     cursor.ok &= ~timed | (letter == ord("T")) | (letter == ord(" "))
     cursor.at += timed
+    _iso_time_of_day(cursor, timed)
+    cursor.read_offset(timed & (cursor.at < cursor.ends))
+    cursor.finish()
+
+
+def _read_iso_time_of_day(cursor: _Cursor) -> None:
+    """Reads `HH:MM`, optionally followed by `:SS` and a fraction."""
+    _iso_time_of_day(cursor, np.ones(len(cursor.at), bool))
+    cursor.finish()
+
+
+def _iso_time_of_day(cursor: _Cursor, timed: Bools) -> None:
+    """Reads a time of day in the texts that have one: (n,) bool."""
     hours = cursor.number(2, 2, 0, 23, timed)
     cursor.skip(":", timed)
     minutes = cursor.number(2, 2, 0, 59, timed)
@@ -321,9 +351,7 @@ def _read_iso(cursor: _Cursor) -> None:
     has_fraction = has_seconds & ((point == ord(".")) | (point == ord(",")))
     cursor.at += has_fraction
     cursor.read_fraction(has_fraction)
-    cursor.read_offset(timed & (cursor.at < cursor.ends))
     cursor.second = hours * 3600 + minutes * 60 + seconds
-    cursor.finish()
 
 
 def _read_iso_date(cursor: _Cursor) -> None:

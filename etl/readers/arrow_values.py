@@ -10,6 +10,7 @@ Each distinct value is converted once.
 | bool | int64, 0 or 1 | booleans, the numbers 0 and 1 |
 | date | int64, days since 1970-01-01 | dates, timestamps (their date in the time zone of the table) |
 | timestamp | int64, µs since 1970-01-01 UTC | timestamps, and dates (at midnight) |
+| time | int64, µs since midnight | times of day |
 | list<int> | list of int64 | lists of whole numbers; null elements are left out |
 | list<string> | list of strings | lists of texts in UTF-8 or of whole numbers; empty texts are left out |
 
@@ -54,6 +55,7 @@ VALUE_TYPES: Mapping[str, pa.DataType] = {
     "bool": pa.int64(),
     "date": pa.int64(),
     "timestamp": pa.int64(),
+    "time": pa.int64(),
     "list<int>": pa.list_(pa.int64()),
     "list<string>": pa.list_(pa.string()),
 }
@@ -301,6 +303,7 @@ _ACCEPTED: Mapping[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "bool": (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating),
     "date": (pa.types.is_date, pa.types.is_timestamp),
     "timestamp": (pa.types.is_date, pa.types.is_timestamp),
+    "time": (pa.types.is_time,),
     "list<int>": (_is_list_of_whole,),
     "list<string>": (_is_list_of_texts,),
 }
@@ -309,6 +312,7 @@ _DECLARE: Mapping[Callable[[pa.DataType], bool], str] = {
     pa.types.is_boolean: "int",
     pa.types.is_timestamp: "timestamp",
     pa.types.is_date: "date",
+    pa.types.is_time: "time",
     _is_list_of_whole: "list<int>",
     _is_list_of_texts: "list<string>",
     pa.types.is_integer: "int",
@@ -473,7 +477,7 @@ def _shown(values: pa.Array, row: int) -> Any:
     return (value.cast(pa.binary()) if is_text(kind) else value)[0].as_py()
 
 
-# Converts columns of the types bool, date, timestamp, decimal, list<int> and list<string>.
+# Converts columns of the types bool, date, timestamp, time, decimal, list<int> and list<string>.
 
 _LARGEST = 2**63 - 1
 _US_OF_UNIT = {"s": 10**6, "ms": 10**3, "us": 1}
@@ -482,7 +486,7 @@ _US_OF_UNIT = {"s": 10**6, "ms": 10**3, "us": 1}
 def can_hold(column: Column, kind: pa.DataType) -> bool:
     """Returns whether `stored_values` reads values of an Arrow type as the declared type of a column.
 
-    The column must have one of the types bool, date, timestamp, decimal, list<int> and list<string>.
+    The column must have one of the types bool, date, timestamp, time, decimal, list<int> and list<string>.
     """
     if pa.types.is_dictionary(kind):
         return can_hold(column, kind.value_type)
@@ -499,7 +503,7 @@ def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tup
 
     Args:
         values: n values of an Arrow type for which `can_hold` is true.
-        column: a column of the type bool, date, timestamp, decimal, list<int> or list<string>.
+        column: a column of the type bool, date, timestamp, time, decimal, list<int> or list<string>.
         time_zone: the IANA name of the zone of timestamps that have no zone.
     """
     if pa.types.is_dictionary(values.type):
@@ -517,6 +521,8 @@ def stored_values(values: pa.Array, column: Column, time_zone: str = UTC) -> tup
         return values.cast(pa.date32()).cast(pa.int32()).cast(pa.int64()), None
     if column.type == "timestamp":
         return utc_micros(values, time_zone), None
+    if column.type == "time":
+        return _times_of_day(values, column)
     element = pa.int64() if column.type == "list<int>" else pa.string()
     lists = values.cast(pa.list_(element))
     unwanted = None if column.type == "list<string>" else pc.list_flatten(lists).is_null()
@@ -557,6 +563,7 @@ _FITS: Mapping[ColumnType, Callable[[pa.DataType], bool]] = {
     "decimal": _is_number,
     "date": pa.types.is_date,
     "timestamp": pa.types.is_timestamp,
+    "time": pa.types.is_time,
     "list<int>": _is_list_of(lambda kind: pa.types.is_integer(kind) and kind != pa.uint64()),
     "list<string>": _is_list_of(_is_text),
 }
@@ -585,6 +592,14 @@ def _decimals(values: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | No
         return numbers, None
     good = pc.if_else(fits, numbers, pa.scalar(None, pa.float64()))
     return good, _reasons(numbers, good, f"decimal:{column.name}")
+
+
+def _times_of_day(values: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
+    """Returns times of day in µs since midnight, rounded down. A time outside of a day is malformed."""
+    micros = values.cast(pa.time64("us"), safe=False).cast(pa.int64())
+    fits = pc.and_(pc.greater_equal(micros, 0), pc.less(micros, US_OF_DAY))
+    good = pc.if_else(fits, micros, pa.scalar(None, pa.int64()))
+    return good, _reasons(micros, good, f"time:{column.name}")
 
 
 def _reasons(values: pa.Array, good: pa.Array, reason: str) -> pa.Array | None:

@@ -173,6 +173,8 @@ def _read_header(path: str, table: RawTable, event_time: EventTime | None) -> _F
                 "deliver a file with a column whose type is not null",
             )
         fields = {field["name"]: _arrow_type(field["type"], names) for field in schema["fields"]}
+        of_day = {column.source_name for column in table.columns if column.type == "time"}
+        fields |= {name: _numbers_of_times(kind) for name, kind in fields.items() if name not in of_day}
         changed = io.BytesIO()
         meta = {**header["meta"], "avro.schema": json.dumps(_plain(schema)).encode()}
         fastavro.schemaless_writer(changed, _HEADER, {**header, "meta": meta})
@@ -286,13 +288,24 @@ def _union_type(kinds: list[Any], names: Mapping[str, Any]) -> pa.DataType:
 
 
 def _time_type(logical: str) -> pa.DataType | None:
-    """Returns the type of dates and timestamps; None for other logical types, such as times of a day."""
+    """Returns the type of dates, timestamps and times of day; None for other logical types."""
     if logical == "date":
         return pa.date32()
+    if logical in ("time-millis", "time-micros"):
+        return pa.time32("ms") if logical == "time-millis" else pa.time64("us")
     kind, _, unit = logical.rpartition("-")
     if kind not in ("timestamp", "local-timestamp") or unit not in _UNITS:
         return None
     return pa.timestamp(_UNITS[unit], "UTC" if kind == "timestamp" else None)
+
+
+def _numbers_of_times(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of the integers of times of day. Only columns of type `time` have times of day."""
+    if pa.types.is_list(kind):
+        return pa.list_(_numbers_of_times(kind.value_type))
+    if not pa.types.is_time(kind):
+        return kind
+    return pa.int32() if pa.types.is_time32(kind) else pa.int64()
 
 
 def _plain(schema: Any) -> Any:

@@ -25,7 +25,7 @@ from etl.ops.base import RowFilter, Type
 from etl.raw.erased_users import ERASED, ErasedUsers, erased_of_day, has_erased_field
 from etl.raw.file_splits import FileSplit
 from etl.raw.files import RawFiles
-from etl.raw.row_rules import row_rules
+from etl.raw.row_rules import TIME_OF_DAY, row_rules, with_times_of_day
 from etl.readers.base import RawBlock, TableReader, open_table
 from etl.readers.text import rows_with
 from etl.workflow.feature_plan import FeaturePlan
@@ -169,6 +169,9 @@ def _derived_columns(
             rejected = pc.fill_null(check.rejects(with_null), False).to_numpy(zero_copy_only=False)
             if rejected[:-1].any() or (rejected[-1] and _may_have_null(encoded)):
                 reasons.add(rows_with(encoded, np.flatnonzero(rejected)), check.reason)
+    if TIME_OF_DAY in derived:
+        midnights, times_of_day = plain(derived[EVENT_TIME]), plain(derived.pop(TIME_OF_DAY))
+        derived[EVENT_TIME] = with_times_of_day(midnights, times_of_day, layout.table.time_zone)
     return derived
 
 
@@ -297,7 +300,7 @@ def columns_to_parse(layout: FileLayout, features: Sequence[str]) -> tuple[str, 
     if layout.keys:
         names |= set(layout.keys.columns)
     if layout.event_time:
-        names.add(layout.event_time.column)
+        names |= {*layout.event_time.columns}
     for row_filter in layout.filters:
         names |= {*row_filter.inputs(layout.types)}
     return tuple(column.name for column in layout.columns if column.name in names)

@@ -53,8 +53,8 @@ def raw_values(rows: pa.Table, types: Mapping[str, Type]) -> dict[str, pa.Array]
 def column_types(rows: pa.Table, names: Sequence[str], declared: Mapping[str, Type]) -> dict[str, Type]:
     """Returns the type of some columns of a caller's table: the declared type, or the type of the values.
 
-    The type of integers, booleans, dates and timestamps is int, and the type of other numbers is float. The
-    type of texts and categories of texts is string. The type of lists is ints or strings.
+    The type of integers, booleans, dates, timestamps and times of day is int. The type of other numbers is
+    float. The type of texts and categories of texts is string. The type of lists is ints or strings.
 
     Raises:
         DataError: columns are missing, or a column without a declared type has values of another type.
@@ -77,7 +77,7 @@ def _type_of(name: str, kind: pa.DataType) -> Type:
     single = kind.value_type if is_list else kind
     if pa.types.is_integer(single):
         return "ints" if is_list else "int"
-    if pa.types.is_boolean(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+    if any(fits(kind) for fits in _AS_INTEGERS):
         return "int"
     if pa.types.is_string(single) or pa.types.is_large_string(single):
         return "strings" if is_list else "string"
@@ -162,6 +162,8 @@ def _to_int(name: str, values: pa.Array) -> pa.Array:
         return values.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
     if pa.types.is_timestamp(kind):
         return _microseconds(name, values)
+    if pa.types.is_time(kind):
+        return values.cast(pa.time64("us"), safe=False).cast(pa.int64())
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values, kind = _integers(name, values, "int"), pa.int64()
     if not pa.types.is_integer(kind):
@@ -272,6 +274,8 @@ def _wrong_type(name: str, kind: pa.DataType, needed: str) -> DataError:
     )
 
 
+# Types of Arrow that are integers in operators: 1 or 0, days, or µs.
+_AS_INTEGERS = (pa.types.is_boolean, pa.types.is_date, pa.types.is_timestamp, pa.types.is_time)
 _ARROW_TYPES: Mapping[Type, pa.DataType] = {
     "int": pa.int64(),
     "float": pa.float64(),

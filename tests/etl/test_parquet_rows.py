@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[pa.Array, str, type[NightrankError], str]] = {
     "ns": (pa.array([1], pa.timestamp("ns")), "int", ConfigError, "nanoseconds"),
     "ms with zone": (pa.array([1], pa.timestamp("ms", "UTC")), "float", ConfigError, "milliseconds"),
     "date": (pa.array([dt.date(2026, 1, 1)]), "string", DataError, "Date"),
-    "time": (pa.array([1], pa.time64("us")), "int", DataError, "Time"),
+    "time": (pa.array([1], pa.time64("us")), "int", ConfigError, "declare the column with `type: time`"),
     "50 digits": (pa.array([decimal.Decimal(1)], pa.decimal256(50, 0)), "int", DataError, "50 digits"),
     "boolean": (pa.array([True]), "string", ConfigError, "type: int"),
     "fixed bytes": (pa.array([b"ab"], pa.binary(2)), "string", DataError, "FIXED_LEN_BYTE_ARRAY"),

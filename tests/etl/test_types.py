@@ -8,21 +8,25 @@ import math
 import random
 import re
 from collections.abc import Callable
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
+import fastavro
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import orc
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from conf.errors import ConfigError, DataError
+from conf.load import load_config
 from conf.plugins import READER
 from conf.raw_types import Column, EventTime, RawTable, operator_type
 from conf.types import Config, ItemsTable
@@ -30,6 +34,7 @@ from etl.build import BuildResult
 from etl.raw import time_text
 from etl.raw.files import RawFiles, require_raw
 from etl.raw.layout_digest import layout_digest
+from etl.raw.rejected_lines import RejectedLine, description, remedy
 from etl.raw.row_rules import bounds_of_day, count_misdated, time_rule
 from etl.raw.text_values import typed_column
 from etl.readers.arrow_values import can_hold, stored_values
@@ -468,6 +473,9 @@ def test_lists_drop_empty_elements_and_an_empty_field_is_null() -> None:
         ({"type": "timestamp", "format": "%Y-%m-%d %y"}, "reads the year more than once"),
         ({"type": "timestamp", "format": "%Y-%m-%d %I"}, "must be used together"),
         ({"type": "timestamp", "format": "%Y年%m%d"}, "only ASCII"),
+        ({"type": "timestamp", "format": "%H:%M"}, "the format has no year"),
+        ({"type": "time", "format": "%d.%m.%Y %H"}, "reads more than a time of day"),
+        ({"type": "time", "format": "%M:%S"}, "the format has no hour"),
         ({"type": "datetime"}, "type"),
     ],
 )
@@ -513,6 +521,14 @@ def test_tables_refuse_what_their_format_cannot_mean(table: dict[str, Any], prob
         ),
         ({"label": {"column": "at"}}, "log.label names the column 'at', which has the type timestamp"),
         ({"event_time": {"column": "member"}}, "log.event_time names the column 'member', .* the type bool"),
+        (
+            {"event_time": {"column": "at", "time_of_day": "born"}},
+            "log.event_time.column names the column 'at', which has the type timestamp: give it the type date",
+        ),
+        (
+            {"event_time": {"column": "born", "time_of_day": "member"}},
+            "log.event_time.time_of_day names the column 'member', which has the type bool",
+        ),
     ],
 )
 def test_labels_and_times_have_types_that_can_mean_them(
@@ -893,6 +909,128 @@ def test_the_rule_of_dates(zone: str) -> None:
     assert [computed[place] for place in modern] == expected
 
 
+CLOCKS = ["iso", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M:%S %p", "%H%M%S", "%H.%M.%S"]
+
+
+@MANY
+@given(times=st.lists(st.times(), max_size=20), pattern=st.sampled_from(CLOCKS))
+def test_times_of_day_are_those_of_strptime(times: list[time], pattern: str) -> None:
+    texts = [one.isoformat() if pattern == "iso" else one.strftime(pattern) for one in times]
+    read = time_text.times_of_day(pa.array([*texts, None], pa.string()), pattern).to_pylist()
+    parsed = [
+        time.fromisoformat(text) if pattern == "iso" else datetime.strptime(text, pattern).time()
+        for text in texts
+    ]
+    assert read == [*(microseconds(datetime.combine(EPOCH, one)) for one in parsed), None]
+
+
+def test_other_texts_are_no_times_of_day() -> None:
+    texts = ["24:00", "9:05", "09:60", "09:05:60", "09:05Z", "2026-01-31T09:05", "0905", "", "é"]
+    assert time_text.times_of_day(pa.array(texts), "iso").null_count == len(texts)
+    assert time_text.times_of_day(pa.array(["9:05", "09:05 "]), "%H:%M").to_pylist() == [32_700_000_000, None]
+
+
+def clock_log(folder: Path, form: str, zone: str, rows: pd.DataFrame) -> pa.Table:
+    """Writes a log with the columns `day` and `clock` of `rows`, and returns the rows that are read."""
+    path = folder / f"raw/dt={DAYS[0]}/a.{form}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = rows.assign(user="u", item="i")[["day", "clock", "user", "item"]]
+    stored = pa.table({**{name: pa.array(rows[name], pa.string()) for name in ("user", "item")}})
+    stored = stored.append_column("day", pa.array(rows["day"], pa.date32()))
+    stored = stored.append_column("clock", pa.array(rows["clock"], pa.time64("us")))
+    texts = rows.assign(
+        day=[f"{one:%d.%m.%Y}" for one in rows["day"]],
+        clock=["" if one is None else f"{one:%I:%M:%S.%f %p}" for one in rows["clock"]],
+    )
+    if form in ("csv", "tsv"):
+        texts.to_csv(path, index=False, header=form == "csv", sep="," if form == "csv" else "\t")
+    elif form == "jsonl":
+        texts.to_json(path, orient="records", lines=True)
+    elif form == "parquet":
+        pq.write_table(stored, path)
+    elif form == "orc":  # it has no type for times of day
+        as_texts = pa.array([one and one.isoformat() for one in rows["clock"]], pa.string())
+        orc.write_table(stored.drop(["clock"]).append_column("clock", as_texts), path)
+    else:
+        kinds: dict[str, Any] = {
+            "day": {"type": "int", "logicalType": "date"},
+            "user": "string",
+            "item": "string",
+        }
+        kinds["clock"] = ["null", {"type": "long", "logicalType": "time-micros"}]
+        schema = {"type": "record", "name": "r", "fields": [{"name": k, "type": v} for k, v in kinds.items()]}
+        with path.open("wb") as file:
+            fastavro.writer(file, schema, stored.to_pylist())
+    is_text = form in ("csv", "tsv", "jsonl")
+    columns = [
+        {"name": "day", "type": "date", **({"format": "%d.%m.%Y"} if is_text else {})},
+        {"name": "clock", "type": "time", **({"format": "%I:%M:%S.%f %p"} if is_text else {})},
+        {"name": "user", "type": "string"},
+        {"name": "item", "type": "string"},
+    ]
+    log = {
+        "path": "{data}/dt={date}/*",
+        "format": form,
+        "columns": columns,
+        "time_zone": zone,
+        "event_time": {"column": "day", "time_of_day": "clock"},
+        "label": {},
+    }
+    features = [{"columns": ["user"], "kind": "categorical", "ops": ["categorify"]}]
+    config = cases.write_config(
+        folder, {"log": log, "features": features, "scopes": {}, "keys": {"user": "user", "item": "item"}}
+    )
+    return rows_of_log(config, require_raw(config, config.log, DAYS[0]))
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet", "orc", "avro"])
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@given(
+    moments=st.lists(
+        st.one_of(
+            st.datetimes(datetime(1990, 1, 1), datetime(2037, 1, 1)),
+            st.datetimes(datetime(2026, 3, 29, 1), datetime(2026, 3, 29, 4)),  # clocks go forward in Berlin
+            st.datetimes(datetime(2026, 10, 25, 1), datetime(2026, 10, 25, 4)),  # clocks go back
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    zone=st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]),
+)
+def test_dates_and_times_of_day_in_two_columns_are_the_times_of_pandas(
+    tmp_path_factory: pytest.TempPathFactory, form: str, moments: list[datetime], zone: str
+) -> None:
+    rows = pd.DataFrame({"day": [one.date() for one in moments], "clock": [one.time() for one in moments]})
+    read = clock_log(tmp_path_factory.mktemp("clock"), form, zone, rows)
+    local = pd.to_datetime(
+        rows["day"].astype(str) + " " + rows["clock"].map(time.isoformat), format="ISO8601"
+    )
+    first = np.ones(len(rows), bool)  # the first of two instants is the one of summer time
+    expected = local.dt.tz_localize(zone, ambiguous=first, nonexistent=pd.Timedelta("1h"))
+    micros = expected.dt.tz_convert("UTC").dt.tz_localize(None).astype("datetime64[us]").astype(np.int64)
+    assert read["event_time"].to_pylist() == micros.tolist()
+    assert read["_reason"].null_count == len(rows)
+
+
+def test_rows_without_a_time_of_day_are_rejected(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"day": [date(2026, 1, 1)] * 3, "clock": [time(9, 5), None, time(9, 6)]})
+    assert clock_log(tmp_path, "jsonl", "UTC", rows)["_reason"].to_pylist() == [
+        None,
+        "missing_time:clock",
+        None,
+    ]
+    path = tmp_path / f"raw/dt={DAYS[0]}/a.jsonl"
+    path.write_text(path.read_text().replace("09:06:00.000000 AM", "nine"))
+    config = load_config(str(tmp_path / "config.yaml"))
+    raw = require_raw(config, config.log, DAYS[0])
+    assert rows_of_log(config, raw)["_reason"].to_pylist() == [None, "missing_time:clock", "time:clock"]
+    row = RejectedLine(str(path), 3, "time:clock", path.read_text().splitlines()[2])
+    assert "clock has the value 'nine', which is not a time of day of the format" in description(
+        config.log, row
+    )
+    assert remedy(config.log, "log", row).startswith("correct `format` of clock in log.columns")
+
+
 @pytest.mark.parametrize(
     "zone, day, hours",
     [
@@ -1022,6 +1160,9 @@ def test_parquet_files_of_every_type_are_read(tmp_path: Path) -> None:
         ("timestamp", pa.array([2**62, 0], pa.timestamp("us")), [None, -3_600_000_000]),
         ("timestamp", pa.array(["1970-01-01", "x"]), [-3_600_000_000, None]),
         ("timestamp", pa.array(["1970-01-01T00:00Z"] * 2).dictionary_encode(), [0, 0]),
+        ("time", pa.array([1_999, -1, None], pa.time64("ns")), [1, None, None]),
+        ("time", pa.array([49_500_000, 86_400_000], pa.time32("ms")), [49_500_000_000, None]),
+        ("time", pa.array(["13:45", "24:00"]), [49_500_000_000, None]),
         ("bool", pa.array([1.0, 0.5, math.nan]), [1, None, None]),
         ("bool", pa.array(["yes", "?"]), [1, None]),
         ("date", pa.array([date(1969, 12, 31)]), [-1]),
@@ -1045,6 +1186,7 @@ def test_stored_values_have_the_declared_type(kind: Any, values: pa.Array, expec
         ("timestamp", pa.int64()),
         ("timestamp", pa.date32()),
         ("date", pa.timestamp("us")),
+        ("time", pa.timestamp("us")),
         ("bool", pa.date32()),
         ("list<int>", pa.list_(pa.uint64())),
         ("list<int>", pa.list_(pa.string())),
@@ -1102,10 +1244,13 @@ def test_frames_of_callers_may_have_times_and_dates() -> None:
             "at": pa.array([moment], pa.timestamp("ns", "Europe/Berlin")),
             "born": pa.array([date(1970, 1, 3)]),
             "naive": pa.array([EPOCH], pa.timestamp("us")),
+            "clock": pa.array([time(13, 45)]),
         }
     )
-    assert column_types(rows, ["at", "born"], {}) == {"at": "int", "born": "int"}
-    values = raw_values(rows, {"at": "int", "born": "int"})
+    types: dict[str, Any] = {"at": "int", "born": "int", "clock": "int"}
+    assert column_types(rows, [*types], {}) == types
+    values = raw_values(rows, types)
+    assert values["clock"].to_pylist() == [49_500_000_000]
     assert values["at"].to_pylist() == [1_767_265_200_000_000]
     assert values["born"].to_pylist() == [2]
     with pytest.raises(DataError, match="without a time zone"):

@@ -166,7 +166,9 @@ def test_a_value_without_text_is_named(declared: str, stored: pa.Array, row: int
         ("list<int>", pa.int64(), ConfigError, "type: int"),
         ("list<int>", pa.list_(pa.string()), ConfigError, "type: list<string>"),
         ("int", pa.struct([("a", pa.int64())]), DataError, "one value in each row"),
-        ("float", pa.time64("us"), DataError, "remove it from `columns`"),
+        ("int", pa.time64("us"), ConfigError, "type: time"),
+        ("time", pa.int64(), ConfigError, "type: int"),
+        ("float", pa.duration("us"), DataError, "remove it from `columns`"),
         ("int", pa.decimal256(50, 0), DataError, "store it as text"),
     ],
 )

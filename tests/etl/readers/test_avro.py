@@ -124,6 +124,21 @@ def test_rows_are_those_of_pandas(
     assert [place[1] for place in rows.places] == list(range(1, len(records) + 1))
 
 
+def test_times_of_day_are_times_or_plain_integers(tmp_path: Path) -> None:
+    millis, micros = (
+        ["null", {"type": kind, "logicalType": f"time-{unit}"}]
+        for kind, unit in (("int", "millis"), ("long", "micros"))
+    )
+    clock = dt.time(13, 45, 0, 5000)
+    path = write(tmp_path / "a", schema_of(a=millis, b=micros), [{"a": clock, "b": clock}, {"a": None}])
+    as_time = 49_500_005_000
+    assert read(path, table_of(a="time", b="time")).columns == {"a": [as_time, None], "b": [as_time, None]}
+    assert read(path, table_of(a="int", b="int")).columns == {
+        "a": [as_time // 1000, None],
+        "b": [as_time, None],
+    }
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_file_of_many_blocks_is_read_in_parts(tmp_path: Path, codec: str) -> None:
     rows = [{"key": row, "text": f"user {row}"} for row in range(3000)]
