@@ -14,7 +14,7 @@ from conf.raw_types import ColumnType
 from conf.time_notation import ISO, UTC
 from etl.inference.sample import TableSample
 from etl.raw.text_values import integers, numbers, with_decimal_points
-from etl.raw.time_text import dates, timestamps
+from etl.raw.time_text import dates, times_of_day, timestamps
 
 # Texts that other programs write in place of null. The empty text always means null.
 NULL_TEXTS = ("\\N", "NULL", "null", "NaN", "nan", "NA", "N/A", "None", "none", "-")
@@ -58,6 +58,11 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%b %d, %Y", "date"),
     ("%B %d, %Y", "date"),
 )
+# Notations of times of day without a date. A text such as 3:1 is one only in a column with a name for a time.
+_OF_DAY: tuple[str, ...] = (ISO, "%H:%M:%S", "%I:%M:%S %p", "%I:%M %p")
+_OF_NAMED_CLOCKS = "%H:%M"
+_CLOCK_NAME = re.compile(r"time|zeit|clock|hora|heure|ora($|_)|tijd", re.IGNORECASE)
+_CLOCK_OF_DIGITS = "%H%M%S"
 # Notations that consist of digits. They are tried only for columns with a name for a time, such as `day`.
 _DIGITS: tuple[tuple[str, ColumnType], ...] = (("%Y%m%d", "date"), ("%y%m%d%H", "timestamp"))
 _TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|datum|zeit|fecha|heure", re.IGNORECASE)
@@ -67,6 +72,9 @@ _PROBED = 2_000
 _FIRST_SECOND, _LAST_SECOND = 631_152_000, 2_208_988_800
 _DAY_MICROS = 86_400_000_000
 _UNITS: tuple[tuple[str, int], ...] = (("s", 1), ("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000))
+# A column depends on a key if nearly all rows of a key have the key's usual value. Other values may have at
+# most the first share of all rows, and at most the second share of the rows without the column's usual value.
+_EXCEPTIONS, _UNEXPLAINED = 0.02, 0.2
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _CERTAIN_SEPARATORS = ("|", ";")
 # The texts of a column are lists only if there are at least _FEWEST_LISTS texts, and at least the share
@@ -112,6 +120,11 @@ class SampledColumn:
     def is_time(self) -> bool:
         """Returns whether the values are times: timestamps, dates, or integers with a unit."""
         return self.type in ("timestamp", "date") or self.unit is not None
+
+    @property
+    def is_time_of_day(self) -> bool:
+        """Returns whether the values are times of day without a date."""
+        return self.type == "time"
 
     @property
     def is_number(self) -> bool:
@@ -160,12 +173,46 @@ def micros_of(column: SampledColumn) -> np.ndarray:
     return np.sort(np.asarray(micros, dtype=np.int64))
 
 
+def has_local_times(column: SampledColumn) -> bool:
+    """Returns whether the times of a column have no offset from UTC, so that they need a time zone."""
+    kind = column.values.type
+    if column.type not in ("timestamp", "date"):
+        return False
+    if pa.types.is_temporal(kind):
+        return not pa.types.is_timestamp(kind) or kind.tz is None
+    if column.format != ISO:
+        return "%z" not in column.format and "UTC" not in column.format
+    has_offset = pc.match_substring_regex(column.values, r":[0-9.,]+ ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)$")
+    return not pc.any(has_offset).as_py()
+
+
 def numbers_of(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
     """Returns the numbers of a column as float64. Nulls and texts that are not numbers are left out."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if pa.types.is_string(array.type):
         array = numbers(array)
     return np.asarray(pc.cast(array, pa.float64(), safe=False).drop_null().to_numpy())
+
+
+def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
+    """Returns whether nearly all rows with the same key have the same value of a column.
+
+    Only keys with several rows are evidence. If nearly all rows of the sample have the same value, the key
+    must also explain most of the other rows.
+    """
+    if pa.types.is_nested(column.values.type) or key.distinct > 0.5 * max(len(key.values), 1):
+        return False
+    table = pa.table({"key": key.values, "value": column.values}).filter(pc.is_valid(key.values))
+    pairs = table.group_by(["key", "value"]).aggregate([("value", "count")])
+    of_keys = pairs.group_by("key").aggregate([("value_count", "max"), ("value_count", "sum")])
+    of_keys = of_keys.filter(pc.greater(of_keys.column("value_count_sum"), 1))
+    rows = pc.sum(of_keys.column("value_count_sum")).as_py() or 0
+    if not rows:
+        return False
+    exceptions = rows - pc.sum(of_keys.column("value_count_max")).as_py()
+    values = column.values.drop_null()
+    unusual = 1 - pc.max(values.value_counts().field("counts")).as_py() / len(values)
+    return bool(exceptions <= min(_EXCEPTIONS, _UNEXPLAINED * unusual) * rows)
 
 
 def _column(name: str, values: pa.ChunkedArray, sample: TableSample) -> SampledColumn | None:
@@ -197,6 +244,7 @@ def _native_type(kind: pa.DataType) -> ColumnType | None:
         ("decimal", pa.types.is_decimal(kind)),
         ("timestamp", pa.types.is_timestamp(kind)),
         ("date", pa.types.is_date(kind)),
+        ("time", pa.types.is_time(kind)),
     )
     scalar: ColumnType | None = next((name for name, fits in tests if fits), None)
     if scalar is None and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -230,10 +278,14 @@ def _text_column(
         return replace(column, type="float", values=with_decimal_points(values), has_comma=True)
     # Numbers with leading zeros or more than 18 digits stay texts. They may be ids such as article numbers.
     if _matching(probe, _DIGITS_ONLY):
-        return column
+        is_clock = _is_clock_of_digits(name, probe)
+        return replace(column, type="time", format=_CLOCK_OF_DIGITS) if is_clock else column
     for notation, kind in _NOTATIONS:
         if _reads(probe, notation, kind):
             return replace(column, type=kind, format=notation)
+    for notation in (*_OF_DAY, *([_OF_NAMED_CLOCKS] if _CLOCK_NAME.search(name) else [])):
+        if _reads(probe, notation, "time"):
+            return replace(column, type="time", format=notation)
     separator = _list_separator(filled.slice(0, _PROBED), probe)
     return replace(column, type="list<string>", separator=separator) if separator else column
 
@@ -248,6 +300,8 @@ def _number_or_bool(name: str, column: SampledColumn, probe: pa.Array) -> Sample
         digits = _digit_time(name, probe)
         if digits is not None:
             return replace(column, type=digits[1], format=digits[0])
+        if _is_clock_of_digits(name, probe):
+            return replace(column, type="time", format=_CLOCK_OF_DIGITS)
         return replace(column, type="int", unit=_unit(name, column, probe))
     return replace(column, type="float") if _is_float(probe) else None
 
@@ -307,9 +361,14 @@ def _reads(probe: pa.Array, notation: str, kind: ColumnType) -> bool:
 
 
 def _times(texts: pa.Array, notation: str, kind: ColumnType) -> pa.Array:
-    """Returns the times of texts in UTC, in µs since 1970-01-01; null if a text is not in the notation."""
+    """Returns the times of texts in UTC, in µs since 1970-01-01; null if a text is not in the notation.
+
+    Times of day are in µs since midnight.
+    """
     if kind == "timestamp":
         return timestamps(texts, notation, UTC)
+    if kind == "time":
+        return times_of_day(texts, notation)
     return pc.multiply(pc.cast(dates(texts, notation), pa.int64()), _DAY_MICROS)
 
 
@@ -317,6 +376,13 @@ def _digit_time(name: str, probe: pa.Array) -> tuple[str, ColumnType] | None:
     if not _TIME_NAME.search(name):
         return None
     return next((one for one in _DIGITS if _reads(probe, *one)), None)
+
+
+def _is_clock_of_digits(name: str, probe: pa.Array) -> bool:
+    """Returns whether the texts of a column with a name for a time are times of day such as 134500."""
+    if not _CLOCK_NAME.search(name) or not pc.all(pc.equal(pc.binary_length(probe), 6)).as_py():
+        return False
+    return _reads(probe, _CLOCK_OF_DIGITS, "time")
 
 
 def _unit(name: str, column: SampledColumn, probe: pa.ChunkedArray | pa.Array) -> str | None:

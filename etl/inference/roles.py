@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.inference.column_types import SampledColumn, numbers_of
+from etl.inference.column_types import SampledColumn, depends_on, micros_of, numbers_of
 
 # For each role, words in names of columns. A column gets the number of points if its name contains the word.
 _USER_WORDS: Mapping[str, int] = {
@@ -24,6 +24,7 @@ _USER_WORDS: Mapping[str, int] = {
     **dict.fromkeys(("listener", "buyer", "uid"), 9),
     **dict.fromkeys(("person", "account", "household", "viewer", "player", "student"), 8),
     "anonymous": 7,
+    **dict.fromkeys(("loyalty", "card_no", "card_number", "card_id", "cardno", "cardid"), 7),
     "cookie": 6,
     "device_id": 5,
     "session": 4,
@@ -105,6 +106,22 @@ _NO_EVENT = {
 }
 _SHOWN = ("impression", "show", "shown", "display", "exposure", "imp", "impress")
 _EVENT_NAME = re.compile(r"event|action|behavi|interaction|activity|(^|_)type($|_)", re.IGNORECASE)
+# Names that only a column of events has, also in other languages, and names of attributes.
+_CERTAIN_EVENT_NAME = re.compile(
+    r"event|action|behavi|interaction|activity|ereignis|aktion|evento|accion|azione|evenement|gebeurtenis|"
+    r"событие|действие|行为|事件|行動|イベント|이벤트",
+    re.IGNORECASE,
+)
+_ATTRIBUTE_NAME = re.compile(
+    r"branch|store|shop|outlet|market|location|region|country|city|state($|_)|province|postal|postcode|(^|_)zip|"
+    r"filiale|standort|(^|_)ort($|_)|(^|_)land($|_)|(^|_)stadt|pays|ville|tienda|sucursal|pais|ciudad|negozio|"
+    r"device|platform|browser|(^|_)os($|_)|(^|_)app($|_)|channel|kanal|gender|(^|_)sex($|_)|geschlecht|age($|_)|"
+    r"language|(^|_)lang($|_)|sprache|currency|payment|category|kategorie|department|brand|marke|genre|topic|"
+    r"colou?r|farbe|size|plan($|_)|tier|member|segment|weekday|season",
+    re.IGNORECASE,
+)
+# An event is named by at most three words without digits.
+_ACTION = re.compile(r"[^\W\d_]{2,}([ _.:-][^\W\d_]+){0,2}")
 _LABEL_NAME = re.compile(
     r"click|label|target|conver|purchas|bought|engag|(^|_)(y|ctr|response|outcome)($|_)", re.IGNORECASE
 )
@@ -122,6 +139,7 @@ _IMAGE_NAMES = (
     *("photo_url", "thumbnail", "thumbnail_url", "cover", "cover_url", "poster", "poster_url"),
 )
 _MOST_EVENTS = 30
+_DAY_MICROS = 86_400_000_000
 # A column may contain unknown events if it has between 2 and 12 distinct texts, and 5 or more rows per text.
 _FEWEST_EVENTS, _MOST_UNKNOWN_EVENTS, _ROWS_OF_AN_EVENT = 2, 12, 5
 # If the points of two columns differ by at most this number, both columns are candidates for a role.
@@ -145,6 +163,8 @@ _FOREIGN_TITLES = (
 # Limits for recognizing a column of titles by its values: minimum share of distinct texts, maximum length of
 # a text, and minimum share of texts with several words or letters beyond ASCII.
 _TITLE_DISTINCT, _LONGEST_TITLE, _TITLE_WORDS = 0.3, 120, 0.4
+# Tills call the name of a product its description. Longer descriptions are no titles.
+_DESCRIPTION_NAME, _SHORT_TITLE = re.compile(r"desc|beschreib", re.IGNORECASE), 30
 _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
     re.IGNORECASE,
@@ -206,6 +226,8 @@ class Roles:
     Attributes:
         user, item: the columns with the keys, the most likely one first. Empty if no column can be a key.
         time: the columns with times of rows, the most likely one first.
+        time_of_day: the column with the time of day, if the first column of `time` has only dates; otherwise
+            None.
         group: the column whose values group the rows of items that were shown together; None without such a
             column.
         label: which rows are clicks.
@@ -214,6 +236,7 @@ class Roles:
     user: tuple[SampledColumn, ...]
     item: tuple[SampledColumn, ...]
     time: tuple[SampledColumn, ...]
+    time_of_day: SampledColumn | None
     group: SampledColumn | None
     label: LabelGuess
 
@@ -248,7 +271,7 @@ def roles_of(columns: Sequence[SampledColumn], rows: int, *, has_names: bool) ->
         keys = {column.source for column in (*users[:1], *items[:1])}
         named = [column for column in ids if _GROUP_NAME.search(column.source) and column.source not in keys]
         group = named[0] if named else None
-    return Roles(tuple(users), tuple(items), tuple(times), group, label)
+    return Roles(tuple(users), tuple(items), tuple(times), time_of_day_of(times, columns), group, label)
 
 
 def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
@@ -267,7 +290,7 @@ def roles_of_displays(columns: Sequence[SampledColumn]) -> Roles:
     group = max(displays, key=lambda column: column.distinct, default=None)
     users = [column for column in ids if column is not group]
     label = LabelGuess(click, has_shown=True, why="the last field says which of the shown items were clicked")
-    return Roles(tuple(users), (item,), tuple(times), group, label)
+    return Roles(tuple(users), (item,), tuple(times), time_of_day_of(times, others), group, label)
 
 
 def with_lists_of_items(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
@@ -338,12 +361,16 @@ def possible_events(
 ) -> list[SampledColumn]:
     """Returns the columns that may contain the event of each row. They have few distinct texts and no nulls.
 
+    A column such as `branch` is not one of them: its name says that it is an attribute, or its texts do not
+    look like events, or it depends on an id. For example, all rows of a receipt have the same branch. Such a
+    column is one of them only if its name says that it has events.
+
     Args:
         columns: the columns of the log.
         others: columns that have another role.
     """
     taken = {column.source for column in others if column is not None}
-    return [
+    few = [
         column
         for column in columns
         if column.source not in taken
@@ -352,6 +379,23 @@ def possible_events(
         and _FEWEST_EVENTS <= column.distinct <= _MOST_UNKNOWN_EVENTS
         and len(column.values) >= _ROWS_OF_AN_EVENT * column.distinct
     ]
+    ids = possible_keys(columns, max((len(column.values) for column in columns), default=0))
+    return [column for column in few if _may_have_events(column, ids)]
+
+
+def _may_have_events(column: SampledColumn, ids: Sequence[SampledColumn]) -> bool:
+    """Returns whether the name and the values of a column of few texts look like those of events."""
+    name = plain_name(column.source)
+    if _CERTAIN_EVENT_NAME.search(name):
+        return True
+    if _ATTRIBUTE_NAME.search(name):
+        return False
+    if any(depends_on(column, one) for one in ids if one.source != column.source):
+        return False
+    return bool(_EVENT_NAME.search(name)) or all(
+        _ACTION.fullmatch(text) and (text[0].islower() or (text.isupper() and len(text) > 2))
+        for text in pc.unique(column.values.combine_chunks()).to_pylist()
+    )
 
 
 def _events_in(column: SampledColumn, *, has_names: bool) -> LabelGuess | None:
@@ -430,16 +474,48 @@ def _is_binary(column: SampledColumn) -> bool:
 def _times(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
     """Returns the columns with times of rows: timestamps, then integers, then dates.
 
-    Each kind keeps the order of the files.
+    Each kind keeps the order of the files. A column with one value is left out. But if there is a column with
+    times of day, all rows of the sample may have the same date.
     """
+    fewest = 1 if _times_of_day(columns) else 2
     fitting = [
         (number, column)
         for number, column in enumerate(columns)
-        if column.is_time and not _NOT_EVENT_TIME.search(column.source) and column.distinct > 1
+        if column.is_time
+        and not _NOT_EVENT_TIME.search(column.source)
+        and column.distinct >= (fewest if column.type == "date" or has_midnights(column) else 2)
     ]
     order = {"timestamp": 0, "int": 1, "date": 2}
     fitting.sort(key=lambda one: (order[one[1].type], not _TIME_WORDS.search(one[1].source), one[0]))
     return [column for _, column in fitting]
+
+
+def time_of_day_of(times: Sequence[SampledColumn], columns: Sequence[SampledColumn]) -> SampledColumn | None:
+    """Returns the column with the time of day of rows; None if there is none, or if it is not needed.
+
+    It is needed if the most likely time of the rows, which comes first in `times`, has only dates.
+    """
+    if not times or not (times[0].type == "date" or has_midnights(times[0])):
+        return None
+    return next(iter(_times_of_day(columns)), None)
+
+
+def has_midnights(column: SampledColumn) -> bool:
+    """Returns whether the stored timestamps of a column are dates: local times, and all of them 00:00."""
+    kind = column.values.type
+    if not pa.types.is_timestamp(kind) or kind.tz is not None:
+        return False
+    return bool((micros_of(column) % _DAY_MICROS == 0).all())
+
+
+def _times_of_day(columns: Sequence[SampledColumn]) -> list[SampledColumn]:
+    """Returns the columns with times of day, those with a name for a time first."""
+    fitting = [
+        column
+        for column in columns
+        if column.is_time_of_day and column.distinct > 1 and not _NOT_EVENT_TIME.search(column.source)
+    ]
+    return sorted(fitting, key=lambda column: not _TIME_WORDS.search(column.source))
 
 
 def title_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
@@ -450,12 +526,24 @@ def title_of(columns: Sequence[SampledColumn]) -> SampledColumn | None:
 def title_by_values(columns: Sequence[SampledColumn]) -> SampledColumn | None:
     """Returns the column of a table of items whose texts look most like titles; None if there is none.
 
-    Such a column has the most distinct and the longest texts of several words. Descriptions are excluded.
+    Such a column has the most distinct and the longest texts of several words. A column with a name such as
+    `description` is taken only if no other column is, and if its texts are as short as titles.
+    """
+    named = [column for column in columns if _NO_TITLE_NAME.search(plain_name(column.source))]
+    best = _most_like_titles([column for column in columns if column not in named], _LONGEST_TITLE)
+    short = [column for column in named if _DESCRIPTION_NAME.search(plain_name(column.source))]
+    return best or _most_like_titles(short, _SHORT_TITLE)
+
+
+def _most_like_titles(columns: Sequence[SampledColumn], longest: int) -> SampledColumn | None:
+    """Returns the column with the most distinct and the longest texts; None if none has texts like titles.
+
+    The mean length of its texts is at most `longest` characters.
     """
     best, most = None, 0.0
     for column in columns:
         is_text = column.type == "string" or (column.type == "list<string>" and column.separator == " ")
-        if not is_text or _NO_TITLE_NAME.search(plain_name(column.source)):
+        if not is_text:
             continue
         texts = column.values.drop_null()
         if not len(texts):
@@ -465,7 +553,7 @@ def title_by_values(columns: Sequence[SampledColumn]) -> SampledColumn | None:
         has_words = pc.match_substring_regex(texts, r"\pL[^\pL]* .*\pL|[^\x00-\x7F]")
         share = pc.sum(has_words).as_py() / len(texts)
         is_address = pc.any(pc.match_substring_regex(texts[:100], "^https?://|^/")).as_py()
-        if distinct < _TITLE_DISTINCT or length > _LONGEST_TITLE or share < _TITLE_WORDS or is_address:
+        if distinct < _TITLE_DISTINCT or length > longest or share < _TITLE_WORDS or is_address:
             continue
         if distinct * length > most:
             best, most = column, distinct * length

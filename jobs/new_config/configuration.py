@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
@@ -12,6 +13,7 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.names import with_any_date
 from conf.raw_types import UTF8
+from etl.inference.column_types import depends_on, has_local_times
 from etl.inference.roles import (
     has_addresses,
     image_of,
@@ -33,7 +35,6 @@ from jobs.new_config.tables import (
     NamedColumn,
     NewFeature,
     NewTable,
-    depends_on,
     feature_of,
     grouped,
     is_sorted_by,
@@ -216,20 +217,25 @@ def _add_tables(name: str, wishes: Wishes, log: NewLog, joined: _Joined, config:
             label["positive"] = list(log.label.weights)
             if log.is_of_choices:
                 label["weights"] = dict(log.label.weights)
-    used = [one for one in (*log.keys, log.time, log.group, log.label_column) if one is not None]
-    log_section: dict[str, Any] = log.table.section([*used, *_context_columns(log)], _zone(wishes, log))
+    used = [one for one in (*log.keys, *log.times, log.group, log.label_column) if one is not None]
+    attributes = _attributes_of_log(log, joined)
+    log_section: dict[str, Any] = log.table.section([*used, *attributes], _zone(wishes, log))
     if label:
         log_section["label"] = label
     if log.time is not None:
         unit = log.time.sampled.unit
-        log_section["event_time"] = {"column": log.time.name, **({"unit": unit} if unit else {})}
+        of_day = {} if log.time_of_day is None else {"time_of_day": log.time_of_day.name}
+        if has_local_times(log.time.sampled):
+            why = "times without an offset; --time-zone names the zone of their clocks"
+            config.choose(f"log.time_zone: {wishes.time_zone}", why)
+        log_section["event_time"] = {"column": log.time.name, **of_day, **({"unit": unit} if unit else {})}
     sections["log"] = log_section
     _limit_of_rejected(log, config)
 
 
 def _limit_of_rejected(log: NewLog, config: NewConfig) -> None:
     """Sets `quality.max_bad_share` if many rows of the sample have no item, time or label."""
-    needed = [one for one in (log.item, log.time, log.label_column) if one is not None]
+    needed = [one for one in (log.item, *log.times, log.label_column) if one is not None]
     missing = {one.sampled.source: one.sampled.nulls / max(log.rows, 1) for one in needed}
     source, share = max(missing.items(), key=lambda entry: entry[1], default=("", 0.0))
     total = min(sum(missing.values()), 1.0)
@@ -292,13 +298,22 @@ def _zone(wishes: Wishes, log: NewLog) -> str | None:
     return wishes.time_zone if wishes.time_zone != "UTC" and log.time is not None else None
 
 
-def _context_columns(log: NewLog) -> list[NamedColumn]:
-    """Returns the other columns of the log. They become features if the log also contains shown items."""
-    roles = {one.name for one in (*log.keys, log.time, log.group, log.label_column) if one is not None}
-    others = [one for one in log.table.columns if one.name not in roles]
-    if log.is_of_choices:
-        return []
-    return [one for one in others if isinstance(feature_of(one, log.rows), NewFeature)]
+def _attributes_of_log(log: NewLog, joined: _Joined) -> list[NamedColumn]:
+    """Returns the other columns of the log that become features.
+
+    In a log of choices, these are the attributes of users. An item that a user did not choose has no row, so
+    such a log has no attributes for it.
+    """
+    others = [one for one in _other_columns(log) if isinstance(feature_of(one, log.rows), NewFeature)]
+    if not log.is_of_choices:
+        return others
+    return [one for one in others if _side_of(one, log, joined) == "user"]
+
+
+def _other_columns(log: NewLog) -> list[NamedColumn]:
+    """Returns the columns of the log without a role."""
+    roles = {one.name for one in (*log.keys, *log.times, log.group, log.label_column) if one is not None}
+    return [one for one in log.table.columns if one.name not in roles]
 
 
 def _split(log: NewLog, config: NewConfig) -> None:
@@ -322,7 +337,8 @@ def _split(log: NewLog, config: NewConfig) -> None:
         config.run_date = last_day(log.time.sampled)
         config.sections["split"] = {"by": "fraction", "train": 0.8, "validation": 0.1}
         config.choose(
-            "split by time: 80% train, 10% validation, 10% test", f"one table with times in {log.time.name}"
+            "split by time: 80% train, 10% validation, 10% test",
+            f"one table with times in {' and '.join(one.name for one in log.times)}",
         )
         return
     config.run_date = datetime.now(UTC).date().isoformat()
@@ -342,7 +358,8 @@ def _features(log: NewLog, joined: _Joined, config: NewConfig) -> None:
     """Adds the sections `features` and `scopes`, and for a log of choices `history` and `negatives`."""
     scopes: dict[str, list[str]] = {"user": [], "item": [], "context": []}
     features = _features_of_tables(joined, scopes, config)
-    for column in _context_columns(log):
+    attributes = _attributes_of_log(log, joined)
+    for column in attributes:
         feature = feature_of(column, log.rows)
         if log.table.sample.has_displays and column.sampled.is_list and log.item is not None:
             shared = {"min_count": 1, "share": log.item.name, "counts": False}
@@ -350,21 +367,16 @@ def _features(log: NewLog, joined: _Joined, config: NewConfig) -> None:
         if isinstance(feature, NewFeature):
             features.append(feature)
             scopes[_side_of(column, log, joined)].append(column.name)
+    _choose_attributes(attributes, scopes, config)
     groups = grouped(features)
     if log.user is not None and log.item is not None:
         groups += _key_features(log.user.name, log.item.name, scopes, of_choices=log.is_of_choices)
         config.sections["scopes"] = {side: names for side, names in scopes.items() if names}
     if log.is_of_choices:
-        roles = {one.name for one in (*log.keys, log.time, log.label_column) if one is not None}
         config.left_out += [
-            (
-                "log",
-                one.sampled.source,
-                "an item that a user did not choose has no row with it in this log; "
-                "attributes of items need a table (--items)",
-            )
-            for one in log.table.columns
-            if one.name not in roles
+            ("log", one.sampled.source, _why_left_out(one, log, joined))
+            for one in _other_columns(log)
+            if one not in attributes
         ]
         by_day = config.sections["split"]["by"] == "day"
         days = {"days": config.sections["split"]["train_days"]} if by_day else {}
@@ -375,6 +387,30 @@ def _features(log: NewLog, joined: _Joined, config: NewConfig) -> None:
             "the log has only what users chose",
         )
     config.sections["features"] = groups
+
+
+def _choose_attributes(
+    attributes: Sequence[NamedColumn], scopes: dict[str, list[str]], config: NewConfig
+) -> None:
+    """Records which columns of the log are attributes of users and of items."""
+    for side in ("user", "item"):
+        names = [one.sampled.source for one in attributes if one.name in scopes[side]]
+        if names:
+            config.choose(
+                f"attributes of the {side}: {', '.join(names)}",
+                f"nearly all rows of a {side} have the same value",
+            )
+
+
+def _why_left_out(column: NamedColumn, log: NewLog, joined: _Joined) -> str:
+    """Returns the reason why a column of a log of choices is no feature."""
+    is_feature = isinstance(feature_of(column, log.rows), NewFeature)
+    if is_feature and "users" in joined and log.user and depends_on(column.sampled, log.user.sampled):
+        return "attributes of users come from the table of users (--users): add it there"
+    return (
+        "an item that a user did not choose has no row with it in this log; attributes of items need a table "
+        "(--items)"
+    )
 
 
 def _features_of_tables(joined: _Joined, scopes: dict[str, list[str]], config: NewConfig) -> list[NewFeature]:

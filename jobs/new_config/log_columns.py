@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conf.errors import ConfigError
@@ -12,6 +12,7 @@ from etl.inference.roles import (
     LabelGuess,
     Roles,
     events_of,
+    has_midnights,
     is_id_name,
     label_of,
     possible_events,
@@ -20,6 +21,7 @@ from etl.inference.roles import (
     roles_of_displays,
     share_of_most_frequent,
     shown_items_in,
+    time_of_day_of,
 )
 from etl.inference.sample import TableSample
 from jobs.new_config.questions import Questions
@@ -93,7 +95,7 @@ class NewLog:
 
     Attributes:
         table: the log.
-        user, item, time, group, label_column: its columns; None for roles that no column has.
+        user, item, time, time_of_day, group, label_column: its columns; None for roles that no column has.
         label: which rows are clicks.
     """
 
@@ -101,6 +103,7 @@ class NewLog:
     user: NamedColumn | None
     item: NamedColumn | None
     time: NamedColumn | None
+    time_of_day: NamedColumn | None
     group: NamedColumn | None
     label: LabelGuess
     label_column: NamedColumn | None
@@ -109,6 +112,11 @@ class NewLog:
     def keys(self) -> list[NamedColumn]:
         """Returns the columns of the user and the item that exist."""
         return [column for column in (self.user, self.item) if column is not None]
+
+    @property
+    def times(self) -> list[NamedColumn]:
+        """Returns the columns of the time and of the time of day that exist."""
+        return [column for column in (self.time, self.time_of_day) if column is not None]
 
     @property
     def is_of_choices(self) -> bool:
@@ -179,23 +187,24 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     user = chosen(wishes.user, users, "Which column has the user?")
     items, item_why = _possible(table, roles, "item", wishes.items, user)
     item = chosen(wishes.item, items, "Which column has the item?")
-    time = chosen(wishes.time, roles.time[:1], "Which column has the time?")
+    time, time_of_day = _times_of(wishes.time, table, roles)
     label = roles.label
     if wishes.label is not None:
         label = _wished_label(table.column(wishes.label).sampled, questions)
     elif label.column is None and sample.has_names:
-        taken = [None if one is None else one.sampled for one in (user, item, time)]
+        taken = [None if one is None else one.sampled for one in (user, item, time, time_of_day)]
         label = _asked_events(possible_events([one.sampled for one in table.columns], taken), questions)
     how = "by its name" if sample.has_names else "by the order and the values of the columns"
     keys = (
         ("user", user, user_why if wishes.user is None else "--user"),
         ("item", item, item_why if wishes.item is None else "--item"),
         ("time", time, how if wishes.time is None else "--time"),
+        ("time of day", time_of_day, "the column of the time has only dates"),
     )
     _choose_roles(sample, keys, label, config)
     label_column = None if label.column is None else table.column(label.column.source)
     group = None if roles.group is None else table.column(roles.group.source)
-    names = {"user": user, "item": item, "time": time, "label": label_column}
+    names = {"user": user, "item": item, "time": time, "time_of_day": time_of_day, "label": label_column}
     if sample.has_displays:
         names |= {"display": group, "items_before": table.first_list}
     named = renamed(table, names)
@@ -204,7 +213,49 @@ def log_of(wishes: Wishes, questions: Questions, config: NewConfig) -> NewLog:
     def again(column: NamedColumn | None) -> NamedColumn | None:
         return None if column is None else by_source[column.sampled.source]
 
-    return NewLog(named, again(user), again(item), again(time), again(group), label, again(label_column))
+    keys_and_times = (again(user), again(item), _dates(again(time), time_of_day), again(time_of_day))
+    log = NewLog(named, *keys_and_times, again(group), label, again(label_column))
+    return replace(log, table=_with_column(named, log.time))
+
+
+def _times_of(
+    wish: str | None, table: NewTable, roles: Roles
+) -> tuple[NamedColumn | None, NamedColumn | None]:
+    """Returns the column of the time, and the column of the time of day if the time has only dates.
+
+    Args:
+        wish: `--time`, which may name the column with the whole time, the date, or the time of day.
+        table: the log.
+        roles: what its columns mean by their names or their order.
+
+    Raises:
+        ConfigError: the column does not exist, or has times of day without a column of dates.
+    """
+    sampled = [one.sampled for one in table.columns]
+    times = list(roles.time[:1]) if wish is None else [table.column(wish).sampled]
+    of_day = roles.time_of_day if wish is None else time_of_day_of(times, sampled)
+    if wish is not None and times[0].is_time_of_day:
+        dates = [one for one in roles.time if one.type == "date" or has_midnights(one)]
+        if not dates:
+            raise ConfigError(
+                f"--time {wish}: the column has times of day such as {times[0].examples[0]!r}, but no column "
+                "of the log has their dates",
+                "name a column with dates or with whole times, or add one to the log",
+            )
+        times, of_day = dates, times[0]
+    time = table.column(times[0].source) if times else None
+    return time, None if of_day is None else table.column(of_day.source)
+
+
+def _dates(time: NamedColumn | None, time_of_day: NamedColumn | None) -> NamedColumn | None:
+    """Returns the column of the time. With a column of times of day, its stored midnights are dates."""
+    return time if time is None or time_of_day is None else replace(time, type="date")
+
+
+def _with_column(table: NewTable, changed: NamedColumn | None) -> NewTable:
+    """Returns the table with a column in place of the column with the same name."""
+    columns = [changed if changed and one.name == changed.name else one for one in table.columns]
+    return replace(table, columns=tuple(columns))
 
 
 def _roles_of(table: NewTable) -> Roles:
@@ -220,8 +271,9 @@ def _possible(
 ) -> tuple[Sequence[SampledColumn], str]:
     """Returns the columns of the log that may be the user or the item, and the reason as a clause.
 
-    If the names of the columns do not decide, the ids of the table of users or items do. Without such a
-    table, columns are taken whose names say that they have ids.
+    If the names of the columns do not decide, or if the table of users or items does not have the ids of the
+    column that they decide for, the ids of this table decide. Without such a table, columns are taken whose
+    names say that they have ids.
 
     Args:
         table: the log.
@@ -233,19 +285,22 @@ def _possible(
     taken = [] if user is None else [user.sampled.source]
     named = [one for one in (roles.user if role == "user" else roles.item) if one.source not in taken]
     has_names = table.sample.has_names
-    if len(named) == 1 or table.sample.has_displays:
-        return named, "by its name" if has_names else "by the order and the values of the columns"
+    by_name = "by its name" if has_names else "by the order and the values of the columns"
+    attributes = None if location is None or table.sample.has_displays else open_new_table(location)
+    is_decided = len(named) == 1 and (attributes is None or key_by_table(attributes, named) is not None)
+    if is_decided or table.sample.has_displays:
+        return named, by_name
     known = [*roles.time[:1], *([roles.label.column] if roles.label.column else [])]
     taken += [one.source for one in known] + [one.source for one in roles.user[:1] if role == "item"]
     possible = possible_keys(
         [one.sampled for one in table.columns if one.sampled.source not in taken], table.sample.rows.num_rows
     )
-    if location is not None:
-        by_table = key_by_table(open_new_table(location), named or possible)
+    if attributes is not None:
+        by_table = key_by_table(attributes, named) or key_by_table(attributes, possible)
         if by_table is not None:
             return [by_table], f"its values are the ids of the table of {role}s"
     if named or not has_names:
-        return named, "by its name" if has_names else "by the order and the values of the columns"
+        return named, by_name
     return [one for one in possible if is_id_name(one.source)], "its name says that it has ids"
 
 

@@ -39,8 +39,6 @@ _SKEWED = 2.0
 _FIRST_TEXTS = 1_000
 # Rows count as sorted by user if each user has about one group of consecutive rows.
 _SORTED_RUNS = 1.2
-# A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
-_SAME_SHARE = 0.98
 # Minimum share of the log's ids in the column of a table by which the table is joined.
 _JOINED_SHARE = 0.2
 # Minimum share of a column's ids in a table of attributes by which the column becomes the key of the log.
@@ -68,7 +66,7 @@ class NamedColumn:
         if self.name != self.sampled.source:
             entry["source"] = self.sampled.source
         entry["type"] = self.type
-        if self.type in ("timestamp", "date") and self.sampled.format != ISO:
+        if self.type in ("timestamp", "date", "time") and self.sampled.format != ISO:
             entry["format"] = self.sampled.format
         if self.type in ("list<int>", "list<string>") and self.sampled.separator not in (None, "|"):
             entry["separator"] = self.sampled.separator
@@ -248,9 +246,9 @@ def feature_of(column: NamedColumn, rows: int) -> NewFeature | str:
         return "its texts are JSON"
     if sampled.is_list:
         return NewFeature(column, "multi_hot", (categorify,))
+    if sampled.is_time_of_day or sampled.unit is not None:
+        return "it is a time"
     if sampled.is_time:
-        if sampled.unit is not None:
-            return "it is a time"
         return NewFeature(column, "dense", ("fill_median", "normalize"))
     if sampled.type == "bool" or (sampled.type == "int" and sampled.distinct <= _FEW_VALUES):
         return NewFeature(column, "categorical", (categorify,))
@@ -301,17 +299,6 @@ def most_frequent(column: SampledColumn) -> object:
     if isinstance(best, str) and column.type == "float":
         return float(best)
     return best if isinstance(best, int | float | str) and not isinstance(best, bool) else str(best)
-
-
-def depends_on(column: SampledColumn, key: SampledColumn) -> bool:
-    """Returns whether nearly all rows with the same key have the same value of a column."""
-    if pa.types.is_nested(column.values.type) or key.distinct > 0.5 * max(len(key.values), 1):
-        return False
-    table = pa.table({"key": key.values, "value": column.values})
-    pairs = table.group_by(["key", "value"]).aggregate([("value", "count")])
-    usual = pairs.group_by("key").aggregate([("value_count", "max"), ("value_count", "sum")])
-    total = pc.sum(usual.column("value_count_sum")).as_py() or 0
-    return bool(total) and pc.sum(usual.column("value_count_max")).as_py() >= _SAME_SHARE * total
 
 
 def grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:

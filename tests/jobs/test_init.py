@@ -152,6 +152,10 @@ def test_titles_are_found_by_their_texts_or_said_to_be_missing(shop: Path) -> No
     config = new_config(Wishes("events_*.csv", items="items.csv"), Questions(ask=False))
     assert config.sections["items"]["title"] == "xyz"
     assert ("items.title: xyz", "its texts are long and distinct") in config.reasons
+    short = items.drop(columns="xyz").assign(description=[f"large cake {row}" for row in range(40)])
+    short.to_csv("items.csv", index=False)
+    config = new_config(Wishes("events_*.csv", items="items.csv"), Questions(ask=False))
+    assert config.sections["items"]["title"] == "description"
     items.drop(columns="xyz").to_csv("items.csv", index=False)
     config = new_config(Wishes("events_*.csv", items="items.csv"), Questions(ask=False))
     assert "title" not in config.sections["items"]
@@ -273,6 +277,9 @@ def test_german_receipts_in_windows_1252_need_no_edit(
     assert (config.keys.user, config.keys.item) == ("Kundenkarte", "Artikelnr")
     assert (config.items.title, config.items.encoding) == ("Bezeichnung", "windows-1252")
     assert config.scopes.item == ["Warengruppe", "Gewicht", "Artikelnr"]
+    assert config.log.event_time is not None
+    assert config.log.event_time.columns == ["Datum", "Uhrzeit"]
+    assert (config.log.type_of("Datum"), config.log.type_of("Uhrzeit")) == ("date", "time")
     assert "items.encoding: windows-1252" in capsys.readouterr().err
     assert check_config.main(["--config", "bons.yaml", "--run-date", "2026-03-05"]) == 0
 
@@ -290,6 +297,16 @@ def test_an_item_with_an_unknown_name_is_found(shop: Path, item: str, has_table:
     assert config.sections["keys"] == {"user": "user", "item": item}
     why = "its values are the ids of the table of items" if has_table else "its name says that it has ids"
     assert (f"item: {item}", why) in config.reasons
+
+
+def test_the_ids_of_the_table_of_users_decide_against_a_name(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").rename(columns={"user": "holder"})
+        rows.assign(basket_id=np.arange(len(rows)) // 4 + 500).to_csv(f"events_{day}.csv", index=False)
+    pd.read_csv("users.csv").rename(columns={"user": "id"}).to_csv("users.csv", index=False)
+    config = new_config(Wishes("events_*.csv", users="users.csv"), Questions(ask=False))
+    assert config.sections["keys"] == {"user": "holder", "item": "item"}
+    assert ("user: holder", "its values are the ids of the table of users") in config.reasons
 
 
 def test_a_missing_item_is_named_with_the_user_that_was_found(shop: Path) -> None:
@@ -315,6 +332,56 @@ def test_other_columns_of_a_log_of_choices_are_named(shop: Path) -> None:
     assert _init() == 0
     text = (shop / "shop.yaml").read_text()
     assert "No feature: log.price, because an item that a user did not choose has no row with it" in text
+
+
+def test_attributes_of_users_in_the_log_are_features_of_users(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows["land"] = rows["user"].str[-1].map(int).mod(3).map({0: "DE", 1: "PL", 2: "FR"})
+        rows["size"] = rows["item"].str[-1].map(int).mod(2).map({0: "small", 1: "large"})
+        rows["weather"] = np.random.default_rng(4).choice(["sun", "rain"], len(rows))
+        rows.to_csv(f"events_{day}.csv", index=False)
+    assert _init() == 0
+    config = load_config("shop.yaml")
+    assert (config.scopes.user, config.scopes.item, config.scopes.context) == (
+        ["land", "history"],
+        ["item"],
+        [],
+    )
+    assert config.log.type_of("land") == "string"
+    text = (shop / "shop.yaml").read_text()
+    assert "No feature: log.size, because an item that a user did not choose" in text
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+    assert _init("--users", "users.csv", "--force") == 0
+    assert load_config("shop.yaml").scopes.user == ["country", "history"]
+    assert (
+        "log.land, because attributes of users come from the table of users"
+        in (shop / "shop.yaml").read_text()
+    )
+
+
+@pytest.mark.parametrize("wish", ["clock", "day"])
+def test_either_column_may_be_named_as_the_time(shop: Path, wish: str) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv").rename(columns={"time": "seen"})
+        rows["day"], rows["clock"] = rows["seen"].str[:10], rows["seen"].str[11:]
+        rows.to_csv(f"events_{day}.csv", index=False)
+    assert _init() == 0
+    assert load_config("shop.yaml").log.event_time.columns == ["seen"]  # type: ignore[union-attr]
+    assert _init("--time", wish, "--force") == 0
+    config = load_config("shop.yaml")
+    assert config.log.event_time is not None
+    assert config.log.event_time.columns == ["day", "clock"]
+    assert check_config.main(["--config", "shop.yaml", "--run-date", DAYS[-1]]) == 0
+
+
+def test_times_of_day_without_dates_are_named(shop: Path) -> None:
+    for day in DAYS:
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows.assign(time=rows["time"].str[11:]).to_csv(f"events_{day}.csv", index=False)
+    assert "event_time" not in new_config(Wishes("events_*.csv"), Questions(ask=False)).sections["log"]
+    with pytest.raises(ConfigError, match="--time time: the column has times of day such as"):
+        new_config(Wishes("events_*.csv", time="time"), Questions(ask=False))
 
 
 def test_addresses_of_users_are_declared_but_no_features(shop: Path) -> None:

@@ -10,12 +10,14 @@ import pytest
 
 from etl.inference.column_types import (
     SampledColumn,
+    depends_on,
+    has_local_times,
     micros_of,
     numbers_of,
     sampled_columns,
     unique_names,
 )
-from etl.inference.roles import Roles, roles_of
+from etl.inference.roles import Roles, possible_events, roles_of
 from etl.inference.sample import find_table, read_sample
 
 N = 400
@@ -56,6 +58,97 @@ def test_times_are_read_in_their_notation(tmp_path: Path, values: pd.Index, kind
     parsed = pd.to_datetime(values, format=None if notation == "iso" else notation, utc=True)
     expected = np.unique(parsed.astype("datetime64[us, UTC]").astype(np.int64))
     assert np.unique(micros_of(column)).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "name, values, kind, notation",
+    [
+        ("x", TIMES.strftime("%H:%M:%S"), "time", "iso"),
+        ("x", TIMES.strftime("%I:%M %p"), "time", "%I:%M %p"),
+        ("Uhrzeit", ["9:05", "13:45"] * (N // 2), "time", "%H:%M"),
+        ("sale_time", TIMES.strftime("%H%M%S"), "time", "%H%M%S"),
+        ("result", ["3:1", "0:2"] * (N // 2), "string", "iso"),
+        ("code", TIMES.strftime("%H%M%S"), "int", "iso"),
+        ("release_time", ["2015", "2003"] * (N // 2), "int", "iso"),
+    ],
+)
+def test_times_of_day_have_no_date(
+    tmp_path: Path, name: str, values: pd.Index | list[str], kind: str, notation: str
+) -> None:
+    column = _columns(tmp_path, pd.DataFrame({"user": USERS, name: values}))[name]
+    assert (column.type, column.format, column.is_time) == (kind, notation, False)
+
+
+@pytest.mark.parametrize(
+    "values, is_local",
+    [
+        (TIMES.strftime("%Y-%m-%d %H:%M:%S"), True),
+        (TIMES.strftime("%Y-%m-%d"), True),
+        (TIMES.strftime("%d.%m.%Y %H:%M"), True),
+        (TIMES.strftime("%Y-%m-%dT%H:%M:%S.123Z"), False),
+        (TIMES.strftime("%Y-%m-%dT%H:%M:%S+0200"), False),
+        (TIMES.strftime("%Y-%m-%d %H:%M:%S UTC"), False),
+        (SECONDS, False),
+    ],
+)
+def test_times_without_an_offset_are_local(tmp_path: Path, values: pd.Index, is_local: bool) -> None:
+    column = _columns(tmp_path, pd.DataFrame({"user": USERS, "time": values}))["time"]
+    assert has_local_times(column) == is_local
+
+
+def test_dates_are_completed_by_times_of_day(tmp_path: Path) -> None:
+    day, clock = TIMES.strftime("%d.%m.%Y"), TIMES.strftime("%H:%M")
+    frame = pd.DataFrame({"user": USERS, "item": ITEMS, "day": day, "seen": clock, "time": clock})
+    roles = _roles(tmp_path, frame)
+    assert roles.time_of_day is not None
+    assert (roles.time[0].source, roles.time_of_day.source) == ("day", "time")
+    assert _roles(tmp_path, frame.assign(at=TIMES)).time_of_day is None
+    same_day = _roles(tmp_path, frame.assign(day="01.02.2026"))
+    assert [one.source for one in same_day.time] == ["day"]
+    assert not _roles(tmp_path, frame.assign(day="01.02.2026").drop(columns=["seen", "time"])).time
+    stored = frame.assign(day=TIMES.normalize(), time=TIMES.time).drop(columns="seen")
+    stored.to_parquet(tmp_path / "log.parquet")
+    columns = sampled_columns(read_sample(find_table(str(tmp_path / "log.parquet"))))
+    roles = roles_of(columns, N, has_names=True)
+    assert roles.time_of_day is not None
+    assert (roles.time[0].source, roles.time_of_day.source) == ("day", "time")
+
+
+@pytest.mark.parametrize(
+    "name, texts, is_possible",
+    [
+        ("branch", ["hull", "york"], False),
+        ("Filiale", ["hull", "york"], False),
+        ("xyz", ["ansicht", "korb"], True),
+        ("xyz", ["VIEWED", "BOUGHT"], True),
+        ("xyz", ["Leeds North", "York"], False),
+        ("xyz", ["a1", "a2"], False),
+        ("xyz", ["DE", "PL"], False),
+        ("row_type", ["Ansicht", "Kauf"], True),
+        ("store_type", ["large", "small"], False),
+        ("Ereignis", ["Ansicht", "Kauf 2"], True),
+        ("store_event", ["A", "B"], True),
+    ],
+)
+def test_names_and_texts_show_whether_a_column_may_have_events(
+    tmp_path: Path, name: str, texts: list[str], is_possible: bool
+) -> None:
+    frame = pd.DataFrame({"user": USERS, "item": ITEMS, name: RNG.choice(texts, N)})
+    columns = [*_columns(tmp_path, frame).values()]
+    assert [one.source for one in possible_events(columns, [])] == ([name] if is_possible else [])
+
+
+def test_what_depends_on_an_id_is_no_event(tmp_path: Path) -> None:
+    receipts = RNG.integers(0, N // 5, N)
+    frame = pd.DataFrame({"user": USERS, "item": ITEMS, "bon": [f"b{one}" for one in receipts]})
+    frame["xyz"] = np.where(receipts % 3 == 0, "north", "south")
+    frame["rare"] = np.where(np.arange(N) % 100 == 7, "bought", "viewed")
+    columns = _columns(tmp_path, frame)
+    assert [one.source for one in possible_events([*columns.values()], [])] == ["rare"]
+    assert depends_on(columns["xyz"], columns["bon"])
+    assert not depends_on(columns["xyz"], columns["user"])
+    # 99% of the rows have the same value, but no key explains the others.
+    assert not any(depends_on(columns["rare"], columns[key]) for key in ("user", "item", "bon"))
 
 
 def test_decimal_commas_are_numbers_and_one_table_has_one_notation(tmp_path: Path) -> None:
