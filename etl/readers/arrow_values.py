@@ -596,7 +596,9 @@ def _decimals(values: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | No
 
 def _times_of_day(values: pa.Array, column: Column) -> tuple[pa.Array, pa.Array | None]:
     """Returns times of day in µs since midnight, rounded down. A time outside of a day is malformed."""
-    micros = values.cast(pa.time64("us"), safe=False).cast(pa.int64())
+    unit = values.type.unit
+    raw = values.cast(pa.int32() if pa.types.is_time32(values.type) else pa.int64()).cast(pa.int64())
+    micros = floor_divide_array(raw, 1000) if unit == "ns" else pc.multiply(raw, _US_OF_UNIT[unit])
     fits = pc.and_(pc.greater_equal(micros, 0), pc.less(micros, US_OF_DAY))
     good = pc.if_else(fits, micros, pa.scalar(None, pa.int64()))
     return good, _reasons(micros, good, f"time:{column.name}")
