@@ -173,6 +173,27 @@ def micros_of(column: SampledColumn) -> np.ndarray:
     return np.sort(np.asarray(micros, dtype=np.int64))
 
 
+def days_of(column: SampledColumn) -> pa.Array:
+    """Returns the day of each row in a column of times, in days since 1970-01-01, without time zones.
+
+    A row without a time has null.
+    """
+    encoded = column.values.combine_chunks().dictionary_encode()
+    distinct = encoded.dictionary
+    if column.unit is not None:
+        counted = numbers(distinct) if pa.types.is_string(distinct.type) else distinct
+        days = _quotients(counted, dict(_UNITS)[column.unit] * 86_400)
+    elif pa.types.is_temporal(distinct.type):
+        days = pc.cast(pc.cast(distinct, pa.date32(), safe=False), pa.int32()).cast(pa.int64())
+    else:
+        days = _quotients(_times(distinct, column.format, column.type), _DAY_MICROS)
+    return days.take(encoded.indices)
+
+
+def _quotients(values: pa.Array, divisor: int) -> pa.Array:
+    return pc.floor(pc.divide(pc.cast(values, pa.float64(), safe=False), float(divisor))).cast(pa.int64())
+
+
 def has_local_times(column: SampledColumn) -> bool:
     """Returns whether the times of a column have no offset from UTC, so that they need a time zone."""
     kind = column.values.type

@@ -42,6 +42,7 @@ from jobs.new_config.tables import (
     last_day,
     most_frequent,
     open_new_table,
+    share_of_repeats,
 )
 from storage import file_io
 
@@ -77,6 +78,8 @@ _FEW_ANONYMOUS = 0.005
 # If more than `_FEW_REJECTED` of the rows have no item, time or label, `quality.max_bad_share` becomes
 # `_ROOM` times the share of these rows.
 _FEW_REJECTED, _ROOM = 0.02, 1.5
+# If users choose the same items again in at least this share of their later rows, lists may contain them.
+_REPEATS = 0.1
 
 
 # Maps the section of each table of attributes to the column of its key.
@@ -115,7 +118,7 @@ def new_config(wishes: Wishes, questions: Questions) -> NewConfig:
     _split(log, config)
     _features(log, joined, config)
     _model(log, config)
-    _lists(wishes, log, joined, config)
+    _lists(wishes, log, joined, config, _wants_repeats(log, questions))
     _use_data_folder(config)
     return config
 
@@ -539,12 +542,33 @@ def _stock_filters(item: str, joined: _Joined, config: NewConfig) -> dict[str, A
     return {}
 
 
-def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig) -> None:
+def _wants_repeats(log: NewLog, questions: Questions) -> bool:
+    """Returns whether lists may contain items that the user has chosen, as groceries.
+
+    Asks only if every row is a choice, because a view of the same item is no second choice.
+    """
+    if log.label_column is not None or log.user is None or log.item is None or log.time is None:
+        return False
+    share = share_of_repeats(log.user.sampled, log.item.sampled, log.time.sampled)
+    if share < _REPEATS:
+        return False
+    again = "yes: candidates.repeats: all"
+    question = (
+        f"In {share:.0%} of the rows after a user's first day, the user chose the item on an earlier day, "
+        "too. May lists contain items that the user has chosen?"
+    )
+    return questions.choose(question, ["no: only items that are new to the user", again]) == again
+
+
+def _lists(wishes: Wishes, log: NewLog, joined: _Joined, config: NewConfig, wants_repeats: bool) -> None:
     """Adds the sections `candidates` and `score`."""
     if log.item is None or not config.has_lists:
         config.choose("no lists", "no columns look like a user and an item (--user, --item)")
         return
     filters = _stock_filters(log.item.name, joined, config)
+    if wants_repeats:
+        filters = {"repeats": "all", **filters}
+        config.choose("candidates.repeats: all", "users choose the same items again")
     items = log.item.sampled.distinct
     if items <= _ALL_ITEMS:
         if filters:

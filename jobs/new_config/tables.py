@@ -17,6 +17,7 @@ from conf.raw_types import UTF8, ColumnType
 from conf.time_notation import ISO
 from etl.inference.column_types import (
     SampledColumn,
+    days_of,
     micros_of,
     numbers_of,
     sampled_columns,
@@ -39,6 +40,8 @@ _SKEWED = 2.0
 _FIRST_TEXTS = 1_000
 # Rows count as sorted by user if each user has about one group of consecutive rows.
 _SORTED_RUNS = 1.2
+# Repeated choices are counted if the sample has at least this number of rows after the first days of users.
+_FEWEST_LATER_ROWS = 20
 # Minimum share of the log's ids in the column of a table by which the table is joined.
 _JOINED_SHARE = 0.2
 # Minimum share of a column's ids in a table of attributes by which the column becomes the key of the log.
@@ -299,6 +302,31 @@ def most_frequent(column: SampledColumn) -> object:
     if isinstance(best, str) and column.type == "float":
         return float(best)
     return best if isinstance(best, int | float | str) and not isinstance(best, bool) else str(best)
+
+
+def share_of_repeats(user: SampledColumn, item: SampledColumn, time: SampledColumn) -> float:
+    """Returns how often users choose an item again on a later day.
+
+    This is the share of rows with an item that the user chose on an earlier day, among the rows after each
+    user's first day. It is 0 if the sample has only a few such rows.
+    """
+    rows = pa.table({"user": user.values, "item": item.values, "day": days_of(time)}).drop_null()
+    users, items = (
+        rows.column(name).combine_chunks().dictionary_encode().indices.to_numpy() for name in ("user", "item")
+    )
+    days = rows.column("day").to_numpy()
+    _, pairs = np.unique(users.astype(np.int64) * (len(items) + 1) + items, return_inverse=True)
+    is_later = days > _first_days(users, days)
+    if is_later.sum() < _FEWEST_LATER_ROWS:
+        return 0.0
+    return float((days > _first_days(pairs, days))[is_later].mean())
+
+
+def _first_days(codes: np.ndarray, days: np.ndarray) -> np.ndarray:
+    """Returns, for each of n rows, the first day of the rows with the same code."""
+    first = np.full(int(codes.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, codes, days)
+    return first[codes]
 
 
 def grouped(features: Sequence[NewFeature]) -> list[dict[str, object]]:

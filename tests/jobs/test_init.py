@@ -21,6 +21,7 @@ from jobs import check_config, init
 from jobs.new_config.configuration import new_config
 from jobs.new_config.log_columns import Wishes
 from jobs.new_config.questions import Questions
+from jobs.new_config.tables import open_new_table, share_of_repeats
 from storage.paths import LakePaths
 from tests.processes import ROOT, environment
 
@@ -309,6 +310,45 @@ def test_the_ids_of_the_table_of_users_decide_against_a_name(shop: Path) -> None
     assert ("user: holder", "its values are the ids of the table of users") in config.reasons
 
 
+def test_users_who_choose_items_again_may_get_them_in_lists(shop: Path) -> None:
+    for day in DAYS:
+        pd.read_csv(f"events_{day}.csv").drop(columns="event").to_csv(f"events_{day}.csv", index=False)
+    silent = Questions(ask=False)
+    assert "candidates" not in new_config(Wishes("events_*.csv"), silent).sections
+    [question] = silent.open
+    assert "the user chose the item on an earlier day, too. May lists contain items" in question
+    assert question.endswith("possible are also: yes: candidates.repeats: all")
+    asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
+    config = new_config(Wishes("events_*.csv"), asked)
+    assert config.sections["candidates"] == {"repeats": "all"}
+    (shop / "again.yaml").write_text(init.yaml_of(config, ()))
+    assert load_config("again.yaml").repeats == "all"
+    for number, day in enumerate(DAYS):  # a user never sees an item of an earlier day
+        rows = pd.read_csv(f"events_{day}.csv")
+        rows.assign(item=rows["item"] + f"-{number}").to_csv(f"events_{day}.csv", index=False)
+    new_config(Wishes("events_*.csv"), silent)
+    assert len(silent.open) == 1
+
+
+@pytest.mark.parametrize("form", ["text", "date", "int", "stored"])
+def test_the_share_of_repeats_is_that_of_pandas(tmp_path: Path, form: str) -> None:
+    rng = np.random.default_rng(2)
+    rows = pd.DataFrame({"user": rng.integers(0, 30, 500), "item": rng.integers(0, 40, 500)})
+    rows["at"] = pd.Timestamp("1999-12-28") + pd.to_timedelta(rng.integers(0, 9 * 86_400, 500), unit="s")
+    day = rows["at"].dt.normalize()
+    later = day > day.groupby(rows["user"]).transform("min")
+    repeated = day > day.groupby([rows["user"], rows["item"]]).transform("min")
+    if form == "stored":
+        rows.to_parquet(tmp_path / "log.parquet")
+    else:
+        texts = rows["at"].dt.strftime("%d.%m.%Y %H:%M:%S" if form == "text" else "%Y-%m-%d")
+        seconds = (rows["at"] - pd.Timestamp(0)) // pd.Timedelta("1s")
+        rows.assign(at=seconds if form == "int" else texts).to_csv(tmp_path / "log.csv", index=False)
+    table = open_new_table(str(tmp_path / ("log.parquet" if form == "stored" else "log.csv")))
+    user, item, time = (table.column(name).sampled for name in ("user", "item", "at"))
+    assert share_of_repeats(user, item, time) == pytest.approx(repeated[later].mean(), abs=1e-12)
+
+
 def test_a_missing_item_is_named_with_the_user_that_was_found(shop: Path) -> None:
     for day in DAYS:
         pd.read_csv(f"events_{day}.csv").rename(columns={"item": "ding"}).to_csv(
@@ -579,10 +619,10 @@ def test_a_column_of_unknown_events_is_asked_for(shop: Path) -> None:
     _german(shop)
     silent = Questions(ask=False)
     assert "label" not in new_config(Wishes("events_*.csv"), silent).sections["log"]
-    assert silent.open == [
+    assert silent.open[0] == (
         "Which column says what the user did (viewed, bought)? no column: every row is a click was taken; "
         "possible are also: ereignis"
-    ]
+    )
     asked = Questions(ask=True, _input=io.StringIO("2\n"), _output=io.StringIO())
     label = new_config(Wishes("events_*.csv"), asked).sections["log"]["label"]
     assert label["column"] == "ereignis"
