@@ -341,7 +341,7 @@ def yaml_problem(error: BaseException) -> str:
 def _load_yaml(text: str) -> Any:
     """Returns the value of a YAML text.
 
-    Raises an error of NOT_YAML if the text is no YAML or exceeds a limit.
+    Raises one of the errors in NOT_YAML if the text is not YAML or exceeds a limit.
     """
     if len(text) > _MOST_TEXT:
         raise yaml.YAMLError(f"it has {len(text):,} characters; at most {_MOST_TEXT:,} are allowed")

@@ -56,8 +56,8 @@ def _resident_bytes() -> int:
 # Sets how often Python searches for garbage that reference counting cannot free: objects that refer to each
 # other.
 #
-# By default, Python searches after every 700 new objects. A job's imports create some hundred thousand
-# objects, which exist until the job ends. Each search in the oldest generation visits all of them.
+# By default, Python makes such a search after every 700 new objects. A job's imports create some hundred
+# thousand objects, which exist until the job ends. Each search in the oldest generation visits all of them.
 
 # First, the number of new objects after which Python searches for garbage. Second, the number of searches in
 # a generation after which Python also searches the next older generation.

@@ -292,9 +292,10 @@ def _hit_rates(measure: MeasuredRelevance) -> list[TargetFigure]:
 
 
 def _ceiling(truth: Mapping[str, Any] | None, k: int) -> list[TargetFigure]:
-    """Returns hit rates of lists by the true probabilities, and the published lists' share of the best one.
+    """Returns the hit rates that lists by the true probabilities have, and how near published lists come.
 
-    The list is empty if the true probabilities are unknown.
+    The last figure is the hit rate of the published lists, divided by that of the best possible lists. The
+    result is empty if the true probabilities are unknown.
     """
     if truth is None:
         return []

@@ -346,7 +346,7 @@ _DAY_S = 24 * 3600
 
 @dataclass(frozen=True)
 class Item:
-    """An item: files of a date of a table, of a version, or of attempts, which are deleted together.
+    """An item: the files of one date of a table, of one version, or of some attempts, deleted together.
 
     Attributes:
         kind: the name of a row in the table for a terminal, such as `features`.
@@ -380,7 +380,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a plan.
+    """The dates and ages that decide what a plan deletes.
 
     Attributes:
         run_date: the run date.
@@ -502,9 +502,9 @@ def unused_workflows(
 
 
 def _lists_files(file: LakeFile) -> bool:
-    """Returns whether programs find data files of a workflow version through a file.
+    """Returns whether programs find data files of a workflow version through this file.
 
-    Such files are workflow.json, the manifests, and hard links to data files.
+    This is so for workflow.json, for manifests, and for hard links to data files.
     """
     is_data = file.path.startswith(f"{DATA}/") or file.parts[0] == _WORKFLOW
     return file.parts[-1] in (FILE_NAME, MANIFEST_NAME) or not is_data

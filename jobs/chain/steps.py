@@ -92,16 +92,16 @@ class RunPlan:
     def _promoted_on_run_date(self) -> bool:
         """Returns whether the champion was promoted on the run date itself.
 
-        If so, the features of the run date must be built with the workflow of this champion, as for its
-        training. The workflow of the previous champion must not be used.
+        If so, the features of the run date must be built with the workflow of this champion, and not with the
+        workflow of the previous champion.
         """
         return promoted_on(self.lake, self.config.name, self.run_date) is not None
 
     def _champion_lacks_features(self) -> bool:
         """Returns whether features must be built again, with the workflow of the champion.
 
-        This is the case if the gate kept the champion, and its workflow differs from the challenger's
-        workflow.
+        This is necessary if the gate kept the champion, and the champion's workflow differs from the
+        challenger's workflow.
         """
         partition = self.lake.evaluations.partition(self.run_date)
         if not self.retrain or not is_published(partition):
@@ -115,8 +115,8 @@ class RunPlan:
     def _lacks_blend(self) -> bool:
         """Returns whether score.blend=auto is set, but the champion has no blend for these sources.
 
-        A record of a date without validation clicks (`users` is 0) contains no blend. If there is no other
-        record, this run learns one.
+        If the validation split of a date had no clicks, the record of that date contains no blend (`users` is
+        0). If there is no other record, this run learns a blend.
         """
         if self.config.score.blend == "none":
             return False

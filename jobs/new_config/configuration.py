@@ -67,8 +67,8 @@ _VAGUE_NAMES = {
     "tmp",
 }
 # For a log of choices, `init` writes the settings of benchmarks/lists.yaml, which were measured on several
-# logs (docs/decisions/sequence-models.md#0129). The constant is the approximate number of rows that a
-# training reads in all epochs. There are two to sixteen epochs, and the training takes some minutes.
+# logs (docs/decisions/sequence-models.md#0129). `_ROWS_OF_A_TRAINING` is the approximate number of rows that
+# a training reads in all epochs together. A training has two to sixteen epochs, and takes some minutes.
 _ROWS_OF_A_TRAINING = 3_200_000
 _HISTORY_LENGTH = 20
 # If more than this share of the rows have no user, the configuration leaves such rows out without an error.
@@ -425,7 +425,8 @@ def _model(log: NewLog, config: NewConfig) -> None:
     all_rows = log.table.sample.all_rows
     small = all_rows is not None and all_rows < _SMALL_ROWS
     if log.is_of_choices:
-        # The training leaves the rows that `negatives` added out of its batches, so a batch needs more rows.
+        # A batch also counts the rows that `negatives` added, but the training does not use these rows. So
+        # the batch size is larger.
         drawn = config.sections["negatives"]
         rows_of_choice = 1 + (drawn["per_positive"] if drawn.get("train", True) else 0)
         config.sections["model"] = {
