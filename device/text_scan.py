@@ -303,7 +303,7 @@ def _keys(values: _Values, mix: Mix) -> Tensor:
 
 
 def _are_same(values: _Values, firsts: Tensor) -> Tensor:
-    """Returns whether all values have the same column, size and words as their first values: () bool.
+    """Returns whether each value has the column, size and words of its group's first value: () bool.
 
     Args:
         values: the values.

@@ -126,8 +126,8 @@ class Route:
         answer: returns the answer, or raises RefusedError.
         method: GET (then HEAD is allowed too) or POST.
         is_public: whether requests need no token.
-        is_work: whether `answer` runs in a thread, and counts as work. Otherwise `answer` must be fast,
-            because it runs in the event loop of all connections.
+        is_work: whether `answer` runs in a thread. Such requests count for the limit `requests`. Otherwise
+            `answer` must be fast, because it runs in the event loop of all connections.
     """
 
     path: str

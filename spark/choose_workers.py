@@ -16,7 +16,8 @@ from storage.run_context import RunContext
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Groups of 4 GiB of text are small enough, so Spark can divide a day among GPUs.
+# The number of tasks of a group, which read about 4 GiB of text. With groups of this size, Spark can divide a
+# day among several GPUs.
 _TASKS_OF_GROUP = 64
 
 
@@ -37,9 +38,9 @@ class SparkWorkers(Workers):
         return self._spark.sparkContext.defaultParallelism
 
     def gpu_groups(self, tasks: int) -> list[range]:
-        """Returns groups if the Spark profile gives each task a GPU."""
+        """Returns groups of tasks if the Spark profile gives each task at least one GPU."""
         amount = self._spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
-        if float(amount or 0) < 1:  # tasks have only a part of a GPU: several tasks would share one
+        if float(amount or 0) < 1:  # several tasks would share one GPU
             return []
         starts = range(0, tasks, _TASKS_OF_GROUP)
         return [range(first, min(first + _TASKS_OF_GROUP, tasks)) for first in starts]

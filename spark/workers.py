@@ -147,8 +147,8 @@ def slot_of_task() -> tuple[int | None, int] | None:
 # The environment variable with the folders for a worker's temporary files, as in Spark's workers.
 LOCAL_FOLDERS = "SPARK_LOCAL_DIRS"
 
-# The file with the function of this worker's tasks. The process that started the workers deletes this file
-# when the tasks end or are cancelled.
+# The path of the file with the function that this worker's tasks run. The process that started the workers
+# deletes this file when the tasks end or are cancelled.
 _TASKS: ContextVar[str | None] = ContextVar("tasks", default=None)
 
 # A worker that occupies more memory than this returns to the system the memory that the last function has

@@ -268,7 +268,7 @@ class LakePaths:
         return self._table("candidate_items", workflow_version)
 
     def item_vectors(self, workflow_version: str, source: str) -> Table:
-        """Returns the table of the vector or the neighbours of each item that a candidate source computed."""
+        """Returns the table in which a candidate source stores the vector or the neighbours of each item."""
         return self._table("item_vectors", workflow_version, source)
 
     def workflow(self, version: str) -> str:

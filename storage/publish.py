@@ -342,7 +342,7 @@ def _with_digests(spark: SparkSession, paths: Sequence[str]) -> list[str]:
 
 
 def map_files(spark: SparkSession | None, function: Callable[[str], str], paths: Sequence[str]) -> list[str]:
-    """Calls a function for each path, which reads the file.
+    """Calls a function that reads a file, for each path. Returns the results in the order of the paths.
 
     If Spark uses other machines, its tasks call the function. Otherwise threads of this process call it,
     because starting tasks would take longer.
@@ -510,7 +510,7 @@ def with_footer(name: str) -> str:
 
 
 def _unpacked(footer: str) -> Description:
-    """Returns the description that `with_footer` has packed."""
+    """Returns the description of a footer from the text that `with_footer` has made of it."""
     columns, rows, size, groups, bounds = json.loads(zlib.decompress(base64.urlsafe_b64decode(footer)))
     statistics = {column: tuple(values) for column, values in bounds.items()}
     return tuple((name, kind) for name, kind in columns), rows, size, tuple(groups), statistics
@@ -527,7 +527,7 @@ def _over_groups(groups: Sequence[Any], index: int, name: str) -> tuple[int, Any
             continue
         try:
             low, high = statistics.min, statistics.max
-        except pa.ArrowNotImplementedError:  # pyarrow cannot read them; no rule limits decimals
+        except pa.ArrowNotImplementedError:  # pyarrow cannot read those of decimals, which no rule limits
             continue
         lowest = low if lowest is None else min(lowest, low)
         highest = high if highest is None else max(highest, high)

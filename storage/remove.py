@@ -70,9 +70,10 @@ def remove(partition: Partition, grace_hours: float) -> None:
 
 
 def record_withdrawal(folder: str) -> None:
-    """Writes a file into a folder of data files. Its time of writing is when the manifest was deleted.
+    """Writes a file into a folder of data files.
 
-    Without this file, nothing would say since when no manifest lists the data files.
+    The time of this file is the time at which the manifest was deleted. So later removals can compute for how
+    long no manifest has listed the data files.
 
     Raises:
         InfrastructureError: the file cannot be written.
@@ -102,7 +103,8 @@ def delete_leftovers(
     """Deletes the data files of a partition that no manifest lists, if they are older than `grace_hours`.
 
     A program may still read files that an earlier manifest listed. So a file stays until `grace_hours` have
-    passed since a manifest last listed it. If the manifest was deleted, the file WITHDRAWN_NAME has the time.
+    passed since a manifest last listed it. If the manifest was deleted, the time of the file WITHDRAWN_NAME
+    says when.
 
     Args:
         partition: the partition.

@@ -136,7 +136,7 @@ class RunFacts:
 
     @property
     def judged_scores(self) -> ScoreKind:
-        """Returns the kind of the scores of the model that `judged` describes."""
+        """Returns the kind of the scores of the model whose test figures `judged` returns."""
         return cast(ScoreKind, (self.judged or {}).get("scores", self.model_scores))
 
     @property

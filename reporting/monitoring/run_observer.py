@@ -420,7 +420,7 @@ def _describe(error: BaseException) -> dict[str, str]:
 
 @contextmanager
 def _harmless(consequence: str) -> Any:
-    """Logs any error in the block as a warning, because the work of the job is already done.
+    """Logs any error in a `with` block as a warning, because the work of the job is already done.
 
     Args:
         consequence: text of the warning, which names what is missing because of the error.

@@ -71,7 +71,7 @@ def delta_options(authority: str) -> dict[str, str]:
 
 
 class _Azure(RangeHandler):
-    """Uses all accounts. The part of a path before the first slash sets the container and the account."""
+    """The blobs of all accounts. The part of a path before its first slash names container and account."""
 
     scheme = "abfss"
 
@@ -188,7 +188,7 @@ class _NewBlob:
                 self._blob.upload_blob(bytes(self._buffer), overwrite=True)
 
     def abandon(self) -> None:
-        """Forgets the blocks. Azure deletes them after a week."""
+        """Does not use the blocks that were uploaded. Azure deletes them after a week."""
         self._blocks.clear()
 
     def _stage(self, length: int) -> None:

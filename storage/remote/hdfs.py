@@ -42,7 +42,7 @@ def hdfs() -> fs.FileSystem:
 
 
 class _Hdfs(RangeHandler):
-    """Uses all name nodes. The part of a path before the first slash sets the name node."""
+    """The files of all name nodes. The part of a path before its first slash names the name node."""
 
     scheme = "hdfs"
 

@@ -83,7 +83,7 @@ def _data_lead(run: RunFacts, days: list[Day]) -> Html:
 
 
 def _once(days: list[Day]) -> list[Day]:
-    """Returns one entry per day. A day that is divided into several splits has several entries in `days`."""
+    """Returns one entry per day. In `days`, a day has several entries if its rows are in several splits."""
     return list({day.dt: day for day in days}.values())
 
 
