@@ -23,7 +23,8 @@ from conf.names import FolderName, PlainText
 from conf.raw_types import PositiveInt, Seed, Strict
 from conf.types import Config, ModelConfig
 
-# Keys under `train` that a comparison sets itself, with the remedy for each.
+# Keys under `train` that experiments must not set, because a comparison sets them. The values are the
+# remedies in error messages.
 _RESERVED = {
     "train.seed": "list the seeds in repeat_seeds",
     "train.baselines": "add an experiment that sets model: {architecture: …} for each baseline",

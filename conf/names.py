@@ -190,7 +190,7 @@ _HELP = (
 def split_table_path(path: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Returns the parts of a table's name, and the (column, value) pairs that its rows must have.
 
-    A part of the name may be in backticks. Then it may contain dots.
+    A part of the name may contain dots if it is in backticks.
 
     Raises:
         ValueError: the path is not the name of a table, followed by any number of `/column=value`.

@@ -81,7 +81,7 @@ def scan_text(
 ) -> ScannedText | None:
     """Scans a block of complete lines. Every line ends with LF, except that the last line may have no LF.
 
-    Returns None if the caller must scan the block on the host. This is so if the block contains double
+    Returns None if the caller must scan the block on the host. This is necessary if the block contains double
     quotes, or if two different values have the same key.
 
     Args:

@@ -88,7 +88,7 @@ def run(context: RunContext) -> JobSummary:
 
 
 def _features(context: RunContext, lists: Manifest) -> dict[str, Callable[[], LakeTable]]:
-    """Maps the name of each table of features with which the lists were made to a function that opens it."""
+    """Returns functions that open the tables of features with which the lists were made, by table name."""
     version = str(lists.facts["workflow_version"])
     tables = (
         ("users", context.lake.users(version), USER_KEY),

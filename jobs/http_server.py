@@ -244,7 +244,7 @@ class HttpApplication:
         # A connection with an unread body cannot be used for another request.
         close = {"connection": "close"}
         # A proxy in front of this server may use the header that this server would ignore. Then a client
-        # could hide a second request in the body of the first.
+        # could hide a second request in the body of the first request.
         if b"content-length" in headers and b"transfer-encoding" in headers:
             raise RefusedError(400, "send Content-Length or Transfer-Encoding, but not both", close)
         if route is None or not route.is_public:

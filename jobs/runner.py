@@ -241,7 +241,7 @@ def _mark_damage(error: Exception) -> None:
 
 
 def _advice(error: Exception) -> str:
-    """Returns the remedy for an error of Spark or the system around it."""
+    """Returns the remedy for an error of Spark, of a file or of a network."""
     if program := _NO_PROGRAM.search(str(error)):
         return (
             f"a node does not have {program[1]}: install the packed environment there "
@@ -376,8 +376,8 @@ class OwnSession:
     def open(self, context: RunContext) -> SparkSession:
         """Builds the session.
 
-        Attaches the error log before building the session, because building can fail, and again afterwards,
-        because a JVM may have started only then.
+        Building can fail, so this method attaches the error log before it builds the session. It attaches the
+        log again afterwards, because the JVM may have started only then.
         """
         allow_pandas()
         self.error_log.attach()
@@ -447,7 +447,7 @@ class _Borrowed(OwnSession):
         self.shared = shared
 
     def close(self, context: RunContext) -> None:
-        """Ends the use of the session; the next job can use it."""
+        """Ends this job's use of the session, so that the next job can use it."""
         if context.started_spark is not None:
             self.shared.clean()
 

@@ -128,8 +128,8 @@ def block_sums(
 ) -> Iterator[Ints]:
     """Yields the sums of each block of replicates: (3, replicates).
 
-    They are the weights of the clicks, the weights of the other rows, and twice the weight of the (click,
-    other row) pairs in which the click has the higher score.
+    The first two are the weights of the clicks, and the weights of the other rows. The third is twice the
+    weight of the (click, other row) pairs in which the click has the higher score.
 
     Args:
         units: (n,) index of the unit of each row. The rows are in ascending order of their scores.
@@ -296,9 +296,9 @@ def replicate_sums(
 ) -> NDArray[np.int64]:
     """Returns the sums over n rows, in ascending order of their scores, for one block of replicates.
 
-    The result has the shape (3, REPLICATES): the weights of the clicks, the weights of the other rows, and
-    twice the weight of the (click, other row) pairs in which the click has the higher score. A pair with
-    equal scores counts half.
+    The result has the shape (3, REPLICATES). The first two sums are the weights of the clicks, and the
+    weights of the other rows. The third is twice the weight of the (click, other row) pairs in which the
+    click has the higher score. A pair with equal scores counts half.
 
     Args:
         opened: the library.

@@ -157,8 +157,8 @@ def require_labels(days: Sequence[tuple[str, int, int]], *, only_clicks: bool = 
 
     Args:
         days: (day, number of rows, number of clicks) for each day of the training rows.
-        only_clicks: whether the training uses clicks only (`train.only_positive_rows`). Then all rows may be
-            clicks.
+        only_clicks: whether the training uses clicks only (`train.only_positive_rows`). If so, all rows may
+            be clicks.
 
     Raises:
         DataError: there are rows, but no row is a click; or all rows are clicks and `only_clicks` is False.

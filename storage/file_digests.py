@@ -170,8 +170,8 @@ def open_file(path: str) -> Iterator[pa.NativeFile]:
 def require_intact(path: str) -> None:
     """Compares the bytes of a published data file with its manifest, unless this process has done so.
 
-    A file is not compared if the manifest has no digest of it (releases before format version 3 wrote none),
-    or if no manifest names it (because the file is new or was replaced).
+    A file is not compared if the manifest has no digest of the file, or if no manifest names the file.
+    Releases before format version 3 wrote no digests. No manifest names a file that is new or was replaced.
 
     Raises:
         DataError: the file is damaged.

@@ -185,7 +185,7 @@ def read_text(path: str) -> str:
         DataError: the path is that of a folder or a pipe, or the bytes of the file are not UTF-8.
     """
     files, inner = filesystem(path)
-    # To open a pipe would wait until another process writes to it.
+    # Opening a pipe would block until another process writes to the pipe.
     if is_local(path) and not stat.S_ISREG(os.stat(inner).st_mode):
         raise DataError(f"{path} is damaged: it is not a regular file", REPAIR_JSON)
     with files.open_input_stream(inner) as stream:
@@ -325,7 +325,7 @@ def replace_json(path: str, value: Any) -> None:
 
 
 def create_json(path: str, value: Any) -> bool:
-    """Writes a small JSON file unless it exists. Returns whether the file contains `value` afterwards.
+    """Writes a small JSON file if it does not exist. Returns whether the file then contains `value`.
 
     Readers see the complete file or no file. On a local file system, HDFS, Google Cloud Storage and Azure,
     exactly one of several concurrent callers gets True.

@@ -194,7 +194,7 @@ def repair(lake: LakePaths, findings: Findings) -> Iterator[str]:
     """Makes the jobs write damaged partitions again. Yields a text for each change.
 
     No data file is deleted or changed. A manifest that cannot be parsed is copied to a file beside it, and
-    withdrawn; the data files that it named are then deleted by a later run, after `output.grace_hours`.
+    withdrawn. A run after `output.grace_hours` deletes the data files that the manifest named.
 
     Raises:
         InfrastructureError, OSError: the lake cannot be written.

@@ -79,7 +79,7 @@ class _Ticket:
 
     Attributes:
         name: the name of its file.
-        owner: who created it.
+        owner: the process that created it.
         age_s: seconds since it was renewed.
     """
 

@@ -7,8 +7,8 @@ Then `_MANIFEST.json` is replaced: from that moment on, readers use the new file
 
 Other tools do not read manifests. If other tools may read the table, the partition's folder has hard links,
 or the table has a Delta log (storage.other_tools). Links and log are updated after the manifest. A job may be
-killed after it has replaced the manifest, but before it has updated the links or the log. Then the next job
-that finds the partition up to date updates them.
+killed after it has replaced the manifest, but before it has updated the links or the log. In this case, the
+next job that finds the partition up to date updates the links or the log.
 """
 
 from __future__ import annotations

@@ -385,8 +385,8 @@ def _schema(fields: Sequence[dict[str, Any]]) -> Schema:
 def store_options(table: str) -> dict[str, str]:
     """Returns the settings of delta-rs for the store of a table: its endpoint, and on Azure its credentials.
 
-    delta-rs finds the credentials of S3 and of Google by the rules of these stores, and Hadoop's
-    configuration by its variables.
+    delta-rs itself finds the credentials of S3 and of Google by the rules of these stores. It finds Hadoop's
+    configuration by Hadoop's environment variables.
     """
     scheme, authority = scheme_of(table), table.partition("://")[2].partition("/")[0]
     if scheme == "gs":

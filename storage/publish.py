@@ -58,7 +58,7 @@ __all__ = [
 # This is larger than any file that jobs write. With a smaller value, the Parquet writer would divide a file
 # into several row groups, by its own estimate of their bytes.
 _ONE_ROW_GROUP_BYTES = 2**30
-# Number of tasks for each core of the cluster, which divide many files among them.
+# If tasks read many files, the number of tasks for each core of the cluster.
 _TASKS_OF_CORE = 4
 
 
@@ -510,7 +510,7 @@ def with_footer(name: str) -> str:
 
 
 def _unpacked(footer: str) -> Description:
-    """Returns the description of a footer from the text that `with_footer` has made of it."""
+    """Returns the description of a footer, from the text that `with_footer` added to a name."""
     columns, rows, size, groups, bounds = json.loads(zlib.decompress(base64.urlsafe_b64decode(footer)))
     statistics = {column: tuple(values) for column, values in bounds.items()}
     return tuple((name, kind) for name, kind in columns), rows, size, tuple(groups), statistics

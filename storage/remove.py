@@ -147,7 +147,7 @@ def delete_empty_folders(folder: str) -> None:
     """Deletes a folder and its subfolders if none of them contains a file. The folder may be missing.
 
     The lock of hard links does not count as a file. A file that another job writes meanwhile is not deleted,
-    except on S3, where pyarrow's client has no request for this.
+    except on S3. There, pyarrow's client can delete a folder only together with all its files.
     """
     files, inner = file_io.filesystem(folder)
     entries = file_io.list_files(folder, recursive=True)

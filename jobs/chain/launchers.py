@@ -5,10 +5,9 @@ The module also defines the command lines and outcomes of stages, and handles si
 An application is a child process that runs the stages one by one. The child process
 (jobs/stage_server/) starts one JVM and imports the packages once for all stages. It receives the job
 and the arguments of each stage through a pipe. Through another pipe, it returns the exit code and the job
-summary. All output of the child, its JVM and its Python workers arrives through a third
-pipe, and the launcher writes it to the log of the running stage. If a stage fails, the launcher ends the
-child process, and the next stage starts a new process. So a stage never runs in a process in which another
-stage has failed.
+summary. All output of the child, its JVM and its Python workers arrives through a third pipe. The launcher
+writes this output to the log of the running stage. If a stage fails, the launcher ends the child process, and
+the next stage starts a new process. So a stage never runs in a process in which another stage has failed.
 """
 
 from __future__ import annotations

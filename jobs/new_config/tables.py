@@ -39,8 +39,9 @@ _SKEWED = 2.0
 _FIRST_TEXTS = 1_000
 # Rows count as sorted by user if each user has about one group of consecutive rows.
 _SORTED_RUNS = 1.2
-# A column of the log is an attribute of the item (or the user) if this share of the rows has the most
-# frequent value of the row's item (or user).
+# A column of the log is an attribute of the item (or the user) if it nearly always has the same value for the
+# same item (or user). At least this share of the rows must have the most frequent value of their item (or
+# user).
 _SAME_SHARE = 0.98
 # A table is joined by a column only if the column contains at least this share of the log's ids.
 _JOINED_SHARE = 0.2

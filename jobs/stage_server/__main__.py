@@ -95,7 +95,7 @@ def _signal_of_jvm() -> int | None:
 def _start_jvm() -> None:
     """Starts the JVM while this process imports the packages of the stages.
 
-    If this fails, the first stage reports it.
+    If the start fails, the first stage tries again and reports the error.
     """
     with suppress(Exception):
         SparkContext._ensure_initialized()

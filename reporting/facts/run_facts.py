@@ -130,7 +130,10 @@ class RunFacts:
 
     @property
     def of_choices(self) -> bool:
-        """Returns whether the log contains only rows that users chose. Then the click rate has no meaning."""
+        """Returns whether the log contains only rows that users chose.
+
+        In such a log, the click rate has no meaning.
+        """
         only_clicks = self.quality is not None and self.quality.compared.only_clicks
         return self.per_positive is not None or only_clicks
 
