@@ -59,8 +59,8 @@ def _resident_bytes() -> int:
 # By default, Python makes such a search after every 700 new objects. A job's imports create some hundred
 # thousand objects, which exist until the job ends. Each search in the oldest generation visits all of them.
 
-# First, the number of new objects after which Python searches for garbage. Second, the number of searches in
-# a generation after which Python also searches the next older generation.
+# The first value is the number of new objects after which Python searches for garbage. The other values are
+# the numbers of searches in a generation after which Python also searches the next older generation.
 _THRESHOLDS = (20_000, 20, 20)
 _DEFAULT_THRESHOLDS = gc.get_threshold()  # Python's defaults, unless the process has already changed them
 

@@ -156,7 +156,7 @@ def map_rows_in_threads(
     threads: int,
     batch_rows: int,
 ) -> Rows:
-    """Does the same as `map_rows`, but calls the function in several threads unless the rows are a frame.
+    """Does the same as `map_rows`, but calls the function in several threads if the rows are not a frame.
 
     Args:
         rows, function, schema: as for `map_rows`. Rows of files are read while threads work on earlier rows.
@@ -329,9 +329,10 @@ def unpersist(rows: Rows) -> None:
 
 
 def spread(rows: Rows, key: str, tasks: int = 0) -> Rows:
-    """Distributes the rows of a frame by a column, over `tasks` tasks or, if there are more cores, all cores.
+    """Distributes the rows of a frame by a column.
 
-    A table is sorted by the column instead, because DuckDB's threads return rows in no fixed order.
+    There are at least as many tasks as cores, and at least `tasks` tasks. A table is sorted by the column
+    instead, because DuckDB's threads return rows in no fixed order.
     """
     if isinstance(rows, pa.Table):
         return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending")]))

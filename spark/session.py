@@ -3,9 +3,9 @@
 Some settings of the RAPIDS Accelerator depend on its release and on Spark's release. A release of the
 accelerator contains one *shim* for each patch release of Spark that it supports: `spark355` for Spark 3.5.5.
 Spark needs the class of the shim as `spark.shuffle.manager`, before any code of the accelerator runs. If a
-jar has no shim for the running Spark, the accelerator refuses to start, unless
-`spark.rapids.shims-provider-override` names a shim. Profiles contain neither of these two settings:
-`accelerator_settings` derives both from the jar for every session.
+jar has no shim for the running Spark, the accelerator starts only if `spark.rapids.shims-provider-override`
+names another shim. Profiles contain neither of these two settings: `accelerator_settings` derives both from
+the jar for every session.
 """
 
 from __future__ import annotations

@@ -414,7 +414,7 @@ def _write_scratch(path: Path, text: str) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        scratch.unlink(missing_ok=True)  # if the disk is full, no incomplete file must remain
+        scratch.unlink(missing_ok=True)  # do not leave an incomplete file, for example if the disk is full
         raise
     return scratch
 

@@ -300,7 +300,7 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> int:
-    """Returns when a process started, in clock ticks since the start of the machine; 0 if it does not exist.
+    """Returns the start of a process, in clock ticks since the boot of its machine; 0 without such a process.
 
     The start is the 22nd value of the process's stat file (see proc(5)). The second value is a name, which
     may contain spaces.

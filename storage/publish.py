@@ -432,7 +432,7 @@ def null_column(path: str, column: str, nulls: int, rows: int) -> DataError:
     """Returns the error for nulls in a column that must have none.
 
     Args:
-        path: the file with the column, or the file from which its rows were computed.
+        path: the file with the column, or the file from which the rows with the column were computed.
         column: name of the column.
         nulls, rows: number of nulls, and number of rows.
     """

@@ -62,7 +62,8 @@ class RunPlan:
     def steps_after_gate(self) -> list[ChainStep]:
         """Returns the steps after the gate. Call this method only after the gate has decided.
 
-        If the previous day has lists, one step measures these lists, because their clicks have arrived.
+        With measure.against=next_day, one step measures the lists of the previous day, if there are any,
+        because the clicks on them have arrived. With test_split, it measures the lists of the run date.
         """
         again = [
             self._step("build_features", name="build_features_again", overrides=("workflow.mode=apply",))

@@ -1,4 +1,4 @@
-"""Finds the user, the item, the time and the clicks of a log without a configuration."""
+"""Finds the columns with the user, the item, the time and the clicks in a log without a configuration."""
 
 from __future__ import annotations
 

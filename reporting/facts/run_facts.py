@@ -248,7 +248,10 @@ def _day(split: str, partition: Partition, label: str | None, misdated: int | No
 
 
 def _missing(lake: LakePaths, run_date: str) -> tuple[MissingRows, ...]:
-    """Returns the numbers of users and items without a row, from the manifests of the tables of the run."""
+    """Returns how many users and items have no row in their tables of attributes.
+
+    The numbers are in the manifests of the tables `users` and `items`.
+    """
     if not is_published(lake.datasets.partition(run_date)):
         return ()
     version = read_dataset(lake, run_date).workflow_version

@@ -98,7 +98,7 @@ class _Azure(RangeHandler):
         container, name = _parts(folder)
         prefix = f"{name}/" if name else ""
         base = folder.rstrip("/")
-        # `walk_blobs` returns the blobs of one folder, and the prefixes that are its folders.
+        # `walk_blobs` returns the blobs of one folder, and its subfolders as prefixes of names.
         listed = container.list_blobs if recursive else container.walk_blobs
         with _errors_of(folder):
             blobs: Iterable[BlobProperties | BlobPrefix] = listed(prefix, include=["metadata"])

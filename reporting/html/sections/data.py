@@ -130,7 +130,10 @@ def _by_reason(days: list[Day]) -> Html | None:
 
 
 def _without_row(run: RunFacts) -> Html | None:
-    """Returns a table of the users and items without a row; None if no table of attributes is configured."""
+    """Returns a table with the numbers of users and items that have no row in their table of attributes.
+
+    Returns None if no table of attributes is configured.
+    """
     rows: list[list[Child]] = [
         [
             tag("code", missing_rows.section),
