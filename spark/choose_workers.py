@@ -95,8 +95,9 @@ def choose_workers(
 def stay_in_process(context: RunContext, rows: int) -> None:
     """Decides whether a stage works in this process without a JVM, and sets `context.in_process`.
 
-    The job must have no session yet, `workflow.engine` must be `auto`, and cores_without_jvm() must return a
-    number. The rows must fit into half of the free memory of this machine or container.
+    The stage works in this process if the job has no session yet, `workflow.engine` is `auto`, and
+    cores_without_jvm() returns a number. In addition, the rows must fit into half of the free memory of this
+    machine or container.
 
     Args:
         context: the context of the stage.
@@ -118,8 +119,8 @@ def workers_of(context: RunContext) -> Workers:
 def cores_without_jvm(settings: Mapping[str, str] | None = None) -> int | None:
     """Returns the number of cores that Spark would use on this machine, if no JVM is needed.
 
-    The result is None in three cases: spark-submit or a notebook has started a JVM for this process, or Spark
-    would run tasks on other machines, or Spark would have a plugin, such as the RAPIDS Accelerator.
+    The result is None in three cases: spark-submit or a notebook has started a JVM for this process; Spark
+        would run tasks on other machines; or Spark would have a plugin, such as the RAPIDS Accelerator.
 
     Args:
         settings: the result of `launch_settings`; None to compute it for this process.
