@@ -98,16 +98,16 @@ def _trained(model: ModelConfig, train: Train, tables: Mapping[Split, pa.Table],
 
 
 def _features_with_ids_of(history: str, workflow: Workflow) -> list[str]:
-    """Returns the features of kind categorical that have the vocabulary of a feature of kind multi_hot.
+    """Returns the features of kind categorical that have the same vocabulary as the feature `history`.
 
-    The list is empty if no feature has this kind, or if its values are not ids of a vocabulary.
+    The result is empty if `history` is not a feature of kind multi_hot, or has no vocabulary.
     """
     fitted, spec = learned_by(workflow), workflow.spec
     if history not in [feature.name for feature in spec.multi_hot]:
         return []
     found = []
     for feature in spec.categorical:
-        with suppress(ConfigError):  # its values are not ids of a vocabulary
+        with suppress(ConfigError):  # one of the two features has no vocabulary
             if fitted.vocabulary_of(feature.name) == fitted.vocabulary_of(history):
                 found.append(feature.name)
     return found

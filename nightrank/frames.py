@@ -36,7 +36,8 @@ def shown_progress() -> Iterator[Report | None]:
     """Shows the progress of a training: a bar of tqdm, with the steps, the loss and the time left.
 
     A bar is shown if standard error is a terminal or this process belongs to a notebook, and if tqdm is
-    installed. Otherwise the context manager returns None. tqdm's variable TQDM_DISABLE=1 hides bars.
+    installed. Otherwise the `with` statement gets None instead of a function. tqdm's variable TQDM_DISABLE=1
+    hides bars.
     """
     in_notebook = "ipykernel" in sys.modules
     if not (sys.stderr.isatty() or in_notebook) or find_spec("tqdm") is None:

@@ -1,4 +1,7 @@
-"""Converts frames of interactions, users and items, and ids from callers, to Arrow tables with few types."""
+"""Converts frames of interactions, users and items to Arrow tables that have only a few types.
+
+Also converts ids that callers pass.
+"""
 
 from __future__ import annotations
 

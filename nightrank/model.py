@@ -379,8 +379,8 @@ class Model:
         vertical distance of the points from the diagonal, weighted by rows (Naeini et al. 2015, section 2).
 
         If the model was trained with drawn negatives (`description["scores"]` is `probability`), its
-        probabilities refer to clicks among clicks and drawn negatives. Then `rows` must contain drawn
-        negatives too.
+        probabilities refer to clicks among clicks and drawn negatives. For such a model, `rows` must contain
+        drawn negatives too.
 
         Args:
             rows: N raw rows, as for `score`.

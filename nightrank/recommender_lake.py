@@ -61,8 +61,8 @@ def make_config(folder: str, tables: Mapping[str, pa.Table], training: Training)
     features, scopes = _features(tables, recipe)
     model = training.model_section(has_dense=any(group["kind"] == "dense" for group in features))
     lengths = (model.get("multi_hot") or {}).get("lengths") or {}
-    # With labels, a click model also uses the rows that users did not choose. Other models draw items as
-    # negatives.
+    # If there are labels, a click model learns from the rows with label 0, too. All other models need drawn
+    # items as negatives.
     draws = not has_labels or recipe.loss != "bce"
     sections = {
         "name": _NAME,
@@ -223,7 +223,7 @@ def _build_candidates(context: RunContext, dataset: Dataset) -> None:
 
 
 def _write_popular(context: RunContext, dataset: Dataset) -> None:
-    """Writes all items, the most popular first, with their scores: the list of unknown users."""
+    """Writes the list for unknown users: all items with their scores, the most popular first."""
     from scoring.candidates.candidate_tables import candidate_rows
     from scoring.candidates.exclusions import Exclusions
     from scoring.candidates.popular import popular_items, popularity

@@ -93,7 +93,7 @@ class EncodeRows(_PythonModel):
     """Computes features: raw columns (n, 1) -> `dense` (n, D) float32 and `categorical` (n, W) int64.
 
     Columns of numbers are float64, and NaN is null. Other columns are texts in UTF-8, and an empty text is
-    null. The text of a list is a list in JSON.
+    null. A list is passed as a text in JSON.
     """
 
     def compute(self, inputs: Arrays) -> Arrays:

@@ -467,9 +467,9 @@ def rows_digest(workflow: LocalWorkflow, rows: pa.Table, others: Sequence[str]) 
 
 
 def refuse_label(workflow: LocalWorkflow, label: str, other_names: Sequence[str]) -> None:
-    """Raises ConfigError if a feature contains the label of its row, or a statistic that includes it.
+    """Raises ConfigError if a feature contains the label of its row, or a statistic that includes this label.
 
-    The operator target_encoding may read the label, because it leaves out the row's fold.
+    The operator target_encoding may read the label, because it leaves out the rows of the same fold.
 
     Args:
         workflow: the workflow that computes the features.

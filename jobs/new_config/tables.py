@@ -39,11 +39,13 @@ _SKEWED = 2.0
 _FIRST_TEXTS = 1_000
 # Rows count as sorted by user if each user has about one group of consecutive rows.
 _SORTED_RUNS = 1.2
-# A column of the log is an attribute of the item or the user if this share of its rows has the usual value.
+# A column of the log is an attribute of the item (or the user) if it nearly always has the same value for the
+# same item (or user). At least this share of the rows must have the most frequent value of their item (or
+# user).
 _SAME_SHARE = 0.98
-# Minimum share of the log's ids in the column of a table by which the table is joined.
+# A table is joined by a column only if the column contains at least this share of the log's ids.
 _JOINED_SHARE = 0.2
-# Minimum share of a column's ids in a table of attributes by which the column becomes the key of the log.
+# A column of the log becomes its key if a table of attributes has at least this share of the column's ids.
 _CERTAIN_SHARE = 0.5
 
 

@@ -77,7 +77,7 @@ def _charts(model: Mapping[str, Any], scores: ScoreKind) -> list[Html]:
 def _points(model: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
     """Returns points (step, value) from the training log.
 
-    The value is what an entry of the log has under `key`. Entries without this key are left out.
+    There is one point for each entry of the log with a value for `key`.
     """
     return [(entry["step"], entry[key]) for entry in model.get("history", []) if entry.get(key) is not None]
 
