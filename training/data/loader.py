@@ -11,8 +11,8 @@ The rows are the same in both cases.
 A rank needs memory for one row group of each of its shards, for the row groups that are read ahead, and for
 three or four pools. The row groups that are read ahead have up to `reading.read_ahead_mib` MiB. They include
 at least one row group of each shard, because a pool may need a new row group of each shard. In addition, each
-of the `reading.threads` threads holds one row group. One pool of each rank, over all ranks, has
-`reading.pool_rows` rows in total, or 4 global batches if these have more rows. A row takes 4 bytes for its
+of the `reading.threads` threads holds one row group. If one pool of each rank is counted, these pools
+together have `reading.pool_rows` rows, or 4 global batches if that is more. A row takes 4 bytes for its
 label, 4 bytes for its weight if it has one, and 4 bytes for each dense feature and each id. Example: one rank
 has 16 shards and row groups of 200,000 rows and 40 columns. Then the current row groups have 16 × 32 MB,
 those read ahead have 16 × 32 MB, and the pools have 4 × 21 MB. If pools are made on the device, the current

@@ -1,4 +1,4 @@
-"""Replaces ids by OOV_ID in training, so that a model can score users and items without ids.
+"""Replaces ids by OOV_ID in training, so that a model can score users and items that no vocabulary contains.
 
 The row of OOV_ID then learns the vector of an average user or item. The model also learns to predict from the
 other features alone. The idea comes from DropoutNet (Volkovs, Yu and Poutanen, NeurIPS 2017), which leaves
@@ -35,7 +35,7 @@ class UnknownIds:
 
     Attributes:
         places: (C,) int64, the positions of the columns in the matrix of ids.
-        numbers: (C,) int64, the number of each column in the hash.
+        numbers: (C,) int64, the number that each column contributes to the hash.
         shares: (C,) float64, the share of the ids of each column that is replaced.
         seed: seed of the draws.
     """
@@ -85,7 +85,7 @@ class UnknownIds:
         return self.keys(row_id, day, epoch)
 
     def keys(self, numbers: Tensor, days: Tensor, epoch: int) -> Tensor:
-        """Returns a hash of numbers (R,) of a day (R,) in an epoch, (R,) int64."""
+        """Returns a hash of each number (R,), its day (R,) and the epoch: (R,) int64."""
         return mix(mix(mix(numbers + mix(days)) + epoch) + self.seed + _STREAM)
 
     def keys_of_draws(self, keys: Tensor, draws: int) -> Tensor:

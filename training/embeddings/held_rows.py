@@ -80,7 +80,7 @@ class HeldRows(nn.Module):
         return self.weight if self.tail is None else self._tiered(self.weight.detach(), self.tail)
 
     def new_rows(self, *shape: int, dtype: torch.dtype = torch.float32) -> RowTensor:
-        """Returns zeros of the shape `shape` for each row of this rank, in the memory of the row."""
+        """Returns zeros of the shape `shape` for each row of this rank, in the memory that holds the row."""
         device = self.weight.device
         hot = torch.zeros(len(self.weight), *shape, dtype=dtype, device=device)
         if self.tail is None:
@@ -143,7 +143,8 @@ class HeldRows(nn.Module):
         matrix.index_copy_(0, rows, values)
 
     def _names(self, rows: Tensor) -> Tensor | None:
-        """Returns the rows of the unsharded table, for rounding; None if the table does not need them."""
+        """Returns the rows' indices in the unsharded table; None if `rows` are these, or nothing is
+        rounded."""
         moved = self.placement.exchanges or self.tail is not None
         if not moved or self.weight.dtype == torch.float32:
             return None

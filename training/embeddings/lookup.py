@@ -259,9 +259,9 @@ class ListElements:
 class PaddedLists:
     """The padded columns of list features.
 
-    No tensor's shape depends on ids, so the host need not wait for a GPU. Each id of a batch, also
-    a padding id, has one gradient (an element). Elements are in the order of rows. Padding belongs to the
-    padding row of its feature, and the factor of its gradient is 0.
+    No tensor's shape depends on ids, so the host need not wait for a GPU. Here every id of a batch is an
+    element, padding included. Elements are in the order of rows. Padding belongs to the padding row of its
+    feature, and the factor of its gradient is 0.
 
     Attributes:
         filled: (B, Σ lengths), whether a column has an id.

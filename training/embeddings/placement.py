@@ -293,9 +293,10 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 # Decides which table rows are in the memory of a device, and which in host memory: a pure function.
 #
 # The rows of a feature are in the order of their ids, and ids are ordered by frequency. So the first rows of
-# each feature are hot: they are on the device of the rank that holds them. For a number of bytes on each
-# rank, rows are chosen in descending order of lookups per byte. So as many lookups as possible are hot (the
-# greedy rule for the fractional knapsack problem, Dantzig 1957, Operations Research 5).
+# each feature are hot: they are on the device of the rank that holds them. Each rank may hold a limited
+# number of bytes on its device. Rows are chosen in descending order of lookups per byte. So as many lookups
+# as possible read hot rows (the greedy rule for the fractional knapsack problem, Dantzig 1957, Operations
+# Research 5).
 #
 # Ids that a later fit appended may be more frequent than earlier ids. Such a row can only be hot together
 # with all earlier rows of its feature. So neighbouring rows are joined to runs, until the lookups per row

@@ -261,7 +261,8 @@ class TieredRows:
     def view(self, block: RowBlock) -> Tensor:
         """Returns a view of the rows of a block, which are all in one memory.
 
-        The view is valid until the next step: it waits for the kernels that still write the host memory.
+        The method first waits for kernels that still write the host memory. The view is valid until the next
+        step.
         """
         if self.hot.is_cuda:
             torch.cuda.synchronize(self.hot.device)

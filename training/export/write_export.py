@@ -255,7 +255,7 @@ class Ranker(nn.Module):
 
     Args:
         model: a model in evaluation mode.
-        inputs: the names among `dense` and `categorical` of the inputs that have columns.
+        inputs: the names of those inputs, `dense` and `categorical`, that have columns.
     """
 
     output = "probability"
@@ -286,7 +286,7 @@ class SideVectors(Ranker):
 
     Args:
         model: a model with the methods `user_vectors` and `item_vectors`.
-        inputs: the names among `dense` and `categorical` of the inputs that have columns.
+        inputs: the names of those inputs, `dense` and `categorical`, that have columns.
         side: `user` or `item`.
     """
 

@@ -219,7 +219,8 @@ def _take_gpu() -> int | None:
 
 
 class HorovodCollectives:
-    """`Collectives` over Horovod. Calls reuse their names, because Horovod negotiates each name only once."""
+    """`Collectives` over Horovod. Repeated calls use the same names, because Horovod negotiates each name
+    only once."""
 
     def __init__(self) -> None:
         self.rank = hvd.rank()

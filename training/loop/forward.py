@@ -1,4 +1,4 @@
-"""Forward and backward pass of a step, with the loss. Its dense part may be compiled, or be a CUDA graph.
+"""Forward and backward pass of a step, with the loss. The dense part may be compiled, or be a CUDA graph.
 
 The dense part of a model comes after the lookups. It is a function of tensors of fixed shapes:
 
@@ -149,7 +149,8 @@ class Forward:
             return self._prepared(batch.dense, *vectors).float()
 
     def _drawn_logits(self, batch: Batch, drawn: DrawnItems) -> Tensor:
-        """Returns the logits of positive rows and their drawn items, (P · G,) float32, without a constant."""
+        """Returns the logits of positive rows and their drawn items, (P · G,) float32, without the model's
+        bias."""
         model = self._model
         assert isinstance(model, VectorModel)
         with self._autocast():

@@ -2,7 +2,7 @@
 
 The module also saves the checkpoints of a training, and restores a training from the latest checkpoint.
 
-The best step is that with the best measure on the validation split.
+The best step is the step with the best value of a metric on the validation split.
 
 During a training, each new best evaluation is followed by a checkpoint. This checkpoint is kept until the
 checkpoint of a better evaluation is complete (`SaveCheckpoints`). After the last step, the state of this

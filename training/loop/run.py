@@ -66,7 +66,7 @@ def run_plan(
     report: Report | None = None,
     at_checkpoint: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains, measures and saves the model of a plan. Also trains its baselines, to measure them.
+    """Trains, measures and saves the model of a plan. Also trains and measures the plan's baselines.
 
     Args:
         plan: the plan, the same on all ranks.

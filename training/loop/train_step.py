@@ -69,8 +69,8 @@ class Trainer:
 
         The rank computes while gradients are summed over ranks and rows are exchanged:
 
-        * As soon as a gradient is computed, the backward pass starts its sum over ranks, or sends the
-          gradient.
+        * As soon as a gradient is computed, the backward pass starts to sum it over ranks, or sends it to the
+          rank that holds the table rows.
         * The ids of the next batch are sent before the backward pass, and their vectors after the update of
           the rows.
 
