@@ -1,4 +1,4 @@
-"""Compares the variants of an experiment by clicks of the next day, and stops it if a limit is exceeded.
+"""Compares the variants of an experiment by the next day's clicks. Stops the experiment at a limit.
 
 The sums of a date are the table `experiments/<name>/dt=…`. The figures of the experiment are computed from
 the sums of its dates up to the measured date. Dates with other models (for example, before a promotion) or

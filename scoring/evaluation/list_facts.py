@@ -112,7 +112,7 @@ def shown_kinds(
 # Makes lists from the true probabilities of a generated log. They are measured like the published lists.
 #
 # The true probabilities are those of the measured days, so a model can make better lists only by chance. The
-# hit rate of these lists is therefore the highest possible hit rate of the log.
+# expected hit rate of these lists is therefore the highest that any lists can have.
 
 # The rankings of the lists: the probability of a click if the item is shown, and the probability that the
 # user sees the item and clicks it. The second ranking gives the best lists.

@@ -139,7 +139,7 @@ def write_file(scores: pa.Table, folder: str) -> str:
 Block = tuple[RowGroupRange, ...]
 
 # Size of the columns of a block of several row groups. Scoring a block must take longer than a millisecond,
-# which the host needs to start the work.
+# the time that the host needs to start the work.
 _BLOCK_BYTES = 64 * 2**20
 # Number of blocks in work on the GPU while the host reads the probabilities of an earlier block.
 _AHEAD = 2
@@ -151,8 +151,8 @@ def scored_blocks(
     """Yields the scores of each block as a table with the columns SCORES, in the order of the rows.
 
     Memory contains the columns of up to 2 · `readers` + 3 blocks, 4 bytes for each number. The device's
-    memory contains the columns and the inputs of up to 3 blocks. A model's activations depend on its
-    micro-batch.
+    memory contains the columns and the inputs of up to 3 blocks. The size of a model's activations depends on
+    its micro-batch.
 
     Args:
         predictor: the loaded model.

@@ -219,8 +219,7 @@ def _take_gpu() -> int | None:
 
 
 class HorovodCollectives:
-    """`Collectives` over Horovod. Repeated calls use the same names, because Horovod negotiates each name
-    only once."""
+    """`Collectives` over Horovod. Names are used again, because Horovod negotiates each name only once."""
 
     def __init__(self) -> None:
         self.rank = hvd.rank()

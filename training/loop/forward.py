@@ -149,8 +149,7 @@ class Forward:
             return self._prepared(batch.dense, *vectors).float()
 
     def _drawn_logits(self, batch: Batch, drawn: DrawnItems) -> Tensor:
-        """Returns the logits of positive rows and their drawn items, (P · G,) float32, without the model's
-        bias."""
+        """Returns the logits of positive rows and their drawn items, (P · G,) float32, without a bias."""
         model = self._model
         assert isinstance(model, VectorModel)
         with self._autocast():

@@ -1,6 +1,7 @@
 """Reads and checks a model's settings, without torch. Settings of other architectures are refused.
 
-The module also makes the type of the section `model`, and checks the features for settings of `train`.
+The module also makes the type of the section `model`. It checks whether features fit the settings `negatives`
+and `unknown_share` of the section `train`.
 """
 
 from __future__ import annotations
