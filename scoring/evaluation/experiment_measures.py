@@ -293,7 +293,8 @@ def from_table(table: pa.Table) -> dict[str, Sums]:
     }
 
 
-# Figures of the variants of an experiment, their differences with intervals, and the limit that stops it.
+# Figures of the variants of an experiment, their differences with intervals, and the limit that stops an
+# experiment.
 
 # Maps each measure to its numerator, its denominator, and the number of units that represent 1.
 _RATIOS = {

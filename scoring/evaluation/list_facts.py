@@ -80,10 +80,11 @@ def coverage(counts: Mapping[str, ListedItems], kind: str, published: Manifest) 
 def truth_facts(
     published: Manifest, measured: Mapping[str, MeasuredLists], counts: Mapping[str, ListedItems]
 ) -> dict[str, Any] | None:
-    """Returns the figures of the lists ranked by true probabilities, and the published lists' ratio to them.
+    """Returns the figures of the lists that are ranked by the true probabilities.
 
     These lists were made only for users with clicks, so their coverage comes from fewer lists than the
-    coverage of the published lists.
+    coverage of the published lists. `share_of_best` is the hit rate of the published lists divided by the hit
+    rate of the lists BEST.
 
     The arguments are those of `relevance_facts`. Returns None if the true probabilities are unknown.
     """
@@ -217,8 +218,8 @@ class _Day:
 
     def __init__(self, settings: Generate, day: str, item_keys: tuple[str, ...]) -> None:
         self.truth = DayTruth(settings, day)
-        # The index of each candidate in the log; -1 if the log lacks it, which selects the last column in
-        # `add_scores`.
+        # The index of each candidate in the log; -1 for a candidate that is not in the log: it selects the
+        # last column in `add_scores`.
         self._positions = np.array([self.truth.items.get(key, -1) for key in item_keys], dtype=np.int64)
 
     def add_scores(self, keys: Sequence[str], scores: Floats) -> Bools:

@@ -311,7 +311,7 @@ class CandidateLists:
         return None
 
     def _refuse_first(self, users: slice) -> None:
-        """Raises the error of the first user whose list is wrong. Call it only if an item is out of range."""
+        """Raises the error of the first user with a wrong list. There must be a list with a wrong index."""
         for user in range(users.start, users.stop):
             indices = self._list_of(user)
             if len(indices) and (indices.min() < 0 or indices.max() >= self._num_items):

@@ -158,10 +158,10 @@ class FactorizedDeepFM:
     """The factorization of DeepFM.
 
     A side means either the users or the items. Σ_{i<j} r_ij ⟨e_i, e_j⟩ has three terms: the sums over the
-    pairs within the user's side, within the item's side, and between both sides. The term between both sides
-    is one dot product. If all r_ij are 1, its factors are the sums of each side's vectors. With trained
-    weights, let M be the number of vectors of the side that has fewer vectors. One factor consists of these M
-    vectors. The other factor consists of M weighted sums of the other side's vectors.
+    pairs within the user's side, within the item's side, and between both sides. The sum over the pairs
+    between both sides is one dot product. If all r_ij are 1, its factors are the sums of each side's vectors.
+    With trained weights, let M be the number of vectors of the side that has fewer vectors. One factor
+    consists of these M vectors. The other factor consists of M weighted sums of the other side's vectors.
 
     For R rows of a side, `side_part` returns three tensors:
 

@@ -14,7 +14,7 @@ empty history is 0. Both MLPs use PReLU. Their default widths are those of figur
 Differences from the paper, which docs/decisions/sequence-models.md#0052 explains:
 
 * The inputs of `a` are those of the authors' program (github.com/zhougr1993/DeepInterestNetwork). In the
-  paper, they are v, e_j and the outer product of both. The program also applies a softmax to the weights. The
+  paper, the inputs are v, e_j and their outer product. The program also applies a softmax to the weights. The
   paper and this module do not.
 * The activation is PReLU. The paper proposes Dice, and compares it with PReLU (section 5.3).
 * The paper's mini-batch aware regularization (section 5.2) is not implemented; `train.l2` is similar.

@@ -117,7 +117,7 @@ def _positions(scopes: Sequence[str], wanted: Sequence[str]) -> list[int]:
 
 
 def _layer(width_in: int, width_out: int) -> nn.Linear:
-    """Returns a layer as `layers.linear` does. In a tower without features, it has only biases."""
+    """Returns a layer as `layers.linear` does. The layer of a tower without features has only biases."""
     if width_in:
         return linear(width_in, width_out)
     with warnings.catch_warnings(action="ignore"):  # torch warns that there is no weight to initialise

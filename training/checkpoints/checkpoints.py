@@ -255,8 +255,8 @@ class Checkpoints:
             if step is None:
                 break
             text = self._folder.index_text(step)
-            # If the index is None, another attempt has just deleted it. So a newer checkpoint or the model
-            # exists.
+            # If there is no text, another attempt has just deleted the index. So a newer checkpoint or the
+            # model exists.
             newest = None if text is None else (step, text)
         of_rank_0 = gather_json(self._collectives, newest)[0]
         return None if of_rank_0 is None else (int(of_rank_0[0]), str(of_rank_0[1]))
@@ -644,7 +644,7 @@ class CheckpointFolder:
             of_other_attempt = _CHECKPOINT_FILE.match(name) and f".{attempt}." not in name
             if name in listed or not of_other_attempt or _is_old(info):
                 self._delete(name)
-        file_io.delete_empty_folder(self.path)  # it may still contain files of another attempt
+        file_io.delete_empty_folder(self.path)  # a folder with files of another attempt stays
 
     def _listed_files(self) -> set[str]:
         return {name for step in self.steps() for name in self._file_names(step, self.index_text(step))}

@@ -66,7 +66,8 @@ _READ_AHEAD_MIB, _GPU_THREADS = 256, 4
 _POOLS = 5
 # Minimum number of steps per pool. With fewer, a batch would have too many neighbouring rows of a file.
 _MIN_POOL_STEPS = 4
-# One reader of Petastorm reads up to this number of row groups, if none of them has more rows than this.
+# One reader of Petastorm reads up to _GROUPS_TOGETHER row groups, if none of them has more than
+# _SMALL_GROUP_ROWS rows.
 _GROUPS_TOGETHER, _SMALL_GROUP_ROWS = 64, 100_000
 
 

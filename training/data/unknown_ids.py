@@ -117,7 +117,7 @@ class RowsWithUnknownIds:
 
     Args:
         unknown: decides which ids are replaced.
-        rows_of_step: selects the rows of the step from the changed batch; None if these are all rows.
+        rows_of_step: selects the rows of the step from the changed batch; None if the step uses all rows.
     """
 
     def __init__(self, unknown: UnknownIds, rows_of_step: RowsOfStep | None = None) -> None:

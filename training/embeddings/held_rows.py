@@ -129,8 +129,7 @@ class HeldRows(nn.Module):
         Args:
             rows: the indices of the rows, all different.
             change: the numbers to add.
-            step: the step of the training. Together with the row, it determines how 16-bit numbers are
-                rounded.
+            step: the step of the training. The step and the row determine how 16-bit numbers are rounded.
         """
         if self.tail is None and self.weight.dtype == torch.float32:
             self.weight.index_add_(0, rows, change)

@@ -350,7 +350,7 @@ class BatchLookup:
 
 # The rows of a table that a batch of ids reads, and the request to the ranks that hold these rows.
 #
-# Notation: B rows of a batch, W columns of ids, N elements (lookup.py).
+# Notation: B rows of a batch, W columns of ids, N elements.
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ Replicated rows take memory on all ranks, and their gradients need an all-gather
 rank need an exchange of vectors, and the rank with frequent rows has the most work. The placement `auto`
 therefore follows these rules:
 
-* Small features (at most `replicated_max_bytes`) are replicated, unless the memory limit of a rank,
-  `rank_max_bytes`, is too small for this.
-* A feature is row-wise if its bytes are more than `row_wise_share` times the mean number of bytes per rank:
-  its rows are spread over all ranks. While a rank holds more than its memory limit, the largest of the other
-  features becomes row-wise too.
+* Small features (at most `replicated_max_bytes`) are replicated if the memory limit of a rank,
+  `rank_max_bytes`, is large enough.
+* The rows of a row-wise feature are spread over all ranks. A feature is row-wise if its bytes are more than
+  `row_wise_share` times the mean number of bytes per rank. While a rank holds more than its memory limit, the
+  largest of the other features becomes row-wise too.
 * Each other feature is placed on one rank. The features are assigned in descending order of cost, each to the
   rank with the lowest cost so far. The cost of a feature is its share of all bytes plus its share of all
   lookups. With this rule (LPT, Graham 1969, SIAM Journal on Applied Mathematics 17), the cost of a rank is at
@@ -212,9 +212,9 @@ class Placement:
     def blocks(self, rank: int) -> tuple[RowBlock, ...]:
         """Returns the blocks of rows that a rank holds.
 
-        Replicated rows come first, so they have the same position on all ranks. The blocks are in the order
-        of the rank's matrix, unless there is a tail. With a tail, the matrix has the hot rows of all features
-        first. But in the result, each feature's tail follows the feature's hot rows.
+        Replicated rows come first, so they have the same position on all ranks. Without a tail, the blocks
+        are in the order of the rank's matrix. With a tail, the matrix has the hot rows of all features first.
+        But in the result, each feature's tail follows the feature's hot rows.
         """
         hot_place, tail_place, blocks = 0, self.first_tail, []
         for feature, first, step, rows in self._runs(rank):

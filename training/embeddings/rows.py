@@ -293,7 +293,7 @@ def rows_of_block(matrix: RowTensor, block: RowBlock) -> Tensor:
     return matrix[block.place : block.place + block.rows]
 
 
-# The compiled grouping of equal keys (group.cpp). training/embeddings/rows.py calls it.
+# The compiled grouping of equal keys (training/native/group.cpp).
 
 KEY_BITS = 31  # keys with more bits are not supported
 

@@ -64,8 +64,8 @@ def write_export(
 
     The forms are `ranker` and, for models of user and item vectors, `user` and `item`. For each form, the
     folder has the files `<form>.onnx` and `<form>.pt2`, and for each of `formats` the file
-    `<form>.<format>.onnx`. If `compiled` is true, it also has `<form>.aotinductor.pt2`. If a program differs
-    too much from the model, no file is left in the folder.
+    `<form>.<format>.onnx`. If `compiled` is true, the folder also has `<form>.aotinductor.pt2`. If a program
+    differs too much from the model, no file is left in the folder.
 
     Args:
         exported: the model. If `formats` contains `int8`, its tables are int8 afterwards.

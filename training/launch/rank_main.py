@@ -103,8 +103,8 @@ def _gpu_text() -> str:
 # checkpoint (training/checkpoints/checkpoints.py). This checkpoint may have been written by a different
 # number of ranks. ranks.py starts the ranks; if a rank is lost, Horovod's driver starts a new rank.
 
-# Trains one ring to the end. At each checkpoint, it calls its argument, which raises an error if ranks joined
-# or left.
+# Trains one ring to the end. At each checkpoint, the function calls its argument, which raises an error if
+# ranks joined or left.
 TrainRing = Callable[[Callable[[], None]], dict[str, object]]
 
 

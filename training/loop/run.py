@@ -479,7 +479,7 @@ def _parent_rows(block: RowBlock, cardinalities: Sequence[int]) -> RowBlock:
 
 
 def _require_extension(spec: FeatureSpec, parent: FeatureSpec) -> None:
-    """Raises DataError unless the parent has the same features, with at most the same cardinalities."""
+    """Raises DataError if the parent has other features, or a feature with a larger cardinality."""
     features = [(feature.name, feature.kind) for feature in spec.features]
     parent_features = [(feature.name, feature.kind) for feature in parent.features]
     if features != parent_features:

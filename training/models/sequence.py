@@ -22,7 +22,7 @@ from torch.nn import functional
 from storage.feature_spec import PAD_ID
 from training.models.layers import RandomLayer, linear
 
-# Each draw has 64 random bits. It gives this number of values of 16 bits.
+# Each draw of 64 random bits gives this number of values of 16 bits.
 _NUMBERS_PER_DRAW = 4
 
 

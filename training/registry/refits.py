@@ -40,7 +40,7 @@ class Refit:
         run_date: the date on which the champion was promoted and refitted. The refit serves from then on.
         champion: the version of the model that was trained on the train split.
         version: the version of the refit.
-        weights: the digest of its weights; None if an earlier release recorded it.
+        weights: the digest of its weights; None if an earlier release recorded the refit.
     """
 
     run_date: str

@@ -199,7 +199,7 @@ def set_aliases(lake: LakePaths, name: str, challenger: str | None = None) -> No
         mlflow_mirror.set_aliases(lake, refit_name(name), {"champion": refits[-1]})
 
 
-# The retriever: a model that selects candidates. It is trained like the ranker, which scores them.
+# The retriever: a model that selects candidates. It is trained like the ranker, which scores the candidates.
 #
 #     models/<name>-retriever/<version>/            its files, as for every model
 #     models/<name>-retriever/runs/dt=<date>.json   the version trained for a run date

@@ -179,7 +179,7 @@ def require_no_pair_features(names: Sequence[str]) -> None:
 
 
 def require_oov_ids(names: Collection[str], features: Sequence[str]) -> None:
-    """Raises ConfigError unless unknown values of each named feature have the id OOV_ID.
+    """Raises ConfigError if unknown values of a named feature do not have the id OOV_ID.
 
     Args:
         names: the features that `train.unknown_share` names.
