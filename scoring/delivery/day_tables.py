@@ -44,9 +44,8 @@ TYPES = {
     "model_version": "text",
 }
 
-# While a delivery waits for a lock, readers that start wait too, at most this long. If PostgreSQL's own
-# maintenance of a table blocks a lock, PostgreSQL cancels the maintenance after one second
-# (deadlock_timeout).
+# While a delivery waits for a lock, new readers wait too, at most this long. If PostgreSQL's own maintenance
+# of a table blocks a lock, PostgreSQL cancels the maintenance after one second (deadlock_timeout).
 _LOCK_TIMEOUT = "2s"
 _PAUSE_S = 3.0  # seconds between two attempts to get the lock
 _PATIENCE_S = 900.0

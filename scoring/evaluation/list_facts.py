@@ -273,8 +273,8 @@ def _best_of(scores: Floats, k: int) -> list[NDArray[np.int64]]:
 # Measures lists for new users and items. The model was trained without the ids of these users and items.
 #
 # A user or item is new if its id feature has OOV_ID on the date of the lists. The reason is that its first
-# row came after the training, or that it had fewer train rows than `min_count`. If no feature is the id of
-# the user or item alone, users or items without a row in the train split are new.
+# row came after the training, or that it had fewer train rows than `min_count`. If no feature is computed
+# from the key of the user or item alone, users or items without a row in the train split are new.
 
 
 def users_and_items(context: RunContext, version: str, train: Rows) -> tuple[Rows, Rows]:

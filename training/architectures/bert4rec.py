@@ -1,10 +1,10 @@
 """BERT4Rec (F. Sun et al., BERT4Rec: Sequential Recommendation with BERT, CIKM 2019, arXiv:1904.06690).
 
 The user's sequence is the history and, after the most recent item, a mask in place of the next item. Blocks
-of bidirectional self-attention compute a vector for the mask. The logit is the dot product of this vector,
-after a layer, with the vector of the row's item, plus a bias. The vectors of items are in the table that also
-has the vectors of the history (section 3.5). The vectors of other features extend the paper's model
-(training/models/sequence_model.py).
+of bidirectional self-attention compute a vector for the mask. A layer transforms this vector. The logit is
+the dot product of the result and the vector of the row's item, plus a bias. The item's vector and the vectors
+of the history are rows of the same table (section 3.5). The vectors of other features extend the paper's
+model (training/models/sequence_model.py).
 
     x_0 = mask + P[0],   x_p = M[s_p] + P[p]                               (section 3.4)
     H = block_n(… block_1(Dropout(x)))                                     (equations 1 to 6)

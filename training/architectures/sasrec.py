@@ -1,7 +1,7 @@
 """SASRec (W.-C. Kang, J. McAuley, Self-Attentive Sequential Recommendation, ICDM 2018).
 
 The encoded history is the output of self-attention blocks for the most recent item of the user's history. The
-item's vector is its row in the table from which the history's vectors come (section III-C, shared item
+item's vector and the vectors of the history are rows of the same table (section III-C, shared item
 embedding). Two terms extend the paper's model: a bias, and the vectors of other features
 (training/models/sequence_model.py).
 

@@ -10,8 +10,8 @@ negatives. With `train.loss: bce` and without `train.negatives`, the negative ex
 shown but not clicked.
 
 b is the same for all pairs, so the dot product and the probability order items equally. A single matrix
-product finds the best items for many users. Features of the context belong to the user's tower, because they
-are the same for all items.
+product computes the scores of all items for many users. Features of the context belong to the user's tower,
+because they are the same for all items.
 
 Notation: B rows, D dense features, C features that are ids, W columns of ids, O output_dim.
 """

@@ -225,8 +225,8 @@ class Checkpoints:
         """Loads the checkpoint of a step into a trainer.
 
         Returns False if the checkpoint is missing or damaged. Then the method logs a warning, and does not
-        change the trainer. All ranks must call this method, and get the same result. No checkpoint may be in
-        progress (`wait`).
+        change the trainer. All ranks must call this method, and get the same result. Call `wait` first,
+        because no checkpoint may be in progress.
 
         Raises:
             DataError: the checkpoint belongs to another training. Raised on all ranks.

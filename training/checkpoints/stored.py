@@ -192,7 +192,7 @@ class StoredState:
                 )
 
 
-# Reads single rows of a table from the files of a model, by range reads.
+# Reads single rows of a table from the files of a model, by requests for byte ranges.
 
 # If fewer bytes than this lie between two rows, one request reads both rows and these bytes. Reading these
 # bytes takes less time than another request.

@@ -1,7 +1,7 @@
 """The catalogue from which negatives are drawn: the items of the train rows, with their features by day.
 
 Each rank reads the item columns of its share of the row groups once, before the first step. Then all ranks
-exchange the rows that they have read, so every rank has the complete catalogue. The catalogue takes 8 bytes
+exchange the rows that they have read, so every rank has the complete catalogue. The catalogue takes 16 bytes
 of memory for each pair of a user and a chosen item. The catalogue also has the features of each item for each
 day on which the item has a row.
 """

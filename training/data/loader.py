@@ -1,4 +1,5 @@
-"""Reads the batches of one rank, with Petastorm or from memory. An epoch has every row of its shards once.
+"""Reads the batches of one rank, with Petastorm or from memory. An epoch has every row of the rank's shards
+once.
 
 Threads read row groups ahead. The rows of the rank's shards are written to a buffer pool in the order of the
 batches (sharding.py), and a batch is a slice of the pool. The order depends only on the shard plan, the seed

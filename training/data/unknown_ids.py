@@ -53,7 +53,7 @@ class UnknownIds:
         columns: Sequence[tuple[Feature, slice]],
         device: torch.device,
     ) -> UnknownIds:
-        """Returns the rule for the columns of some features.
+        """Creates the object that replaces ids of some features.
 
         Args:
             shares: maps the name of a feature to its share (`train.unknown_share`).
@@ -72,7 +72,7 @@ class UnknownIds:
         return cls(places, places, of_columns, seed)
 
     def only(self, columns: Sequence[int]) -> UnknownIds:
-        """Returns the rule for a matrix that has only these columns of the ids, in this order."""
+        """Returns the object for a matrix that has only these columns of the ids, in this order."""
         position = {column: place for place, column in enumerate(columns)}
         kept = [index for index, place in enumerate(self.places.tolist()) if place in position]
         moved = [position[int(self.places[index])] for index in kept]

@@ -142,7 +142,7 @@ class HeldRows(nn.Module):
         matrix.index_copy_(0, rows, values)
 
     def _names(self, rows: Tensor) -> Tensor | None:
-        """Returns the rows' indices in the unsharded table; None if they are equal or not needed."""
+        """Returns the rows' indices in the unsharded table; None if these equal `rows`, or are not needed."""
         moved = self.placement.exchanges or self.tail is not None
         if not moved or self.weight.dtype == torch.float32:
             return None

@@ -304,7 +304,8 @@ def replicate_all(cardinalities: Sequence[int], ranks: int = 1) -> Placement:
 #
 # Notation: C features of a table.
 
-# A feature's first rows are considered one by one. The other rows form this number of runs of equal length.
+# A feature's first _SINGLE_ROWS rows are considered one by one. The other rows form _RUNS runs of equal
+# length.
 _SINGLE_ROWS = 2**13
 _RUNS = 2**13
 IdCounts = Mapping[str, NDArray[np.int64]]

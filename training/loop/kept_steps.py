@@ -62,7 +62,7 @@ def keep_best(
 ) -> dict[str, Any]:
     """Loads the state of the best evaluation after the last step. All ranks must call this function.
 
-    The trainer is unchanged if the weights at the last step are better, or if no evaluation was made during
+    The trainer is unchanged if the weights at the last step are the best, or if no evaluation was made during
     the training. If there is no checkpoint of the best step, the trainer is unchanged too, and this function
     logs a warning.
 

@@ -77,9 +77,9 @@ def run_plan(
             the training at this point.
 
     Returns:
-        The content of model.json. If another attempt has already published the same version, this is the
-        model.json of that attempt. If the training is pruned, there is no model, and the result is the record
-        of the pruned training.
+        The content of model.json. If another attempt has already published the same version, the result is
+        the model.json of that attempt. If the training is pruned, there is no model, and the result is the
+        record of the pruned training.
 
     Raises:
         ConfigError, DataError: the model's configuration, the data or the parent model is not valid.

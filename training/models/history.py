@@ -114,7 +114,7 @@ def _columns_of(feature: int, inputs: Inputs) -> slice:
 
 
 def _with_ids_of(history: str, inputs: Inputs, features: Features) -> list[str]:
-    """Returns features with one id per row, of which one may be the item's feature.
+    """Returns the features with one id per row that may be the item's feature.
 
     The features have the cardinality of the history. Of these, only features of scope `item` are returned if
     there are any. If no feature has this cardinality, all features with one id per row are returned. A
