@@ -240,7 +240,7 @@ class DeltaFolder:
         return _are_equal(spark.read.schema(spark_schema(day.columns)).parquet(*paths), rows, day)
 
     def _stored(self, version: DeltaVersion, dt: str, names: Sequence[str] = ()) -> pa.Table:
-        """Returns columns of the rows of a date; without names, the number of rows.
+        """Returns the columns `names` of the rows of a date; the number of the rows if there are no names.
 
         pyarrow 14 cannot read the files that delta-rs itself has rewritten, because their Arrow schema has
         the type string_view. DuckDB converts this type.

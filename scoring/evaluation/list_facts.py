@@ -218,8 +218,8 @@ class _Day:
 
     def __init__(self, settings: Generate, day: str, item_keys: tuple[str, ...]) -> None:
         self.truth = DayTruth(settings, day)
-        # The index of each candidate in the log; -1 for a candidate that is not in the log: it selects the
-        # last column in `add_scores`.
+        # The index of each candidate in the log. A candidate that is not in the log has the index -1, which
+        # selects the last column in `add_scores`.
         self._positions = np.array([self.truth.items.get(key, -1) for key in item_keys], dtype=np.int64)
 
     def add_scores(self, keys: Sequence[str], scores: Floats) -> Bools:

@@ -1,10 +1,9 @@
-"""Reads the batches of one rank, with Petastorm or from memory. An epoch has every row of the rank's shards
-once.
+"""Reads the batches of one rank, with Petastorm or from memory.
 
-Threads read row groups ahead. The rows of the rank's shards are written to a buffer pool in the order of the
-batches (sharding.py), and a batch is a slice of the pool. The order depends only on the shard plan, the seed
-and the epoch. So an epoch can begin at any step without reading the earlier files, and two runs get the same
-batches.
+An epoch has every row of the rank's shards once. Threads read row groups ahead of the steps. The rows of the
+rank's shards are written to a buffer pool in the order of the batches (sharding.py), and a batch is a slice
+of the pool. The order depends only on the shard plan, the seed and the epoch. So an epoch can begin at any
+step without reading the earlier files, and two runs get the same batches.
 
 Pools are made on the host (pool_writer.py) and copied to the device, or made on the device (device_pools.py).
 The rows are the same in both cases.

@@ -84,8 +84,8 @@ class _Pool(DummyPool):
 class _Reader(Reader):
     """A reader of some row groups of some files, in a given order.
 
-    Petastorm itself selects row groups by a shard number. This class replaces the method that does so. The
-    method gets all row groups of the files, and returns the positions of the row groups to read.
+    Petastorm's method gets all row groups of the files, and returns the positions of those that belong to a
+    shard. This class replaces this method, and returns the positions of the row groups to read.
 
     Raises:
         NoDataAvailableError: a file has another number of row groups than its manifest says.

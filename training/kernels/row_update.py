@@ -107,8 +107,7 @@ def update_rows(
 def _pools(
     weight: Tensor, accumulator: Tensor | None, tail: Tail | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Returns weight and accumulator on the device, both in host memory, and the index of the first row
-    there.
+    """Returns weight and accumulator on the device, both in host memory, and `Tail.first`.
 
     If one of these tensors does not exist, the result contains another tensor in its place, which the kernel
     does not use.

@@ -47,7 +47,7 @@ _NOT_IN_VERSION: dict[str, bool | set[str]] = {
     "device": True,
     "compile": True,
     "cuda_graphs": True,
-    "kernels": True,  # other code, same sums; `auto` depends on the node
+    "kernels": True,  # selects the code, not the sums; `auto` depends on the node
     "profile": True,
     "start_timeout_s": True,
     "retrain": True,

@@ -175,7 +175,7 @@ def deliver(sink: Settings, lists: PublishedLists) -> Delivered:
                 )
             served.require_keys(table)
             replaced = served.replace(table, digest, expected, sink.keep_dates)
-        drop_abandoned(served)  # also tables whose last statement has ended only now
+        drop_abandoned(served)  # also tables whose last statement has ended in the meantime
     return Delivered(target, expected, replaced.written, replaced.deleted)
 
 
