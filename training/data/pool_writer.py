@@ -147,7 +147,7 @@ def _transposers_of(_: int, columns: Columns) -> tuple[Transposer, ...]:
 
 # Writes the columns of row groups as shuffled rows to a buffer pool.
 #
-# This code uses NumPy. If the compiled library was built, training/native/transposer.py replaces it.
+# This code uses NumPy. If the compiled library was built, training/native/transposer.py replaces this code.
 
 # Number of rows that are transposed at a time. 4096 rows of 40 columns fit into the cache of a core.
 _CHUNK_ROWS = 4096

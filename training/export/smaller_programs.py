@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 Format = Literal["fp16", "int8"]
-# Limit of the mean difference from the model, which is in export.json. A program with a larger difference is
-# not published. The benchmark measures up to 7e-5 with fp16 and 3e-3 with int8 on a test day, so the limits
-# find programs that are broken.
+# Limit of the mean difference between a program and the model. export.json contains the difference. A program
+# with a larger difference is not published. The benchmark measures up to 7e-5 with fp16 and 3e-3 with int8 on
+# a test day, so the limits find programs that are broken.
 LARGEST_MEAN_DIFFERENCE: dict[Format, float] = {"fp16": 0.005, "int8": 0.05}
 
 

@@ -64,8 +64,8 @@ def write_export(
 
     The forms are `ranker` and, for models of user and item vectors, `user` and `item`. For each form, the
     folder has the files `<form>.onnx` and `<form>.pt2`, and for each of `formats` the file
-    `<form>.<format>.onnx`. If `compiled` is true, it also has `<form>.aotinductor.pt2`. If a program differs
-    too much from the model, no file is left in the folder.
+    `<form>.<format>.onnx`. If `compiled` is true, the folder also has `<form>.aotinductor.pt2`. If a program
+    differs too much from the model, no file is left in the folder.
 
     Args:
         exported: the model. If `formats` contains `int8`, its tables are int8 afterwards.
@@ -255,7 +255,7 @@ class Ranker(nn.Module):
 
     Args:
         model: a model in evaluation mode.
-        inputs: the names among `dense` and `categorical` of the inputs that have columns.
+        inputs: the names of those inputs, `dense` and `categorical`, that have columns.
     """
 
     output = "probability"
@@ -286,7 +286,7 @@ class SideVectors(Ranker):
 
     Args:
         model: a model with the methods `user_vectors` and `item_vectors`.
-        inputs: the names among `dense` and `categorical` of the inputs that have columns.
+        inputs: the names of those inputs, `dense` and `categorical`, that have columns.
         side: `user` or `item`.
     """
 

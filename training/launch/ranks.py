@@ -316,9 +316,10 @@ def _description(outcomes: list[RankOutcome]) -> dict[str, Any]:
 
 
 def _python_path() -> str:
-    """Returns PYTHONPATH for the ranks. It begins with the folder of this package, or with its zip archive.
+    """Returns PYTHONPATH for the ranks.
 
-    A zip archive is used if --py-files shipped the package.
+    PYTHONPATH begins with the folder of this package. If --py-files shipped the package, PYTHONPATH begins
+    with the package's zip archive.
     """
     root: Any = files("training")
     packages = (

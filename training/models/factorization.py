@@ -8,7 +8,7 @@ This method copies weights, so call it after the weights are loaded. Several mod
 MLP whose first layer is computed as a sum of three terms: one of the user, one of the item, and one of the
 pair.
 
-A side is the users or the items. Context features are on the side of the items.
+A side means either the users or the items. Context features are on the side of the items.
 
 Notation: R rows of one side, U users, I items, H the width of a hidden layer. The shape (1|U, I, …) means one
 list of I items for all users, or one list per user.

@@ -2,8 +2,8 @@
 
 For one user, the first layer of the top MLP is linear in each vector of an item, because the user's vectors
 are constants. So the dot products of pairs are not computed. Instead, the product of the user's vectors and
-the weights is computed once. It is a matrix of the user, and each item's vector is multiplied by this matrix.
-Two kinds of vectors need even less work:
+the layer's weights is computed once per user. This product is a matrix, and each item's vector is multiplied
+by it. Two kinds of vectors need even less work:
 
 * A vector that is equal in all items, such as the vector of a context feature, is multiplied once per user.
 * If a feature of the items has few distinct values, only the vectors of these values are multiplied by the
@@ -73,7 +73,7 @@ class SharedItems:
         return vectors.nelement() * 4 + (len(vectors) * vectors.shape[2] * hidden * 4 if mixed else 0)
 
     def _divide(self, vectors: Tensor) -> None:
-        """Divides the vectors of the items by their number of values: one value, few values, or many."""
+        """Divides the vectors of the items by their number of distinct values: one, few, or many."""
         self._equal: list[int] = []
         self._few: list[tuple[int, Tensor]] = []  # (number of the vector, its distinct values)
         self._many: list[int] = []

@@ -94,7 +94,7 @@ class Updates:
 
         Args:
             rows: the result of `take_row_gradients`.
-            rate_factor: the configured learning rate is multiplied by this factor, except that of FTRL.
+            rate_factor: the configured learning rates are multiplied by this factor, except that of FTRL.
         """
         step, rate = int(self.steps) + 1, self._train.embedding_learning_rate * rate_factor
         for name, row_gradient in rows.items():
@@ -105,7 +105,7 @@ class Updates:
 
         Args:
             dense: (P,), the sums of `dense_gradient`.
-            rate_factor: the configured learning rate is multiplied by this factor, except that of FTRL.
+            rate_factor: the configured learning rates are multiplied by this factor, except that of FTRL.
         """
         adam_gradient, *ftrl_gradients = dense.split(self._sizes)
         self._adam.step(self._l2.add_dense(adam_gradient), self._train.learning_rate * rate_factor)
