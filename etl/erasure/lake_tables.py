@@ -36,7 +36,7 @@ class PublishedPartition:
     """A published partition.
 
     Attributes:
-        partition: place of the partition in the lake, with the recorder of the lake.
+        partition: the table, the name and the path of the partition.
         manifest: lists the files of the partition.
     """
 
@@ -178,11 +178,11 @@ class TableRule:
     """Finds the rows of users in a table.
 
     Attributes:
-        columns: the columns that `matches` reads. The plan of the erasure keeps their values in the rows of
-            users.
+        columns: the columns that `matches` reads. The plan of the erasure stores the values of these columns
+            in the users' rows.
         matches: takes n rows with these columns, and returns which rows belong to users: (n,) bool.
-        keeps_rows: whether the rows stay in the table, as in vocabularies. A tombstone then replaces the
-            user's id in their column `value`.
+        keeps_rows: whether the users' rows stay in the table, as in vocabularies. In the column `value` of
+            these rows, a text that is no valid id (`tombstones`) then replaces the user's id.
     """
 
     columns: tuple[str, ...]

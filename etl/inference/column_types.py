@@ -29,7 +29,8 @@ _COMMA_SHARE = 0.5
 _DIGITS_ONLY = r"^[0-9]+$"
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _FLOAT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
-# Numbers with a decimal comma, and texts with a comma or a point: see `with_decimal_points`.
+# Numbers with a decimal comma, in which points may separate groups of three digits. The second pattern also
+# matches whole numbers.
 _COMMA_FLOAT = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+),[0-9]+$"
 _WHOLE_OR_COMMA_FLOAT = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?$"
 _BOOLS = ("true", "false", "t", "f", "yes", "no", "y", "n")

@@ -149,8 +149,9 @@ _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
     re.IGNORECASE,
 )
-# A column lists items if at least the first share of its words are items of the log, and the second share of
-# its texts have several words. Users may have clicked many items that the sample does not show.
+# A column lists items if at least the first share of its words are items of the sample, and at least the
+# second share of its texts have several words. The first share is small, because a list may have many items
+# that the sample does not show.
 _KNOWN_ITEMS, _SEVERAL_ITEMS = 0.05, 0.3
 # A column contains e-mail addresses if at least this share of its texts are e-mail addresses.
 _ADDRESSES = 0.9

@@ -59,7 +59,7 @@ _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
 _NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SHOWN_ITEMS = re.compile(r"\S+[-:_][01]([ ,;|]\S+[-:_][01])*")
-# Bytes of displays of which the rows are read. A display has many rows.
+# Maximum number of bytes of displays that are converted to rows. A display has many rows.
 _DISPLAY_BYTES = 2 << 20
 _COMMA_OF_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 _ENDINGS = {

@@ -142,7 +142,7 @@ def _latest_of(
 
 
 def latest_schema(key: str, columns: Sequence[str], spec: FeatureSpec) -> pa.Schema:
-    """Returns the schema of the rows that the functions below return: key, row_id and features.
+    """Returns the schema of the rows that `latest_in_days` returns: key, row_id and features.
 
     Args:
         key: the column of the key (string), such as user_key.
