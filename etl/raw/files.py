@@ -284,7 +284,7 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
 
 
 def _table(stream: Any) -> pa.Table:
-    """Converts rows that delta-rs returns to a table of the installed version of Arrow."""
+    """Converts the rows from delta-rs, which has its own version of Arrow, to a table of pyarrow."""
     return pa.RecordBatchReader._import_from_c_capsule(stream.__arrow_c_stream__()).read_all()
 
 

@@ -685,7 +685,7 @@ def _integers(data: memoryview, position: int, fields: Header, outer: tuple[int,
 def _after(data: memoryview, position: int, kind: int) -> int:
     """Returns the position after a value.
 
-    It accepts no lists, sets and maps, because page headers have none.
+    Lists, sets and maps raise IndexError, because page headers have none.
     """
     if kind == _BYTE:
         return position + 1

@@ -1,4 +1,4 @@
-"""Files of value counts: the number of rows with each value of each column in a file split.
+"""Writes and reads files of value counts: the number of rows with each value of each column in a file split.
 
 A request describes statistics that a fit computes from value counts, and the values that they describe.
 """
