@@ -1,8 +1,7 @@
 """Publishes tables with the latest features of each user and of each item, up to the run date.
 
-The history of a user consists of the last clicks up to the run date.
-Lists are scored with these histories. `histories_of` uses Arrow tables on one machine, and Spark frames on
-clusters. The results are the same.
+The history of a user consists of the last clicks up to the run date. Lists are scored with these histories.
+`histories_of` uses Arrow tables on one machine, and Spark frames on clusters. The results are the same.
 """
 
 from __future__ import annotations
