@@ -45,7 +45,7 @@ class PublishedPartition:
 
     @property
     def path(self) -> str:
-        """Returns the folder of the partition, which identifies it."""
+        """Returns the folder of the partition, which identifies the partition."""
         return self.partition.path
 
     @property
@@ -316,8 +316,8 @@ def user_tables(chains: list[dict[str, Any]], column: str) -> UserTables:
 
     Args:
         chains: the fitted chains of a workflow version, as JSON.
-        column: the raw column with the user's id. Tables of a column that `rename` made from it are found
-            too, but not tables of columns that other operators computed from it.
+        column: the raw column with the user's id. The result includes tables of a column that `rename` made
+            from this column, but no tables of columns that other operators computed from it.
     """
     vocabularies: set[str] = set()
     keyed: dict[str, set[int]] = defaultdict(set)

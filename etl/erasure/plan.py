@@ -45,8 +45,8 @@ _RECOMMENDATIONS, _USERS = "recommendations", "users"
 _WITH_VALUES = (PROFILES, "quality")
 
 # The partitions of the tables _FIRST are published first, those of _LAST last, and all others in between. To
-# plan the rewriting of a table, an attempt reads tables that are published after it. So if the job is killed,
-# the next attempt still finds the users' rows in them.
+# plan the rewriting of a table, an attempt reads other tables, which are published after this table. So if
+# the job is killed, the next attempt still finds the users' rows in the other tables.
 _FIRST, _LAST = (SCORES, _RECOMMENDATIONS, "candidates", _USERS), (FEATURES,)
 
 
@@ -491,7 +491,7 @@ def _dataset_digest(manifest: Manifest, splits: Mapping[str, Sequence[Member]]) 
 def _add_windows(partitions: Sequence[PublishedPartition], changes: DigestChanges, config: Config) -> None:
     """Adds, for each day, the combined digest of the earlier days' last clicks.
 
-    Histories are computed from these.
+    Histories are computed from these clicks.
     """
     if config.history is None:
         return

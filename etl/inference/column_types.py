@@ -59,7 +59,7 @@ _NOTATIONS: tuple[tuple[str, ColumnType], ...] = (
     ("%b %d, %Y", "date"),
     ("%B %d, %Y", "date"),
 )
-# Notations that consist of digits. They are tried only for columns with a name for a time, such as `day`.
+# Notations that consist of digits. They are tried only for columns whose name means a time, such as `day`.
 _DIGITS: tuple[tuple[str, ColumnType], ...] = (("%Y%m%d", "date"), ("%y%m%d%H", "timestamp"))
 _TIME_NAME = re.compile(r"time|date|day|hour|(^|_)(ts|at|dt|dat)($|_)|datum|zeit|fecha|heure", re.IGNORECASE)
 # Types are inferred from at most this number of distinct values of a column.

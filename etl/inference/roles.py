@@ -298,7 +298,8 @@ def _is_grouped(column: SampledColumn) -> bool:
 def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess:
     """Returns which rows of a log are clicks.
 
-    A column of events is used if there is one. Otherwise a column of 0 and 1 is used, and otherwise a rating.
+    The label is a column of events. If there is none, the label is a column of 0 and 1. If there is none
+    either, the label is a rating.
     """
     for column in columns:
         guess = _events_in(column, has_names=has_names)
@@ -500,8 +501,8 @@ class StockGuess:
 def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
     """Returns the column of a table of items whose name says that it has the stock; None if there is none.
 
-    The result is certain if the values are numbers from 0 on, flags of both values, or texts known to mean a
-    state of the stock.
+    The result is certain if the values are numbers of at least 0, flags that are both true and false, or
+    texts that are known states of the stock.
     """
     for column in columns:
         name = plain_name(column.source)

@@ -76,7 +76,7 @@ class HashTable:
 
     Attributes:
         slots, offsets, data: the arrays of the hash table (etl/native/values.h).
-        seed: the seed of the hash. The process that built the table chose it at random.
+        seed: the seed of the hash. The process that built the table chose the seed at random.
     """
 
     slots: pa.Buffer

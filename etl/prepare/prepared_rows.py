@@ -226,7 +226,8 @@ def items_of(rows: pa.Table, item_column: str) -> pa.Table:
 
     Args:
         rows: rows with item_key, the raw column and, if one partition contains all splits, `split`.
-        item_column: the raw column of the item key. Rows with equal item keys have equal values in it.
+        item_column: the raw column of the item key. Rows with equal item keys have equal values in this
+            column.
     """
     codes, distinct = codes_of(rows.column(ITEM_KEY))
     since = np.full(len(distinct), len(SPLITS), np.int8)

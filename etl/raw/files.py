@@ -343,8 +343,8 @@ def find_raw(
 
     `recorder` records the files as inputs of the run.
 
-    If the folder of the raw files has a manifest, only files that the manifest lists are returned. This
-    ignores the files of an interrupted or replaced delivery. Otherwise, all files that match the table's path
+    If the folder of the raw files has a manifest, only files that the manifest lists are returned. So the
+    files of an interrupted or replaced delivery are ignored. Otherwise, all files that match the table's path
     are returned. Wildcards are also allowed in the folders of this path. A wildcard does not match names that
     begin with a dot or an underscore. For a table of Spark's catalogue, the files are the files of its copy.
 

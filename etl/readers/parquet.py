@@ -310,7 +310,7 @@ def _read(
             parquet = pq.ParquetFile(
                 source,
                 metadata=footer,
-                # This has an effect only on columns of texts.
+                # This option has an effect only on columns of texts.
                 read_dictionary=[name for name in names if name in paths],
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",

@@ -61,7 +61,7 @@ log = logging.getLogger("nightrank.etl")
 _STATE = "state"  # Name of the fact with the result of `state_of`.
 _TABLE = "table"  # Name of the input that is the digest of the copied rows.
 # Without these settings, Spark would write timestamps of 96 bits, which do not record whether they have a
-# time zone. It would also refuse dates before 1900.
+# time zone. Spark would also refuse dates before 1900.
 _EXACT = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",

@@ -137,10 +137,11 @@ class ExpectedClicks:
         `users` are positions in `world.users`. The result for a user does not depend on the other users, but
         computing many users at once takes less time.
 
-        The characteristic function of a user and an item is a product of two arrays (items, F). The first is
-        the product of the items' own factors and of all tastes except two. It is computed once for users with
-        equal categories, which are consecutive in the loop. The second is computed for each pair of levels of
-        the last two tastes, and then gathered by item. There are fewer such pairs than items.
+        The characteristic function of a user and an item is a product of two arrays (items, F). The first
+        array is the product of the items' own factors and of all tastes except two. The loop processes users
+        with equal categories one after another, so it computes this array once for them. The second array is
+        computed for each pair of levels of the last two tastes, and then gathered by item. There are fewer
+        such pairs than items.
         """
         columns = self._world.users
         own = self._of_columns(users)
