@@ -73,8 +73,8 @@ _CERTAIN_SEPARATORS = ("|", ";")
 # The texts of a column are lists only if there are at least _FEWEST_LISTS texts, and at least the share
 # _LIST_SHARE of them have several words.
 _LIST_SHARE, _FEWEST_LISTS = 0.3, 10
-# Words of lists occur many times and are short: limits of distinct words / words, and of the length of a
-# word.
+# Words of lists occur many times and are short. Maximum of the number of distinct words divided by the number
+# of words, and maximum length of a word.
 _MOST_WORDS_SHARE, _LONGEST_WORD = 0.2, 40
 
 

@@ -60,8 +60,8 @@ class ScanTask:
 
     Attributes:
         file_split: the file split to read.
-        counts_file: path of the files to write. Each file has the value counts of one block, and gets
-            different digits in its name.
+        counts_file: path of the files to write. Each file has the value counts of one block, and digits in
+            its name that no other file has.
         buckets: number of hash buckets into which the value counts are divided.
         scratch: the name for saved blocks of the split. The name of a block is this name, a dot and the index
             of the block. If it is None, no block is saved.
@@ -494,7 +494,7 @@ class CutTask:
         first_line: index in the file split of the first line of the block.
         saved: name under which the scan pass saved the block; empty if it did not save the block.
         parts: the rows of the block in each split.
-        counts_file: path of the files to write. Each file gets different digits in its name.
+        counts_file: path of the files to write. Each file has digits in its name that no other file has.
         buckets: number of hash buckets into which the value counts are divided.
     """
 
