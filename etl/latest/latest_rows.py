@@ -108,8 +108,9 @@ def latest_rows(days: Sequence[tuple[str, DataFrame]], key: str, columns: Sequen
     """Returns the latest row of each key: the row with the largest row_id on the latest day.
 
     Args:
-        days: pairs of a date and a frame of rows of this date. The frames have the columns `key`, row_id and
-            `columns`. A frame that has the column `_dt` (the date of each row) may contain several days.
+        days: pairs of a date and a frame of rows of this date. The frames have the key, row_id and the
+            columns of `columns`. A frame that has the column `_dt` (the date of each row) may contain several
+            days.
         key: the column of the key, such as user_key.
         columns: the columns of the result, in addition to `key`.
     """

@@ -70,7 +70,7 @@ def time_column(table: RawTable) -> str | None:
 
 
 def copies_of(config: Config, table: RawTable, recorder: LineageRecorder = NOT_RECORDED) -> Table:
-    """Returns the table of the lake with the copies.
+    """Returns the lake's table with the copies of the rows of `table`.
 
     The name of the table of copies depends on the columns and the path of `table`.
     """

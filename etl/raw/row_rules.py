@@ -184,7 +184,7 @@ def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
 
 
 def _label(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of a label: a column of 0 and 1, or 1 if a number reaches `positive_at_least`."""
+    """Returns the rule of a label: a column of 0 and 1, or whether a number reaches `positive_at_least`."""
     threshold = label.positive_at_least
 
     def array(values: pa.Array) -> pa.Array:

@@ -504,7 +504,7 @@ def _settings_of(history: History) -> dict[str, Any]:
 
 
 def _positions_method(config: Config) -> str | None:
-    """Returns the version of the method and a digest of its settings; None without positions.
+    """Returns the version of the method that adds positions, with a digest of its settings; None without it.
 
     The digest does not include the unit of the times, because the unit is a setting of the click log.
     """
