@@ -244,8 +244,9 @@ def _workflow(
         parent = _load(workers, plan, lake, parent_version)
     if parent and mode == "apply":
         return parent, mode
-    # Training uses the features of a new or extended workflow. It needs rows with and without a click. A run
-    # that only applies the champion's workflow trains no model, so these rows are not checked.
+    # Training needs rows with and without a click, and reads the features of a new or extended workflow. A
+    # run that only applies the champion's workflow trains no model, so it has returned above without this
+    # check.
     labels = [(piece.dt, piece.rows, piece.clicks) for piece in checked.quality.compared.train]
     if not any(rows for _, rows, _ in labels):
         raise no_training_row([dt for dt, _, _ in labels], plan.config.split)
@@ -277,7 +278,7 @@ def _load(workers: Workers, plan: FeaturePlan, lake: LakePaths, version: str) ->
 
 
 def _mode_of_run(workflow: WorkflowConfig, parent_version: str | None) -> Literal["fit", "extend", "apply"]:
-    """Returns `workflow.mode` of the configuration, or the mode that `auto` or `retrain` selects."""
+    """Returns `workflow.mode` of the configuration; for `auto` and `retrain`, the mode that they select."""
     mode = workflow.mode
     if mode == "fit":
         return mode

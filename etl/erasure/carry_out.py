@@ -55,7 +55,7 @@ class TableChange:
 
     Attributes:
         table, partition: name of the table, and date or name of the partition.
-        change: how the users' rows change, for example by removal.
+        change: what happens to the users' rows, for example `rows removed`.
         rows: the number of these rows.
     """
 
@@ -80,7 +80,8 @@ class Record:
         digests: maps old digests of partitions to new digests; empty when the erasure is complete.
         files_deleted: number of deleted data files, which no manifest listed.
         sinks: for each sink: name, kind, number of removed rows, and a remark.
-        remains: the data that still contains the users, by kind: raw files, models, texts.
+        remains: the data that may still contain ids of the users, or weights learned from their rows, by
+            kind: raw files, models, texts.
         notes: sentences for the reader.
     """
 
@@ -112,7 +113,7 @@ def planned(record: Record, plan: ErasurePlan) -> Record:
     """Returns the record with the changes of a plan added.
 
     The changes that an earlier, killed attempt listed stay in the record. If the record is complete, the
-    changes of the new plan follow its changes.
+    changes of the new plan are appended to the changes in the record.
     """
     listed = {(change.table, change.partition) for change in record.tables}
     new = [change for change in _changes(plan) if _is_new(record, change, listed)]
@@ -175,7 +176,8 @@ def _parsed(values: Mapping[str, Any]) -> Record:
     return Record(**{**values, "tables": tables, **sequences})
 
 
-# Finds data that still contains erased users: raw files, and text files such as logs and reports.
+# Finds data that the erasure leaves unchanged and that may contain the users: raw files, models, and text
+# files such as logs and reports.
 
 # Ids with fewer characters are not searched, because they would match unrelated numbers.
 SHORTEST_ID = 6

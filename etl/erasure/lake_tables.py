@@ -36,7 +36,7 @@ class PublishedPartition:
     """A published partition.
 
     Attributes:
-        partition: place of the partition in the lake, with the recorder of the lake.
+        partition: the table, the name and the path of the partition.
         manifest: lists the files of the partition.
     """
 
@@ -45,7 +45,7 @@ class PublishedPartition:
 
     @property
     def path(self) -> str:
-        """Returns the folder of the partition, which identifies it."""
+        """Returns the folder of the partition, which identifies the partition."""
         return self.partition.path
 
     @property
@@ -178,11 +178,11 @@ class TableRule:
     """Finds the rows of users in a table.
 
     Attributes:
-        columns: the columns that `matches` reads. The plan of the erasure keeps their values in the rows of
-            users.
+        columns: the columns that `matches` reads. The plan of the erasure stores the values of these columns
+            in the users' rows.
         matches: takes n rows with these columns, and returns which rows belong to users: (n,) bool.
-        keeps_rows: whether the rows stay in the table, as in vocabularies. A tombstone then replaces the
-            user's id in their column `value`.
+        keeps_rows: whether the users' rows stay in the table, as in vocabularies. In the column `value` of
+            these rows, a text that is no valid id (`tombstones`) then replaces the user's id.
     """
 
     columns: tuple[str, ...]
@@ -316,8 +316,8 @@ def user_tables(chains: list[dict[str, Any]], column: str) -> UserTables:
 
     Args:
         chains: the fitted chains of a workflow version, as JSON.
-        column: the raw column with the user's id. Tables of a column that `rename` made from it are found
-            too, but not tables of columns that other operators computed from it.
+        column: the raw column with the user's id. The result includes tables of a column that `rename` made
+            from this column, but no tables of columns that other operators computed from it.
     """
     vocabularies: set[str] = set()
     keyed: dict[str, set[int]] = defaultdict(set)

@@ -45,9 +45,9 @@ _COUNTED = ("moments", "quantiles", "mergeable", "counts")
 class BlockStatistics:
     """A source of statistics (StatisticsSource) that reads the training rows in blocks.
 
-    One pass over the rows measures all steps of a round. Tasks write two kinds of files: statistics by key,
-    and counts of the values that earlier steps compute. CountStatistics computes all other statistics from
-    these counts.
+    One pass over the rows computes what all steps of a round need. In this pass, tasks write two kinds of
+    files: statistics by key, and counts of the values that earlier steps compute. CountStatistics computes
+    all other statistics from these counts.
     """
 
     def __init__(

@@ -186,7 +186,7 @@ class _Inputs:
         return self.request.cardinality(self.step)
 
     def counted(self) -> tuple[pa.Array, np.ndarray]:
-        """Returns the k values of the first input that are not null, and their counts: (k,) ones."""
+        """Returns the k values of the first input that are not null, and a count of 1 for each: (k,)."""
         values = self.values[0]
         if self.request.types[self.step.inputs[0]] in LISTS:
             values = pc.list_flatten(values)

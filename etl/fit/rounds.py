@@ -28,8 +28,8 @@ SourceName = Literal["rows", "value_counts"]
 # Statistics that can be computed from the value counts of one raw column.
 _COUNTABLE: tuple[Need, ...] = ("moments", "quantiles", "mergeable", "counts")
 
-# Kinds of statistics of steps that look up a table. The outputs of such steps cannot be computed from value
-# counts.
+# Statistics that are stored in a table, in which the fitted step then looks up values. The outputs of such a
+# step cannot be computed from value counts.
 _WITH_TABLE: tuple[Need, ...] = ("counts", "groups", "external")
 
 

@@ -248,9 +248,9 @@ def keyed_tables(
 
 
 def _by_group(rows: DataFrame, keys: Sequence[Column], with_all_rows: bool) -> DataFrame:
-    """Repeats each row for every step whose key is not null in this row.
+    """Returns each row once for every step whose key is not null in this row.
 
-    With `with_all_rows`, each row is repeated once more, for the statistics over all rows.
+    With `with_all_rows`, each row occurs once more, for the statistics over all rows.
     """
     groups = [
         F.struct(F.lit(number).alias(_TABLE), key.cast("string").alias(_KEY))

@@ -215,7 +215,7 @@ class PartsByKey:
 
 
 def write_parts(path: str, keys: pa.Array, parts: GroupParts) -> dict[str, Any]:
-    """Writes a file of parts. Returns JSON values: its path, its number of rows, and a sample of its keys."""
+    """Writes a file of parts. Returns its path, its number of rows and a sample of its keys."""
     table = pa.table({KEY: keys, **parts.to_arrays()})
     written, _ = split_name(write_sorted(path, table, _GROUP_ROWS))
     step = max(1, len(keys) // _SAMPLED_KEYS)
@@ -247,7 +247,7 @@ def choose_ranges(files: Sequence[Mapping[str, Any]]) -> list[KeyRange]:
 
 
 def merge_parts(paths: Sequence[str], keys: KeyRange) -> tuple[pa.Array, GroupParts] | None:
-    """Merges the parts of a range of keys. Returns (ascending keys, parts); None without keys."""
+    """Merges the parts of a range of keys. Returns (ascending keys, parts); None if the range has no key."""
     merged = PartsByKey()
     for path in paths:
         for table in _read_range(path, keys):

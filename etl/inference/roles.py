@@ -149,8 +149,9 @@ _NO_TITLE_NAME = re.compile(
     r"desc|abstract|summary|body|comment|review|address|url|link|path|image|img|author|tags?($|_)",
     re.IGNORECASE,
 )
-# A column lists items if at least the first share of its words are items of the log, and the second share of
-# its texts have several words. Users may have clicked many items that the sample does not show.
+# A column lists items if at least the first share of its words are items of the sample, and at least the
+# second share of its texts have several words. The first share is small, because a list may have many items
+# that the sample does not show.
 _KNOWN_ITEMS, _SEVERAL_ITEMS = 0.05, 0.3
 # A column contains e-mail addresses if at least this share of its texts are e-mail addresses.
 _ADDRESSES = 0.9
@@ -297,7 +298,8 @@ def _is_grouped(column: SampledColumn) -> bool:
 def label_of(columns: Sequence[SampledColumn], *, has_names: bool) -> LabelGuess:
     """Returns which rows of a log are clicks.
 
-    A column of events is used if there is one. Otherwise a column of 0 and 1 is used, and otherwise a rating.
+    The label is a column of events. If there is none, the label is a column of 0 and 1. If there is none
+    either, the label is a rating.
     """
     for column in columns:
         guess = _events_in(column, has_names=has_names)
@@ -499,8 +501,8 @@ class StockGuess:
 def stock_of(columns: Sequence[SampledColumn]) -> StockGuess | None:
     """Returns the column of a table of items whose name says that it has the stock; None if there is none.
 
-    The result is certain if the values are numbers from 0 on, flags of both values, or texts known to mean a
-    state of the stock.
+    The result is certain if the values are numbers of at least 0, flags that are both true and false, or
+    texts that are known states of the stock.
     """
     for column in columns:
         name = plain_name(column.source)

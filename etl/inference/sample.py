@@ -59,7 +59,7 @@ _NAME = re.compile(r"[A-Za-z_#][\w .:/()-]*")
 _LONGEST_NAME = 64
 _NUMBER = re.compile(r"[+-]?(\d[\d.]*,\d+|\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SHOWN_ITEMS = re.compile(r"\S+[-:_][01]([ ,;|]\S+[-:_][01])*")
-# Bytes of displays of which the rows are read. A display has many rows.
+# Maximum number of bytes of displays that are converted to rows. A display has many rows.
 _DISPLAY_BYTES = 2 << 20
 _COMMA_OF_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 _ENDINGS = {
@@ -466,8 +466,8 @@ def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     """Returns whether the first line has the names of the columns.
 
     The names must differ, and no name may be empty, a number or a date. If a column has numbers or dates in
-    the other lines, its first line must be a name. Otherwise all names must look like names, and must not be
-    values.
+    nearly all other lines, the first line has names. Otherwise, each field of the first line must look like a
+    name, and must not be a value of its column in the other lines.
     """
     if any(not name.strip() or _NUMBER.fullmatch(name) or _DATE.search(name) for name in first):
         return False
@@ -488,7 +488,7 @@ def _has_numbers(values: Sequence[str]) -> bool:
 
 
 def _parsed(text: bytes, separator: str, names: Sequence[str], has_names: bool, quoted: bool) -> pa.Table:
-    """Returns the rows of a text as columns of texts. Lines with a wrong number of fields are left out."""
+    """Returns the lines of a text as columns of texts. Lines with a wrong number of fields are left out."""
     clean = text.decode("utf-8", errors="replace").encode()
     return arrow_csv.read_csv(
         io.BytesIO(clean),
@@ -546,7 +546,7 @@ def _shallow_json_lines(path: RawPath, texts: Sequence[bytes], first_is_whole: b
 
 
 def _from_array(path: str, line: bytes) -> str:
-    """Returns the remedy for a file with one JSON array; an empty text if its first line is another."""
+    """Returns the remedy for a file with one JSON array; an empty text if the file has no array."""
     if not line.lstrip().startswith(b"["):
         return ""
     name = path.rsplit("/", 1)[-1]

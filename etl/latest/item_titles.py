@@ -49,7 +49,7 @@ class ItemTitle:
 
 
 def title_columns(config: Config) -> dict[str, str]:
-    """Maps `title` and `image` to columns of the table of items. It lacks a key that is not configured."""
+    """Maps `title` and `image`, if they are configured, to columns of the table of items."""
     items = config.items
     named = {TITLE: items.title, IMAGE: items.image} if items and config.keys else {}
     return {name: column for name, column in named.items() if column is not None}

@@ -1,8 +1,7 @@
 """Publishes tables with the latest features of each user and of each item, up to the run date.
 
-The history of a user consists of the last clicks up to the run date.
-Lists are scored with these histories. `histories_of` uses Arrow tables on one machine, and Spark frames on
-clusters. The results are the same.
+The history of a user consists of the last clicks up to the run date. Lists are scored with these histories.
+`histories_of` uses Arrow tables on one machine, and Spark frames on clusters. The results are the same.
 """
 
 from __future__ import annotations
@@ -188,7 +187,8 @@ def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
 
     Args:
         clicks: the result of `recent_clicks`.
-        left_out: 0, 1 (the test split) or 2 (both).
+        left_out: number of clicks of each user to leave out: 0, 1 (the click in the test split) or 2 (also
+            the click in the validation split).
     """
     users = clicks.column(USER_KEY).combine_chunks().indices.to_numpy()
     firsts = np.flatnonzero(np.diff(users, prepend=-1))
@@ -518,8 +518,9 @@ class KeyedAttributes:
         section: the section of the table: `users` or `items`.
         rows: a table or a frame with the key (user_key or item_key) and the columns of the table of
             attributes.
-        of_log: rows with the keys of the log, and with a column that is null if the table has no row with the
-            key. It has the type of `rows`. It is None if the log was not compared with the table.
+        of_log: the keys of the log, as a table or a frame like `rows`. A second column is null if the table
+            of attributes has no row with the key. None if the log was not compared with the table of
+            attributes.
     """
 
     section: Section

@@ -108,8 +108,9 @@ def latest_rows(days: Sequence[tuple[str, DataFrame]], key: str, columns: Sequen
     """Returns the latest row of each key: the row with the largest row_id on the latest day.
 
     Args:
-        days: pairs of a date and a frame of rows of this date. The frames have the columns `key`, row_id and
-            `columns`. A frame that has the column `_dt` (the date of each row) may contain several days.
+        days: pairs of a date and a frame of rows of this date. The frames have the key, row_id and the
+            columns of `columns`. A frame that has the column `_dt` (the date of each row) may contain several
+            days.
         key: the column of the key, such as user_key.
         columns: the columns of the result, in addition to `key`.
     """
@@ -142,7 +143,7 @@ def _latest_of(
 
 
 def latest_schema(key: str, columns: Sequence[str], spec: FeatureSpec) -> pa.Schema:
-    """Returns the schema of the rows that the functions below return: key, row_id and features.
+    """Returns the schema of the rows that `latest_in_days` returns: key, row_id and features.
 
     Args:
         key: the column of the key (string), such as user_key.

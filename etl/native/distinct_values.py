@@ -1,7 +1,7 @@
 """Finds the index of a string in an array of distinct strings, and adds up the counts of distinct values.
 
-Workers look up values in vocabularies, and keys in tables of statistics. Sums merge the value counts of file
-splits and days.
+Workers look up values in vocabularies, and keys in tables of statistics. Value counts of file splits and days
+are merged by adding up the counts of equal values (`Sums`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HashTable:
 
     Attributes:
         slots, offsets, data: the arrays of the hash table (etl/native/values.h).
-        seed: the seed of the hash. The process that built the table chose it at random.
+        seed: the seed of the hash. The process that built the table chose the seed at random.
     """
 
     slots: pa.Buffer
@@ -160,7 +160,7 @@ class Lookup:
 
     @classmethod
     def load(cls, path: Path) -> tuple[Lookup, np.ndarray]:
-        """Maps a file that `save` wrote into memory. Returns the lookup, and the (n,) ids of its values.
+        """Maps a file of `save` into memory. Returns the lookup, and the (n,) ids of its values.
 
         Raises:
             ValueError: the file was not written by `save`, was changed since then, or has another version.

@@ -20,7 +20,7 @@ from conf.errors import InfrastructureError
 
 # Path of the library below sys.prefix. setup/build_native.py copies the library to this path.
 LIBRARY = Path("lib/nightrank/libnightrank.so")
-VERSION = 6  # version of the interface; must be equal to the number in etl/native/scan.cpp
+VERSION = 6  # version of the interface; etl/native/scan.cpp must have the same number
 
 _pointer, _number, _long, _byte = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint8
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {

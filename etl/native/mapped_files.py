@@ -126,7 +126,8 @@ def _write_keyed(path: Path, files: tuple[str, ...]) -> Keyed | None:
     with SealedFile(columns) as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     lookup.save(path, np.zeros(len(table), np.int32))
-    # The file with the hash table gets its final name last, because `_load` gets this name.
+    # `open_mapped` gives the file with the hash table its final name after this function has returned. So if
+    # this file exists, the file with the columns exists too.
     columns.replace(_columns(path))
     return None
 

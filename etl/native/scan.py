@@ -1,6 +1,7 @@
-"""Converts raw bytes to dictionary arrays: lines of text, one array per field, and pages of Parquet columns.
+"""Converts raw bytes, which are lines of text or pages of Parquet columns, to dictionary arrays.
 
-The scanners scan.cpp and json.cpp find the fields of lines. pages.cpp decodes dictionary-encoded pages.
+The scanners scan.cpp and json.cpp find the fields of lines, and return one array per field. pages.cpp decodes
+dictionary-encoded pages, and returns one array per column.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from etl.native.library import Handle, library, string_addresses
 # The scanner stores positions in a block as 32-bit numbers.
 MAX_BLOCK_BYTES = 2**31 - 1
 _OTHERS_AT_ONCE = 1 << 17  # Maximum number of JSON lines that are copied at once for another reader.
-_REASONS = ("", "field_count", "not_utf8")  # In the order of the library's numbers of reasons.
+_REASONS = ("", "field_count", "not_utf8")  # reasons[i] has the number i in the library
 
-# Takes the texts of n lines. Returns one array of n values per field, and n reasons why a line cannot be
-# split (or null).
+# Takes the texts of n lines. Returns one array of n values per field, and an array of n reasons. The reason
+# is null for a line that can be split.
 SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 
@@ -75,7 +76,7 @@ class Rejections(Mapping[int, str]):
 
 
 class RejectedRows:
-    """Collects the first reason for which each row of a block is rejected.
+    """Collects the rejected rows of a block, with the first reason for which each of them is rejected.
 
     Args:
         rows: number of rows of the block.

@@ -192,7 +192,7 @@ class JoinExternal(Operator):
         """Returns the operator as an entry of `features.ops`. Parameters with default values are omitted."""
         entry = super().config()
         parameters = dict(entry.get(self.name) or {}) if isinstance(entry, dict) else {}
-        if self.format == "csv" and self.separator == ",":  # This was the default of earlier releases.
+        if self.format == "csv" and self.separator == ",":  # earlier releases had this default
             del parameters["separator"]
         columns: dict[str, Any] = {}
         for name, column in self.columns.items():

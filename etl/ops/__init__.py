@@ -1,4 +1,4 @@
-"""Finds the operators of the sections `features` and `prepare` by name, and contains their shared code.
+"""Finds the operators of the sections `features` and `prepare` by name. The package has their shared code.
 
 Each file of etl/operators is one operator. Other Python packages may have more operators. A module is
 imported only if a configuration or a stored workflow uses its operator.
@@ -152,7 +152,7 @@ def _wrong(plugin: Plugin, problem: str) -> ConfigError:
     )
 
 
-# Finds the operators of the sections `features` and `prepare` by name, and contains their shared code.
+# Creates the operators of the sections `features` and `prepare` from the entries of a configuration.
 
 # Operators for the section `features`, which transform columns.
 OPERATORS: Mapping[str, tuple[type[Operator], type[Fitted]]] = ColumnOperators()
@@ -213,7 +213,7 @@ def column_operator(name: str) -> tuple[type[Operator], type[Fitted]]:
 
 
 def operator_extension(name: str) -> Plugin | None:
-    """Returns the operator of a package; None for an operator of the checkout (etl/operators).
+    """Returns the extension that adds an operator; None for an operator of the checkout (etl/operators).
 
     Raises:
         ConfigError: two operators have the name of an installed extension.

@@ -1,6 +1,7 @@
-"""Conversions that operators share: of doubles, and of columns to codes and numbers of groups of rows.
+"""Conversions that operators share: of doubles to features, and of columns to codes, numbers or groups.
 
-Operators that combine the rows with equal keys use the codes.
+The code of a value is its index in an array of distinct values. Operators that combine the rows with equal
+keys group rows by codes.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def from_doubles(values: Any, nulls: Any) -> pa.Array:
     return pa.array(values, pa.float64(), mask=nulls)
 
 
-# Columns of Arrow tables as codes and numbers, for operators that combine the rows with equal keys.
+# Converts columns of Arrow tables to codes and numbers, for operators that combine the rows with equal keys.
 
-# `groups_of` combines the codes of several columns into one int64. This is the largest number of
-# combinations. If there are more, `groups_of` first numbers the combinations that occur.
+# `groups_of` combines the codes of several columns into one int64. If more combinations than _LARGEST are
+# possible, `groups_of` first numbers the combinations that occur.
 _LARGEST = 2**62
 
 
@@ -67,8 +68,8 @@ def codes_of(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
         column: n values, with or without a dictionary.
 
     Returns:
-        codes: (n,) int64, the index of each value; the number of distinct values for a null.
-        distinct: the dictionary, whose length is the number of distinct values. Some may not occur.
+        codes: (n,) int64, the index of each value in `distinct`; the length of `distinct` for a null.
+        distinct: the distinct values. Some of them may not occur in the column.
     """
     coded = encoded(column)
     indices = coded.indices.cast(pa.int64())

@@ -148,8 +148,8 @@ def _by_constant(matches: Callable[..., pa.Array], texts: pa.Array, pattern: pa.
     return matches(texts, pattern[0].as_py()) if len(texts) else pa.array([], pa.bool_())
 
 
-# Maps the names of columns to their values: the input of a compiled formula. In the engine `arrow`, it also
-# needs the number of rows, to repeat constants.
+# Maps the names of columns to their values: the input of a compiled formula. In the engine `arrow`, the
+# compiled formula also needs the number of rows, to repeat constants.
 Columns: TypeAlias = "Mapping[str, Column]"
 Arrays = Mapping[str, pa.Array]
 

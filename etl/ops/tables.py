@@ -41,9 +41,9 @@ def vocabulary_key(name: str) -> str:
 
 @dataclass(frozen=True)
 class LocalTables:
-    """Opens the tables of a workflow version in a Python worker. The `arrow` engine looks up values in them.
+    """Opens the tables of a workflow version in a Python worker.
 
-    The object is small and picklable.
+    In the engine `arrow`, steps look up values in these tables. The object is small and picklable.
 
     Attributes:
         files: maps each table to its Parquet files.

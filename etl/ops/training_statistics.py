@@ -4,10 +4,9 @@ An operator sets in `needs` which statistics its method `fit` gets. The fit comp
 (etl/fit/rounds.py). It uses the value counts of the training days if these suffice, otherwise the training
 rows, with one pass per kind of statistic. An operator never reads rows itself.
 
-Array statistics are statistics of rows in the memory of one process.
-They equal the results of Spark aggregates. Statistics by key are computed in parts (`GroupParts`), which are
-merged key by key. Parts consist of integers, minima and maxima, so the result does not depend on how the rows
-are divided into parts.
+Statistics of rows in the memory of one process are computed from arrays. They equal the results of Spark's
+aggregates. Statistics by key are computed in parts (`GroupParts`), which are merged key by key. Parts consist
+of integers, minima and maxima, so the result does not depend on how the rows are divided into parts.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 
 from etl.ops.arrays import from_doubles
 
+# The kinds of statistics that an operator may need.
 # moments: exact mean and standard deviation. aggregates: the result of `Operator.aggregates`. quantiles: the
 # exact quantiles of `Operator.probabilities`. mergeable: the result of `Operator.statistic`. counts: a
 # vocabulary. groups: a keyed table, computed by `Operator.groups`. external: the rows of an external table.

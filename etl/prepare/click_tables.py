@@ -32,7 +32,7 @@ from storage.read_parquet import errors_of_file
 
 _STORED = {USER_KEY: pa.string(), ITEMS: pa.list_(pa.string()), TIMES: pa.list_(pa.int64())}
 
-# If more clicks than this are in memory, they are reduced to the last clicks of each user.
+# Number of clicks in memory above which they are reduced to the last clicks of each user.
 _MERGE_CLICKS = 2_000_000
 
 
@@ -172,7 +172,7 @@ def clicks_of_parts(parts: Iterator[pa.Table], length: int, *, timed: bool) -> p
     waiting: list[pa.Table] = []
     for part in parts:
         waiting.append(recent_clicks(part, length))
-        # Each merge reads all clicks, so merge only after their number has doubled.
+        # Each merge reads all clicks in memory, so merge only after their number has doubled.
         if sum(map(len, waiting)) > max(_MERGE_CLICKS, len(merged)):
             merged, waiting = recent_clicks(pa.concat_tables([merged, *waiting]), length), []
     return recent_clicks(pa.concat_tables([merged, *waiting]), length) if waiting else merged

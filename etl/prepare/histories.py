@@ -324,9 +324,11 @@ def _timelines(today: np.ndarray, items: _Keyed, older: _Older, times_today: np.
 def _rows_with_later_clicks(
     older: _Older, users: np.ndarray, times: np.ndarray, known: np.ndarray, length: int
 ) -> np.ndarray:
-    """Returns the indices of rows that some clicks of earlier days may not precede.
+    """Returns the indices of rows whose time must be compared with the times of clicks of earlier days.
 
-    Such rows exist because the time of a row may precede the day of its partition.
+    Clicks of earlier days precede all other rows. The comparison is needed because the time of a row may
+    precede the day of its partition. A history that has `length` clicks of the row's own day needs no older
+    click.
 
     Args:
         older: the clicks of earlier days. A click without a time does not precede any row.

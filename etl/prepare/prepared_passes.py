@@ -107,7 +107,7 @@ class PreparedPasses(ABC):
 
         A run that applies a workflow calls this method first, with the days whose features are published. The
         rows of these days keep the attributes with which they were joined. A later job that encodes the days
-        with another workflow also keeps them. A fit uses the current tables for all days.
+        with another workflow uses the same attributes. A fit uses the current tables for all days.
         """
         self._kept = set(days)
 
@@ -252,7 +252,7 @@ class PreparedPasses(ABC):
         return known
 
     def _with_counted_tables(self, raw: RawFiles, inputs: dict[str, str]) -> dict[str, str]:
-        """Replaces the digests of joined tables by those in the value counts, if all other inputs match."""
+        """Returns the inputs with the digests of the tables joined before, if nothing else has changed."""
         partition = self._lake.value_counts.partition(raw.dt)
         if not is_published(partition):
             return inputs
@@ -484,7 +484,7 @@ def write_prepared(rows: pa.Table, path: str) -> str:
             use_dictionary=[path for path in _parquet_paths(rows.schema) if path != ROW_ID],
             column_encoding={ROW_ID: "DELTA_BINARY_PACKED"},
             write_statistics=False,
-            store_schema=False,  # other readers can read the columns as texts only without the Arrow schema
+            store_schema=False,  # with the Arrow schema, other readers could not read the columns as texts
         )
     return with_footer(file.name)
 
@@ -547,7 +547,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
     if not plan.is_divided and plan.config.history:
         first = date.fromisoformat(first_day) - timedelta(days=plan.config.history.days or 0)
         first_day = first.isoformat()
-    unrecorded = LakePaths(lake.root)  # manifests that this function reads are no inputs of the run
+    unrecorded = LakePaths(lake.root)  # does not record manifests as inputs of the run
     for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):
         for dt in written_dates(table):
             partition = table.partition(dt)

@@ -145,7 +145,7 @@ def _by_cuts(rows: pa.Table, cuts: Cuts | None) -> np.ndarray:
 
 
 def _leave_last_out(rows: pa.Table) -> np.ndarray:
-    """Returns the number of each row's split, shape (n,)."""
+    """Returns the index of each row's split, shape (n,)."""
     users, _ = codes_of(rows.column(USER_KEY))
     times = [integers_of(rows.column(EVENT_TIME))] if EVENT_TIME in rows.column_names else []
     order = np.lexsort((integers_of(rows.column(ROW_ID)), *times, users))
@@ -202,7 +202,7 @@ class DayItems:
 
     @classmethod
     def load(cls, folder: Path) -> DayItems:
-        """Maps the files that `save` wrote into memory."""
+        """Maps the files of `save` into memory."""
         table = pa.ipc.open_file(pa.memory_map(str(folder / _ITEMS_FILE))).read_all()
         visible = tuple(json.loads(table.schema.metadata[_VISIBLE]))
         items = cls(whole(table.column(ITEM_KEY)), whole(table.column(RAW_ITEM)), visible)
@@ -226,7 +226,8 @@ def items_of(rows: pa.Table, item_column: str) -> pa.Table:
 
     Args:
         rows: rows with item_key, the raw column and, if one partition contains all splits, `split`.
-        item_column: the raw column of the item key. Rows with equal item keys have equal values in it.
+        item_column: the raw column of the item key. Rows with equal item keys have equal values in this
+            column.
     """
     codes, distinct = codes_of(rows.column(ITEM_KEY))
     since = np.full(len(distinct), len(SPLITS), np.int8)
@@ -326,7 +327,7 @@ def split_numbers(rows: pa.Table) -> np.ndarray:
 def _fresh_draws(
     rows: pa.Table, row_ids: np.ndarray, config: Negatives, items: DayItems
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the draws that add a negative, without draws of observed pairs.
+    """Returns the draws that add a negative. A draw adds none if its pair of user and item was observed.
 
     Returns:
         positives: (k,) int64, the index of the positive row of each draw, ascending.
@@ -367,8 +368,8 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
     Returns:
         (k,) bool
     """
-    # Most drawn pairs are not observed. A small hash table recognizes nearly all of these pairs without a
-    # search.
+    # Most drawn pairs were not observed. A small hash table finds nearly all of them without a search in the
+    # sorted pairs.
     bits = max(10, (16 * len(observed)).bit_length())
     table = np.full(2**bits, len(SPLITS), np.int8)
     hashes = _slots(observed, bits)

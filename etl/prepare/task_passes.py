@@ -365,7 +365,7 @@ def save_table(rows: pa.Table, path: str) -> str:
 
 
 def load_table(path: str) -> pa.Table:
-    """Maps a file that `save_table` wrote into memory."""
+    """Maps a file of `save_table` into memory."""
     with pa.memory_map(path) as source:
         return pa.ipc.open_stream(source).read_all()
 
@@ -496,7 +496,7 @@ def _users_of(rows: pa.Table) -> pa.Array:
 
 
 def _by_split(rows: pa.Table) -> list[tuple[Split | None, pa.Table]]:
-    """Returns the rows of each split that has rows, without the column of the split."""
+    """Returns, for each split with rows, its rows without the column of the split."""
     if SPLIT not in rows.column_names:
         return [(None, rows)]
     others = rows.drop_columns([SPLIT])

@@ -20,7 +20,7 @@ from metrics.psi import above_noise
 
 Level = Literal["warn", "stop"]
 
-# Maps fields of a finding to their keys in the published JSON, where the two differ.
+# Maps fields of a finding to their keys in the published JSON. Fields that are not listed are their own keys.
 _KEYS = {"message": "said"}
 _LEVELS: tuple[Level, ...] = ("stop", "warn")
 _MAX_STOPS = 5  # Maximum number of findings in the error message.

@@ -152,7 +152,7 @@ def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int
     least = 1
     if len(counts) > TOP:
         least = max(int(np.partition(counts, len(counts) - TOP)[len(counts) - TOP]), 1)
-    # These are more than TOP values if several values share the smallest of the largest counts.
+    # More than TOP values remain if several values have the count `least`.
     places = np.flatnonzero(counts >= least)
     if not len(places):
         return places

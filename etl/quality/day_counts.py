@@ -161,7 +161,7 @@ def _check_times(plan: FeaturePlan, raw: RawFiles, counts: DayCounts, warn: bool
 
 
 def _wrong_day_remedy(log_table: Log, event_time: EventTime) -> str:
-    """Returns the remedy for times that were read wrongly, for example with a wrong unit or time zone."""
+    """Returns the remedy for times outside the day. The unit or the time zone may be wrong, for example."""
     if log_table.type_of(event_time.column) == "int":
         return (
             f"correct log.event_time.unit, which is {event_time.unit}, if the example was read as a wrong day"

@@ -133,7 +133,7 @@ def _first_line(path: str, encoding: Encoding) -> str:
         ) from error
 
 
-# Reads compressed raw text that Spark cannot read, and finds damaged files.
+# Reads the first bytes of raw files, which may be compressed.
 
 
 def first_bytes(path: str, length: int) -> bytes:

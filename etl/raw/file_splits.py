@@ -308,7 +308,7 @@ class _Gzip:
     """The decompressed bytes of a gzip file with one or more members. ISA-L takes a third of zlib's time."""
 
     def __init__(self, raw: pa.NativeFile) -> None:
-        from isal import igzip, isal_zlib  # only processes that read such files import it
+        from isal import igzip, isal_zlib  # only processes that read gzip files import this package
 
         self._file = igzip.IGzipFile(fileobj=raw, mode="rb")
         self._damaged: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # declared as an instance

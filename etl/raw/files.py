@@ -70,7 +70,7 @@ def time_column(table: RawTable) -> str | None:
 
 
 def copies_of(config: Config, table: RawTable, recorder: LineageRecorder = NOT_RECORDED) -> Table:
-    """Returns the table of the lake with the copies.
+    """Returns the lake's table with the copies of the rows of `table`.
 
     The name of the table of copies depends on the columns and the path of `table`.
     """
@@ -284,7 +284,7 @@ def _version(root: str, number: int, table_id: str) -> DeltaVersion:
 
 
 def _table(stream: Any) -> pa.Table:
-    """Converts rows that delta-rs returns to a table of the installed version of Arrow."""
+    """Converts the rows from delta-rs, which has its own version of Arrow, to a table of pyarrow."""
     return pa.RecordBatchReader._import_from_c_capsule(stream.__arrow_c_stream__()).read_all()
 
 
@@ -343,8 +343,8 @@ def find_raw(
 
     `recorder` records the files as inputs of the run.
 
-    If the folder of the raw files has a manifest, only files that the manifest lists are returned. This
-    ignores the files of an interrupted or replaced delivery. Otherwise, all files that match the table's path
+    If the folder of the raw files has a manifest, only files that the manifest lists are returned. So the
+    files of an interrupted or replaced delivery are ignored. Otherwise, all files that match the table's path
     are returned. Wildcards are also allowed in the folders of this path. A wildcard does not match names that
     begin with a dot or an underscore. For a table of Spark's catalogue, the files are the files of its copy.
 

@@ -101,8 +101,8 @@ def _column_settings(column: Column) -> dict[str, Any]:
 
 log = logging.getLogger("nightrank.etl")
 
-# Parts of the digest of prepared rows: METHOD for logs without groups, GROUP_METHOD for logs with groups.
-# Change a text if the code computes different histories for the same log.
+# The digest of prepared rows depends on METHOD for logs without groups, and on GROUP_METHOD for logs with
+# groups. Change the text if the code computes different histories for the same log.
 METHOD = "clicks before the row"
 GROUP_METHOD = "clicks before the group"
 

@@ -160,7 +160,7 @@ def _json_value(line: str, path: str) -> Any:
     """Returns the value of a path such as `a.b` in the text of a JSON object; None if there is none."""
     try:
         value = json.loads(line)
-    except ValueError:  # the text is one of those that DuckDB accepts and Python refuses
+    except ValueError:  # DuckDB accepts some texts that are not valid JSON for Python
         return None
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None

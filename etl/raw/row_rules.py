@@ -109,7 +109,7 @@ def row_rules(
 
 
 def reasons_left_out(label: Label, keys: Keys | None) -> tuple[str, ...]:
-    """Returns the reasons, given by the label and the keys, of rows that are neither used nor quarantined."""
+    """Returns the reasons for which the settings of label and keys leave out rows without quarantine."""
     others = [OTHER_EVENT] if label.weights is not None and label.other_events == "drop" else []
     if keys is not None and keys.rows_without_user == "leave_out":
         others.append(_missing_key(keys.user))
@@ -184,7 +184,7 @@ def _events(names: Iterable[str], is_text: bool) -> list[str] | list[int]:
 
 
 def _label(label: Label, column: str, is_text: bool) -> RowRule:
-    """Returns the rule of a label: a column of 0 and 1, or 1 if a number reaches `positive_at_least`."""
+    """Returns the rule of a label: a column of 0 and 1, or whether a number reaches `positive_at_least`."""
     threshold = label.positive_at_least
 
     def array(values: pa.Array) -> pa.Array:

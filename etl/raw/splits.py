@@ -181,7 +181,7 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     return rows.withColumn(SPLIT, split)
 
 
-# Finds the days that a run reads: train, validation and test days. The last of them is the run date.
+# Finds the days that a run reads: train, validation and test days. The last of these days is the run date.
 
 
 def plan_days(config: SplitConfig, run_date: str, has_log: Callable[[str], bool]) -> dict[Split, list[str]]:

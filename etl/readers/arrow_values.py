@@ -4,7 +4,7 @@ Each distinct value is converted once.
 
 | declared | result | values that fit |
 |---|---|---|
-| int | int64 | whole numbers of 64 bits, booleans (0, 1), texts of integers; floats below 2⁵³ (2²⁴) |
+| int | int64 | integers of 64 bits, booleans (0, 1), texts of integers; floats below 2⁵³ (float32: 2²⁴) |
 | float, decimal | double | numbers within the range of float32, booleans (0, 1), texts of numbers |
 | string | string | texts in UTF-8, whole numbers; an empty text is null |
 | bool | int64, 0 or 1 | booleans, the numbers 0 and 1 |

@@ -206,10 +206,11 @@ def _definitions(schema: Any) -> dict[str, Any]:
 
 
 def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[str, ...] = ()) -> int:
-    """Returns 0 if a value of a type may need no bytes, and otherwise a lower bound of its bytes.
+    """Returns a lower bound of the bytes of a value of a type; 0 if a value may need no bytes.
 
-    A few bytes can say that a list has billions of values without bytes. The decoder would store all of them.
-    The decoder calls itself for each level of a record that contains itself, until the stack is full.
+    Schemas with two kinds of types are refused. A list of values without bytes can have billions of values in
+    a few bytes of the file, and the decoder would store all of them. For a record that contains itself, the
+    decoder could call itself until the stack is full.
 
     Args:
         schema: the type.
@@ -218,7 +219,7 @@ def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[
         outer: the records that contain this value.
 
     Raises:
-        DataError: values of the schema have no limit of memory.
+        DataError: values of the schema may need unlimited memory.
     """
     if isinstance(schema, list):  # the number of the member comes first
         return 1 + min(_least_bytes(one, names, path, outer) for one in schema)

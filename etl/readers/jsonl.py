@@ -2,7 +2,7 @@
 
 The compiled scanner (etl/native/json.cpp) finds the values of plain lines. DuckDB reads all other lines, such
 as lines with escapes. If the library is missing, DuckDB reads all lines. Each distinct value is converted
-once:
+once, by these rules:
 
 * `source` of a column is a path: `a.b` is the field `b` of the object in the field `a`.
 * A field that a line lacks is null, and so is a JSON null. This also holds for a column that is not
@@ -162,7 +162,7 @@ def _scan(block: bytes | memoryview, names: Sequence[str]) -> ScannedJson:
         is_object, tokens = _tokens(lines, names)
         if broken:
             is_object[list(broken)] = False
-        if not is_object.all():  # DuckDB extracts values from some texts that are not objects
+        if not is_object.all():  # DuckDB extracts values even from some texts that are not objects
             kept, null = pa.array(is_object), pa.scalar(None, pa.string())
             tokens = [pc.if_else(kept, of_column, null) for of_column in tokens]
         return is_object, tokens, broken

@@ -310,7 +310,7 @@ def _read(
             parquet = pq.ParquetFile(
                 source,
                 metadata=footer,
-                # This has an effect only on columns of texts.
+                # This option has an effect only on columns of texts.
                 read_dictionary=[name for name in names if name in paths],
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
@@ -685,7 +685,7 @@ def _integers(data: memoryview, position: int, fields: Header, outer: tuple[int,
 def _after(data: memoryview, position: int, kind: int) -> int:
     """Returns the position after a value.
 
-    It accepts no lists, sets and maps, because page headers have none.
+    Lists, sets and maps raise IndexError, because page headers have none.
     """
     if kind == _BYTE:
         return position + 1

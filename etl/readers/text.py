@@ -24,8 +24,8 @@ from etl.raw.text_values import split_fields, typed_column
 from etl.readers.base import RawBlock, TableReader, map_in_threads
 
 _NEVER_MALFORMED = ("string", "list<string>")
-# Bytes of displays that are expanded at once. The other fields of a line are repeated for each of its items,
-# so the rows of a block need many times its bytes.
+# Maximum number of bytes of displays that are converted to rows at once. The other fields of a line are
+# repeated for each item of the line, so the rows need many times the bytes of the displays.
 _DISPLAY_BYTES = 2**20
 # A shown item: its id, and 1 if the user clicked it.
 _ITEM_AND_CLICK = r"^(.+)[-:_]([01])$"

@@ -1,9 +1,9 @@
 """Copies rows of tables of Spark's catalogue into the lake, as Parquet files that tasks can read.
 
 A copy is written again only if the rows of its day have changed. Spark can compute a state of the table
-without reading its rows. If this state is the same, the rows are the same. If the state differs, the digest
-of the rows is compared. So the copies of old days remain valid if a table gets new days, or if its files are
-compacted.
+without reading its rows. If this state has not changed since the last copy, the rows have not changed either.
+If the state has changed, the digests of the rows are compared. So the copies of old days remain valid if a
+table gets new days, or if its files are compacted.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from storage.publish import (
 log = logging.getLogger("nightrank.etl")
 
 _STATE = "state"  # Name of the fact with the result of `state_of`.
-_TABLE = "table"  # Name of the input: the digest of the rows that were copied.
+_TABLE = "table"  # Name of the input that is the digest of the copied rows.
 # Without these settings, Spark would write timestamps of 96 bits, which do not record whether they have a
-# time zone. It would also refuse dates before 1900.
+# time zone. Spark would also refuse dates before 1900.
 _EXACT = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -102,7 +102,7 @@ def _copy(
     if published is not None and not is_whole(partition, published):
         published = None
     rows = open_rows(spark, table.table, dt, table.key)
-    if rows is None:  # each day is a separate table, but there is no table for this day
+    if rows is None:  # each day has its own table, and this day has none
         if published is None or published.files:
             publish_facts(partition, inputs={}, facts={})
         return
@@ -187,8 +187,9 @@ def _exact_times(spark: SparkSession) -> Iterator[None]:
 
 _NUMBER_OF_EXPRESSION = re.compile(r"#\d+L?")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_MOST_FIELDS = 2**31 - 1  # No limit: the text of a plan must contain the names of all fields.
-# A plan with user code has this word in its text. The code may change while the text stays the same.
+_MOST_FIELDS = 2**31 - 1  # no limit, because the text of a plan must contain the names of all fields
+# The text of a plan with a user-defined function contains this word. The function may change although the
+# text stays the same.
 _FUNCTION_OF_USER = "UDF"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 # Parts of Spark's messages if the class path lacks the jar of a format or of a catalogue.

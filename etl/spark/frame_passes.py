@@ -8,8 +8,8 @@ are ordered by event_time, then by row_id; without an event_time, by row_id. The
 only clicks of earlier rows in this order. So it contains neither the row's own click nor later
 clicks. If the log is stored by day, the clicks of earlier days precede the clicks of the row's day.
 
-In the functions below, a click is a struct `time`, `item`. `time` is the event_time, or null if the log has
-none. An array of clicks is ordered from the oldest to the most recent click.
+In the functions below, a click is a struct with the fields `time` and `item`. `time` is the event_time, or
+null if the log has none. An array of clicks is ordered from the oldest to the most recent click.
 
 If the log has groups (keys.group), the rows of a group compete for one click. The click is not known when the
 group is shown. So all rows of a group on a day get the history of the group's first row.
@@ -70,7 +70,8 @@ def add_history(rows: DataFrame, history: History, earlier: DataFrame | None = N
             if there are no earlier days.
     """
     order = _order(rows)
-    # Among the rows with the same user and label, the last `length` rows up to a click are clicks.
+    # For a row with a click, this window contains the user's last `length` clicks, the row's own click
+    # included.
     same_label = Window.partitionBy(USER_KEY, LABEL).orderBy(*order).rowsBetween(1 - history.length, 0)
     before = Window.partitionBy(USER_KEY).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
     clicked = F.col(LABEL) == 1

@@ -41,7 +41,7 @@ def ordered_rows(
 ) -> DataFrame:
     """Returns the good rows of a day's log as a lazy frame.
 
-    The columns are row_id, label, keys, event_time and weight if the configuration has them, and `columns`.
+    The columns are row_id, label, `columns` and, if the configuration has them, keys, event_time and weight.
     Here row_ids are in the order of the lines of the log, but they are not the indices of the lines.
 
     Args:

@@ -1,4 +1,4 @@
-"""Computes statistics from value counts instead of rows: those of a fit, and those of the data report.
+"""Computes the statistics of a fit and of the data report from value counts instead of rows.
 
 Normally, one task merges the counts of a column. If a column or a vocabulary has very many values, they are
 divided into hash buckets, and one task processes each bucket.
@@ -453,8 +453,8 @@ def _figures(
     """
     column = by_name[name]
     compares = name != LABEL_CELLS and not column.numeric
-    # Days with the same files share one sum. If the log is not divided by days, all splits have the same
-    # files.
+    # Value counts with the same files share one sum. If the log is not divided by days, all splits have the
+    # same files.
     summarised = [counts.files for counts in days]
     others = [counts for counts in (*train, day) if compares and counts.files not in summarised]
     # One sum for each summarised day, one for the other training days, and one for the compared day.

@@ -10,8 +10,8 @@ Sums of squares need more digits than Spark's decimal type has. So a number x is
 Within a Spark partition, they are summed as 64-bit integers, which cannot overflow. Then the sums of all
 partitions are added as decimals.
 
-`measure_mergeable` computes the statistics that operators define themselves: a batch of values gives a state,
-and the states of a task, then those of all tasks, are merged.
+`measure_mergeable` computes the statistics that operators define themselves. It computes a state from each
+batch of values, merges the states of each task, and then merges the states of all tasks.
 """
 
 from __future__ import annotations
@@ -210,7 +210,8 @@ def _moments(rows: int, total: int, squares: int) -> Moments:
     return Moments(rows, float(mean), math.sqrt(variance))
 
 
-# Exact quantiles of many columns. All tasks together count and sort the values, so no task needs all values.
+# Computes exact quantiles of many columns. Each task counts and sorts a part of the values, so no task needs
+# all values.
 
 # (index of a column, Spark partition, position) of a quantile. The quantile is the value at this position
 # among the column's sorted values in this Spark partition, counted from 1.
@@ -227,7 +228,8 @@ def quantile_position(probability: float, values: int) -> int:
     """Returns the position of a quantile among `values` sorted values, counted from 1.
 
     The position is ceil(probability * values), and at least 1. The product is computed from the decimal
-    notation of the probability, so 0.07 of 100 values is 7, although 0.07 * 100 is above 7 in floating point.
+    notation of the probability. So the position is 7 for the probability 0.07 and 100 values. In floating
+    point, 0.07 * 100 is above 7.
     """
     share = Fraction(str(probability)) * values
     return max(1, -(-share.numerator // share.denominator))

@@ -1,4 +1,4 @@
-"""Files of value counts: the number of rows with each value of each column in a file split.
+"""Writes and reads files of value counts: the number of rows with each value of each column in a file split.
 
 A request describes statistics that a fit computes from value counts, and the values that they describe.
 """
@@ -120,7 +120,7 @@ def _by_bucket(
         return []
     if buckets == 1:
         return [(ALL, (values, counts))]
-    # If null occurs, it is the last value. Its hash is that of the empty text, so its bucket is set
+    # If null occurs, it is the last value. Null has the hash of the empty text, so the bucket of null is set
     # separately.
     of_value = buckets_of(values, buckets)
     if values.null_count:

@@ -1,4 +1,4 @@
-"""Draws the users, items and tastes of one day, and impressions.
+"""Draws the users, items and tastes of one day, and the impressions of the day.
 
 An impression has a user, a shown item, a context, and a label (1 for a click).
 
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 _BUZZ_PERIOD_DAYS = 30
 _ACTIVITY_SPREAD = 0.6
 _QUALITY_SPREAD, _BUZZ_SPREAD = 0.8, 0.5
-_BROWSING_FOCUS = 1.0  # A segment's users see a category with a probability factor exp(weight * taste).
+_BROWSING_FOCUS = 1.0  # The frequency of a category is multiplied by exp(weight * taste).
 _SKEW = 1.2  # Lower codes of a category are more frequent.
 
 
@@ -143,8 +143,8 @@ def _users(seed: int, ids: Ints, activity: Floats, day: int) -> dict[str, Ints]:
 def _items(seed: int, ids: Ints, day: int) -> tuple[Floats, dict[str, Ints]]:
     """Returns the popularity of the items of a day, and their columns.
 
-    The popularity of an item is long-tailed. It is the product of a constant factor, the quality, and a
-    factor that changes from day to day.
+    The distribution of popularity is long-tailed. The popularity of an item is the product of a constant
+    factor (its quality) and a factor that changes from day to day.
     """
     quality = normals(seed, "item/quality", ids)
     buzz = drifting_normals(seed, "item/buzz", ids, day, _BUZZ_PERIOD_DAYS)

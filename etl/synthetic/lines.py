@@ -2,7 +2,8 @@
 
 The lines depend only on the configuration, the date and the index of the file.
 
-Two layouts of the same rows: Criteo's TSV without a header, and CSV with named columns.
+The layout `criteo` is Criteo's TSV without a header. The layout `named` is CSV with named columns. Both
+layouts can have the same rows.
 
 In the layout `criteo`, a category or key is written as a token of 8 hex digits. The token is the code plus 1,
 times an odd number, modulo 2**32. Each column has a different odd number. Multiplication by an odd number is

@@ -2,8 +2,8 @@
 
 Users click one ad of each display. A row is one ad of one display. A row already contains the columns of the
 competition's other tables (events, promoted_content, documents_*). NVIDIA's Wide & Deep example must join
-these tables first. Read `displays` first (documents, ads, users, and which user sees and clicks which ads),
-then `rows` (columns, conversion of displays to lines, and counts).
+these tables first. The module first draws documents, ads, users, and which user sees and clicks which ads.
+Then it converts displays to lines, and counts rows.
 
 A display is shown on a document (a web page), and each ad promotes another document. A display has 2 to 12
 ads. The user clicks exactly one of them, with a probability proportional to exp(appeal). So the
@@ -49,14 +49,14 @@ from etl.synthetic.lines import (
     reasons_of,
 )
 
-# Draws documents, the ads that promote documents, and users. They depend only on seed, sizes and day.
+# Draws documents, the ads that promote documents, and users. The draws depend only on seed, sizes and day.
 #
 # Each day, a share `cold_share` of the ads and users is new, and the same number of old ads and users is
 # removed. Documents stay the same.
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-NONE = -1  # fills a row up after its last id
+NONE = -1  # fills the rest of a row after its last id
 TOPICS, CATEGORIES, ENTITIES = 30, 12, 400
 PLATFORMS = 3
 FIRST_DAY = date(2026, 1, 1)  # the age of documents is counted from this day

@@ -37,7 +37,7 @@ _NOUNS = {
     "books": ("cookbook", "travel guide", "atlas", "novel", "sketchbook"),
 }
 _COUNTRIES, _COUNTRY_SHARES = ("DE", "FR", "PL", "GB"), (0.4, 0.25, 0.2, 0.15)
-_LEVELS = 3  # of prices
+_LEVELS = 3  # number of price levels
 _ITEMS_PER_CATEGORY = 15
 # factor of the popularity of an item whose price is one level above or below the user's level
 _LEVEL_FACTOR = 0.25

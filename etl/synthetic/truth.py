@@ -2,15 +2,19 @@
 
 Let a be the probability that an impression of a day is an impression of a certain user. Let e be the
 probability that an impression of this user shows a certain item, and p the probability that the user clicks
-the shown item (`ExpectedClicks` computes both). The impressions of a day are independent. If a
-list contains the items L, the probability that no click of the user hits the list is (1 - a · Σ e·p)^rows,
-where the sum is over L. So lists of the items with the largest e·p have the highest expected hit rate.
+the shown item (`Exposure` computes a and e, and `ExpectedClicks` computes p). The impressions of a day are
+independent. So if a list contains the items L, the probability that no click of the user hits the list is
+
+    (1 - a · Σ e·p)^rows,  where the sum is over L.
+
+So lists of the items with the largest e·p have the highest expected hit rate.
 
 The hour of an impression depends on its place in the log. The formula above replaces the probability of each
-row by the average over the day. For each row, this changes the probability of a hit by less than its square,
-because one row hits a list only rarely.
+row by the average over the day. For each row, this replacement changes the probability of a hit by less than
+the square of this probability, which is small.
 
-Computes the click probability of a user and a shown item, averaged over all other random values of a row.
+`ExpectedClicks` averages the click probability of a user and a shown item over all other random values of a
+row.
 
 The click probability of a row (`click_probability.py`) is sigmoid(S). S is a sum of terms. Each column occurs
 in at most one term: a taste is a term of two columns, all others are terms of one column. The generator draws
@@ -21,14 +25,15 @@ mean of sigmoid(S) follows from a Fourier series:
 
     sigmoid(x) = 1/2 + 2π/H · Σ sin(w·x) / sinh(π·w)        w = π/H, 3π/H, 5π/H, …
 
-The series is that of a function with the period 2H. The derivative of this function is Σ (-1)^n · sigmoid'(x
-- n·H). Its terms follow from the Fourier transform of sigmoid', which is π·w / sinh(π·w). The function
-differs from sigmoid(x) by at most 2·exp(|x| - H). With the H and the number of terms below, the difference is
-less than 2e-7 for logits between -10 and 10, and less than 2e-6 at -12. Logits are between about -12 and 6.
+The series is the Fourier series of a function with the period 2H. The derivative of this function is
+Σ (-1)^n · sigmoid'(x - n·H). The terms of the series follow from the Fourier transform of sigmoid', which is
+π·w / sinh(π·w). The function differs from sigmoid(x) by at most 2·exp(|x| - H). With the H and the number of
+terms below, the difference is less than 2e-7 for logits between -10 and 10, and less than 2e-6 at -12. Logits
+are between about -12 and 6.
 
-The generator also rounds the logit of a row to a multiple of 1/256, and limits it to the range from -8 to 8 -
-1/256. This module leaves out both steps. Rounding changes the mean by about 1e-6. The lower limit raises the
-mean by less than 4e-4, and only for pairs that are almost never clicked.
+The generator also rounds the logit of a row to a multiple of 1/256, and limits the logit to the range from -8
+to 8 - 1/256. This module leaves out both steps. Rounding changes the mean by about 1e-6. The lower limit
+raises the mean by less than 4e-4, and only for pairs that are almost never clicked.
 
 The products over all items are computed as complex64. This changes a probability by less than 1e-6.
 """
@@ -132,10 +137,11 @@ class ExpectedClicks:
         `users` are positions in `world.users`. The result for a user does not depend on the other users, but
         computing many users at once takes less time.
 
-        The characteristic function of a user and an item is a product of two arrays (items, F). The first is
-        the product of the items' own factors and of all tastes except two. It is computed once for users with
-        equal categories, which are consecutive in the loop. The second is computed for each pair of levels of
-        the last two tastes, and then gathered by item. There are fewer such pairs than items.
+        The characteristic function of a user and an item is a product of two arrays (items, F). The first
+        array is the product of the items' own factors and of all tastes except two. The loop processes users
+        with equal categories one after another, so it computes this array once for them. The second array is
+        computed for each pair of levels of the last two tastes, and then gathered by item. There are fewer
+        such pairs than items.
         """
         columns = self._world.users
         own = self._of_columns(users)

@@ -76,7 +76,7 @@ def _needed(tasks: range) -> Iterator[int]:
 
 
 def gpu_tasks(workers: Workers, layout: FileLayout, tasks: int) -> GpuTasks | None:
-    """Divides tasks among the GPUs. Returns None if the compiled scanner runs all of them on CPUs.
+    """Divides tasks among the GPUs. Returns None if the compiled scanner reads all text on CPUs.
 
     Args:
         workers: the processes that run the tasks.

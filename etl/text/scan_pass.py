@@ -60,8 +60,8 @@ class ScanTask:
 
     Attributes:
         file_split: the file split to read.
-        counts_file: path of the files to write. Each file has the value counts of one block, and gets
-            different digits in its name.
+        counts_file: path of the files to write. Each file has the value counts of one block, and digits in
+            its name that no other file has.
         buckets: number of hash buckets into which the value counts are divided.
         scratch: the name for saved blocks of the split. The name of a block is this name, a dot and the index
             of the block. If it is None, no block is saved.
@@ -110,7 +110,7 @@ class SplitSummary:
         not_kept: maps reasons to the number of lines that are counted in `dropped`, but not returned for the
             quarantine, because the split has too many of them (`_KEPT_LINES`).
         blocks: the blocks of the split, in the order of the lines; at least one. Empty if the rows were
-            stored, so that their values were not counted.
+            stored, because their values are then counted later.
         stored: path of the file with the stored rows; empty if there are none, or if they are on the local
             disk.
         misdated: number of good lines whose event_time is outside the day, with their first and last time.
@@ -143,8 +143,8 @@ def scan_splits(
 
     The result has one row (task, summary) per task, and one row (task, line, reason, text) per quarantined
     line. Here `line` is the index of the line in its split. If Spark evaluates the frame again, it writes the
-    files of value counts again, under new names. So publish the files that the summaries refer to first, and
-    release the frame after that.
+    files of value counts again, under new names. So first publish the files that the summaries refer to, and
+    then release the frame.
 
     Args:
         workers: the processes that run the tasks.
@@ -293,7 +293,7 @@ def _counts_on(column: DeviceColumn, counts: np.ndarray | None) -> tuple[pa.Arra
 # Limits of the number of lines that the quarantine stores for a file split. A split of hostile bytes can have
 # tens of millions of rejected lines. Lines beyond the limits are only counted.
 _KEPT_LINES = 100_000
-# for each reason, this number of lines is kept even if the lines of other reasons have reached the limit
+# This number of lines is kept for each reason, even if the lines of other reasons have reached the limit.
 _KEPT_OF_REASON = 1_000
 _KEPT_BYTES = 64 << 20
 
@@ -494,7 +494,7 @@ class CutTask:
         first_line: index in the file split of the first line of the block.
         saved: name under which the scan pass saved the block; empty if it did not save the block.
         parts: the rows of the block in each split.
-        counts_file: path of the files to write. Each file gets different digits in its name.
+        counts_file: path of the files to write. Each file has digits in its name that no other file has.
         buckets: number of hash buckets into which the value counts are divided.
     """
 

@@ -363,14 +363,13 @@ class SavedRun:
 def saved_runs(blocks: Sequence[CountedBlock], lines: int, divided: bool) -> list[SavedRun]:
     """Returns the runs of a file split, in the order of the lines.
 
+    The split is one run if `divided` is false or a block was not saved. Otherwise, a run has as many rows as
+    the encode pass writes at once. So the row groups do not depend on the number of runs.
+
     Args:
         blocks: the blocks of the split; empty if this process has not scanned the split.
         lines: number of lines of the split.
-        divided: whether every worker can read every saved block. If not, or if a block was not saved, the
-            split is one run.
-
-    Otherwise, a run has as many rows as the encode pass writes at once. So the row groups do not depend on
-    the number of runs.
+        divided: whether every worker can read every saved block.
     """
     if not blocks or not all(block.saved for block in blocks):
         return [SavedRun(0, lines)]

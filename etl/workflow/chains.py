@@ -200,7 +200,8 @@ def _require_kind(group: FeatureGroup, bound: BoundGroup) -> None:
         )
 
 
-# Uniform descriptions of feature groups and chains, for digests and for comparisons of configurations.
+# Describes feature groups and chains by uniform texts, from which digests are computed and by which
+# configurations are compared.
 
 # Parameters that may change in an extension, because they affect only the age of values, or values without an
 # id.
@@ -543,8 +544,8 @@ def _cast(value: RowValues, kind: pa.DataType) -> pa.Array:
     return RowValues(value.distinct.cast(kind, safe=False), value.codes).plain
 
 
-# The values of rows between two steps of a chain. They are stored as n values, or as distinct values with an
-# index for each row.
+# Stores the values of n rows between two steps of a chain: as n values, or as distinct values with an index
+# for each row.
 #
 # Most raw columns have few distinct values. So steps process distinct values, and the features of all rows
 # are gathered by index at the end. Lists may have dictionary-encoded elements. The elements are decoded only

@@ -46,7 +46,7 @@ class FeaturePlan:
 
     Attributes:
         config: the configuration of the run.
-        filters: operators of `prepare` that drop rows. They run before all others.
+        filters: operators of `prepare` that drop rows. They run before all other operators of `prepare`.
         changers: operators of `prepare` that add columns or combine rows, in the order of the configuration.
         columns: maps each column that exists after the changers to its type.
         chains: the chains that compute the features.
@@ -135,7 +135,7 @@ class FeaturePlan:
         }
 
     def raw_columns(self, wanted: Collection[str], *, everything: bool = False) -> tuple[str, ...]:
-        """Returns the fixed columns, then the log's columns: those in `wanted`, or all (`everything`)."""
+        """Returns `fixed_columns`, and then the log's columns in `wanted`, or all with `everything`."""
         fixed = self.fixed_columns
         names = [name for name in self.config.log.names if everything or name in wanted]
         return (*fixed, *(name for name in names if name not in fixed))
@@ -464,8 +464,8 @@ def _has_oov_id(chain: Chain) -> bool:
     )
 
 
-# The versions of the methods that prepare rows. Everything that is computed from prepared rows has them as
-# inputs.
+# The versions of the methods that prepare rows. Everything that is computed from prepared rows has these
+# versions as inputs.
 
 # Part of the digest of prepared rows. Change this text if the code computes other positions for the same log.
 _POSITIONS = "last impression before the row, or smallest position of the day"
@@ -478,8 +478,9 @@ def preparation(config: Config) -> dict[str, str]:
     operators of `prepare` that other packages add.
 
     The result is part of the inputs of workflows, profiles and feature partitions. So if a method changes,
-    jobs compute all of these again. The result contains only methods that differ from those of an earlier
-    release. If there are none, the result is empty, and partitions of the earlier release remain valid.
+    jobs compute all of these again. The result contains only the methods that the configuration uses.
+    Divisions by time and by user have no version, because their methods never changed. If the result is
+    empty, partitions of earlier releases remain valid.
     """
     by_position = config.split.by == "fraction" and config.log.event_time is None
     operators = operator_digests(
@@ -503,7 +504,7 @@ def _settings_of(history: History) -> dict[str, Any]:
 
 
 def _positions_method(config: Config) -> str | None:
-    """Returns the version of the method and a digest of its settings; None without positions.
+    """Returns the version of the method that adds positions, with a digest of its settings; None without it.
 
     The digest does not include the unit of the times, because the unit is a setting of the click log.
     """
@@ -512,7 +513,7 @@ def _positions_method(config: Config) -> str | None:
         return None
     names = {"format", "separator", "user", "item", "position", "time", "row_column"}
     names |= {"null_values", "decimal_separator", "encoding", "time_zone", "columns"}
-    # This was the default of earlier releases.
+    # The digest of earlier releases included this default of the separator.
     values = {"separator": ",", **settings.model_dump(include=names)}
     return f"{_POSITIONS}, {digest_of(values)}"
 
