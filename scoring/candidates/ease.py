@@ -13,8 +13,8 @@ publishes the weights as a table. A user's score of item j is the sum of B_ij ov
 clicked.
 
 Counts are integers, and weights are rounded so that scores are exact. Therefore the lists do not depend on
-how Spark partitions the rows. Only functions that compute weights import torch,
-so a driver with Spark does not import it.
+how Spark partitions the rows. Only functions that compute weights import torch, so a driver with Spark does
+not import it.
 """
 
 from __future__ import annotations
