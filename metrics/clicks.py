@@ -1,4 +1,7 @@
-"""AUC, average precision, log loss and normalised entropy, also from the sums of several processes."""
+"""AUC, average precision, log loss and normalised entropy, also from the sums of several processes.
+
+scoring/evaluation/prediction_quality.py computes the AUC and the log loss of evaluate_model.
+"""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from tests.training.feature_rows import make_spec
 from training.embeddings.scoring_tables import to_int8
 from training.export import write_export as compare_programs
 from training.export import write_export as module
-from training.export.smaller_programs import Format
 from training.export.write_export import (
     ExportedModel,
+    Format,
     instruction_set,
     load_compiled,
     write_compiled,

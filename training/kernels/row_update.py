@@ -11,7 +11,7 @@ completely within the chunk, the program updates the run's row. If a run continu
 program stores the sum over its own chunk. `_finish` then adds these partial sums in their order, and updates
 the row.
 
-The formula of row-wise Adagrad is in training/optimizers/row_optimizers.py. Without an accumulator, the
+The formula of row-wise Adagrad is in training/optimizers/updates.py. Without an accumulator, the
 optimizer is SGD.
 """
 
@@ -278,7 +278,7 @@ def _finish(
 
 # The optimizer step of one row, for use in Triton kernels.
 #
-# The formula of row-wise Adagrad is in training/optimizers/row_optimizers.py. Without an accumulator, the
+# The formula of row-wise Adagrad is in training/optimizers/updates.py. Without an accumulator, the
 # optimizer is SGD. A row is in the device's memory, or in pinned host memory (tail.py).
 
 

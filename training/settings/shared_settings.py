@@ -133,7 +133,7 @@ def refuse_pairs(architecture: str, pairs: Sequence[str]) -> None:
         )
 
 
-# The settings of FTRL-Proximal (training/optimizers/dense_optimizers.py has the algorithm).
+# The settings of FTRL-Proximal (training/optimizers/updates.py has the algorithm).
 
 _Positive = Annotated[float, Field(gt=0)]
 _NotNegative = Annotated[float, Field(ge=0)]
