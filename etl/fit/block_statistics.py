@@ -45,9 +45,9 @@ _COUNTED = ("moments", "quantiles", "mergeable", "counts")
 class BlockStatistics:
     """A source of statistics (StatisticsSource) that reads the training rows in blocks.
 
-    One pass over the rows computes what all steps of a round need. In this pass, tasks write two kinds of
-    files: statistics by key, and counts of the values that earlier steps compute. CountStatistics computes
-    all other statistics from these counts.
+    A round makes one pass over the rows for all its steps. In this pass, tasks write two kinds of files:
+    statistics by key, and value counts of the steps' inputs. CountStatistics computes vocabularies, moments
+    and quantiles from these counts.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class BlockStatistics:
     ) -> None:
         """Creates a source of statistics that reads `training.blocks`, which must not be None.
 
-        It publishes the tables of the steps in `tables`.
+        `tables` publishes the tables that the steps need.
         """
         if training.blocks is None:
             raise ValueError("internal error, please report: the training rows are not given as blocks")
@@ -175,8 +175,8 @@ class BlockStatistics:
 def _reads_rows(step: Step) -> bool:
     """Returns whether a step needs a pass over the rows.
 
-    A step with a vocabulary needs no pass if the configuration lists the values, or if the vocabulary counts
-    only the values of other columns.
+    A Categorify step needs no pass if the configuration lists the values of its vocabulary (`values`), or if
+    only other columns of the vocabulary are counted (`counts: false`).
     """
     operator = step.operator
     return not isinstance(operator, Categorify) or (operator.counts and operator.values is None)
@@ -189,14 +189,14 @@ def _block_step(request: ChainRequest, step: Step) -> BlockStep:
 
 
 def _counted_column(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the column of value counts whose name is the key of the step's request."""
+    """Returns the column of value counts of a step's first input. Its name is the step's key."""
     name, kind = request.key(step), request.types[step.inputs[0]]
     chain = FittedChain((name,), (_ELEMENTS.get(kind, kind),), (), ())
     return DerivedColumn(name, chain, name)
 
 
 def _facts(step: BlockStep, steps: Mapping[str, BlockStep], measured: Measured) -> dict[str, Any]:
-    """Returns the facts that the operator computes from the statistics over all training rows."""
+    """Returns the facts that the step's operator computes from statistics over all training rows."""
     if not step.operator.of_all_rows:
         return {}
     owner = next(other for other in steps.values() if other.operator == step.operator)
@@ -221,7 +221,7 @@ def _delete(paths: Sequence[str]) -> None:
 
 
 def derived_from_raw(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the first input of a step. This input is computed from the value counts of one raw column."""
+    """Returns a step's first input, as a column that is derived from the value counts of one raw column."""
     return DerivedColumn(request.before.inputs[0], request.before, step.inputs[0])
 
 
@@ -238,7 +238,7 @@ class CountStatistics:
         counts: Counts,
         column_of: Callable[[ChainRequest, Step], DerivedColumn] = derived_from_raw,
     ) -> None:
-        """Creates a source of statistics that publishes vocabularies in `tables`.
+        """Creates a source of statistics that reads the value counts `counts`.
 
         Args:
             workers: the processes that run the tasks.
@@ -269,7 +269,7 @@ class CountStatistics:
         }
 
     def _requests(self, requests: Sequence[ChainRequest]) -> dict[str, CountRequest]:
-        """Returns the requests. Each key is the key of a step, or the name of a vocabulary.
+        """Returns the requests for statistics, by the name of the vocabulary or by the key of the step.
 
         Steps with the same vocabulary share a request.
         """

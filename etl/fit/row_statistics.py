@@ -39,7 +39,7 @@ class RowStatistics:
     ) -> None:
         """Creates a source of statistics that reads the rows of `training`.
 
-        It publishes the tables of the steps in `tables`.
+        `tables` publishes the tables that the steps need.
         """
         self._workers, self._plan, self._tables, self._training = workers, plan, tables, training
 
@@ -112,7 +112,7 @@ class RowStatistics:
         return Statistics(table=name, facts={**facts, "days": list(self._training.days)})
 
     def _count_vocabularies(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-        """Counts all vocabularies in one pass, assigns ids, and publishes vocabularies and rare values."""
+        """Counts the values of all vocabularies in one pass, assigns ids, and publishes the tables."""
         operators = {vocabulary_of(inputs.step): cast(Categorify, inputs.step.operator) for inputs in steps}
         rules = {
             name: IdRule(operator.least(name), operator.first_id, operator.max_size)
@@ -140,8 +140,8 @@ class RowStatistics:
         """Counts the values of the training rows.
 
         Returns a frame with the columns column, value, id, count, last_seen: one row for each value of a
-        vocabulary. If a parent workflow is extended, the frame also includes the counts in the parent's
-        vocabularies.
+        vocabulary. If a parent workflow is extended, the counts in its vocabularies are added to the new
+        counts.
         """
         no_id = F.lit(None).cast("int")
         new = (
@@ -196,7 +196,7 @@ class RowStatistics:
 # over the training rows: for its statistics, for the key ranges of its files, and for the statistics over all
 # rows.
 
-# Index of the table with the statistics over all rows. This table has a single key, which is null.
+# Number of the table with the statistics over all rows. This table has a single key, which is null.
 _ALL_ROWS = -1
 _TABLE, _KEY = GROUP
 
@@ -206,8 +206,8 @@ class KeyedTables:
     """The keyed tables of all steps of one operator.
 
     Attributes:
-        grouped: the rows of all keyed tables. The two columns in `GROUP` contain the step and the key of a
-            row.
+        grouped: the rows of all keyed tables. The two columns in `GROUP` contain the position of the step and
+            the key of a row.
         facts: values that the operator computes from the statistics of all training rows (see
             Operator.facts).
     """
@@ -292,7 +292,8 @@ def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Sta
     """Computes all statistics except tables, and returns them by step key.
 
     Raises:
-        DataError: a value is too large to compute exact moments, or the state of a statistic is too large.
+        DataError: a value is too large to compute exact moments, or the state of a mergeable statistic has
+            more bytes than its operator allows.
     """
     by_need: dict[str, list[StepInputs]] = {}
     for inputs in steps:
@@ -370,7 +371,7 @@ def count_values(rows: DataFrame, values: Sequence[tuple[str, Column, bool]], da
     Args:
         values: (name, expression, is_list) for each column to count. `name` is the name of its vocabulary,
             `expression` is the value in a row, and `is_list` is true if this value is a list.
-        day: the day of the row, in days since 1970-01-01.
+        day: an expression for the day of a row, in days since 1970-01-01.
     """
     cells = [
         F.array(F.struct(F.lit(name).alias("column"), text_column(value).alias("value")))

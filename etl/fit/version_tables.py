@@ -32,7 +32,7 @@ _COPIED_BYTES = 16 * 2**20
 
 
 class VersionTables:
-    """Publishes the tables of a new workflow version, and opens the tables that are already published.
+    """Publishes the tables of a new workflow version, and opens tables that it has already published.
 
     Attributes:
         rows: maps the name of each published table to the number of its rows.
@@ -94,7 +94,7 @@ class VersionTables:
             self.publish_table(pa.schema(columns).empty_table(), name)
 
     def local(self, latest: int) -> LocalTables:
-        """Opens the tables that are already published, for processes without Spark. Rare values are left out.
+        """Opens published tables of the new version, for processes without Spark. Rare values are left out.
 
         `latest` is the last day that the workflow version includes, in days since 1970-01-01.
         """
@@ -116,7 +116,7 @@ class VersionTables:
         return tuple(data_files(table, read_manifest(table)))
 
     def open(self, spark: SparkSession, broadcast_max_rows: int, latest: int) -> Tables:
-        """Opens the tables that are already published, for Spark.
+        """Opens the published tables of the new version, for Spark.
 
         Rare values are left out.
 
@@ -167,7 +167,7 @@ _GROUP_ROWS = 65_536
 # Number of keys in the sample of each file.
 _SAMPLED_KEYS = 512
 
-# Number of rows of parts that a task keeps before it merges them.
+# A task buffers at least this number of rows of parts before it merges them.
 _HELD_ROWS = 1_000_000
 
 
@@ -206,7 +206,7 @@ class PartsByKey:
             self.result()
 
     def result(self) -> tuple[pa.Array, GroupParts] | None:
-        """Returns the keys, ascending, and their parts; None if there are none."""
+        """Returns the keys, ascending, and their merged parts; None if no rows were added."""
         if not self._keys:
             return None
         keys, parts = merge_groups(self._keys, self._parts)

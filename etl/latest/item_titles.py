@@ -1,8 +1,8 @@
 """Publishes the titles of items and the addresses of their pictures (`items.title`, `items.image`).
 
 Titles are not features: no workflow and no model reads them. They have their own table, so that the tables of
-features do not depend on titles. A program that shows lists of recommendations reads this table, and does not
-need the raw table of items.
+features do not depend on titles. A program that shows lists of recommendations can read this table instead of
+the raw table of items.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def publish_titles(
 ) -> Manifest | None:
     """Publishes `item_titles/dt=…`, with one row per item that has a title or a picture, sorted by item_key.
 
-    The columns are item_key and, if they are configured, title and image. A partition that exists for the
-    same table of items is not written again.
+    The columns are item_key and, if they are configured, title and image. A partition that was published from
+    the same table of items is not written again.
 
     Args:
         plan, lake, run_date: the plan, the lake and the date of the run.

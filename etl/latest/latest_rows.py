@@ -65,7 +65,8 @@ def latest_published_rows(
 
     Args:
         workers: the processes that run the tasks.
-        published: the rows to search. Each split of a day may be a separate element.
+        published: the rows to search. Two elements may have rows of the same day, for example of different
+            splits.
         key: the column of the key, such as user_key.
         columns: the features of the result, in addition to `key`.
         spec: the features of the published rows.

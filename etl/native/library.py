@@ -82,7 +82,7 @@ def _open() -> ctypes.CDLL | None:
 class Handle:
     """A reference to an object that the compiled library has allocated.
 
-    The object is freed after this reference, and all arrays in the object's memory, have been deleted.
+    The object is freed when this reference and all arrays that use the object's memory have been deleted.
 
     Raises:
         MemoryError: the address is null, because the library could not allocate the object.

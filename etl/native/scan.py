@@ -28,14 +28,14 @@ SplitLines = Callable[[pa.StringArray], tuple[Sequence[pa.Array], pa.Array]]
 
 
 class Rejections(Mapping[int, str]):
-    """Maps the indices of rejected lines or rows, ascending, to the reasons. An entry needs 12 bytes.
+    """Maps the indices of rejected lines or rows, ascending, to their reasons.
 
-    A dict would need 100 bytes per entry, and a block of hostile bytes can consist of millions of rejected
-    lines.
+    An entry needs 12 bytes. A dict would need 100 bytes per entry, and a block of hostile bytes can consist
+    of millions of rejected lines.
 
     Attributes:
         indices: (n,) int64, ascending.
-        codes: (n,) int32: the index in `reasons` of each reason.
+        codes: (n,) int32. codes[i] is the index in `reasons` of the reason for indices[i].
         reasons: the distinct reasons.
     """
 
@@ -43,7 +43,7 @@ class Rejections(Mapping[int, str]):
         self.indices, self.codes, self.reasons = indices, codes, tuple(reasons)
 
     def __getitem__(self, index: int) -> str:
-        """Returns the reason of a line or row; raises KeyError if it is not rejected."""
+        """Returns the reason of a line or row; raises KeyError if the line or row is not rejected."""
         place = int(np.searchsorted(self.indices, index))
         if place == len(self.indices) or self.indices[place] != index:
             raise KeyError(index)
@@ -76,7 +76,7 @@ class Rejections(Mapping[int, str]):
 
 
 class RejectedRows:
-    """Collects the rejected rows of a block, with the first reason for which each of them is rejected.
+    """Collects the rejected rows of a block, with one reason for each row.
 
     Args:
         rows: number of rows of the block.
@@ -125,7 +125,7 @@ class RejectedRows:
 
 
 def rejections_of(pairs: Iterable[tuple[int, str]]) -> Rejections:
-    """Returns the rejections for pairs (index, reason), which may be in any order. No index occurs twice."""
+    """Returns the rejections for pairs (index, reason) in any order. No index may occur twice."""
     ordered = sorted(pairs)
     reasons = {reason: code for code, reason in enumerate(dict.fromkeys(reason for _, reason in ordered))}
     indices = np.array([index for index, _ in ordered], np.int64)

@@ -1,4 +1,4 @@
-"""Conversions that operators share: of doubles to features, and of columns to codes, numbers or groups.
+"""Conversions that operators share: doubles to features; columns to codes, numbers or groups.
 
 The code of a value is its index in an array of distinct values. Operators that combine the rows with equal
 keys group rows by codes.
@@ -88,7 +88,7 @@ def groups_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, int]:
     groups, size = np.zeros(len(rows), np.int64), 1
     for name in names:
         codes, distinct = codes_of(rows.column(name))
-        values = len(distinct) + 1  # Null counts as a value of its own
+        values = len(distinct) + 1  # null is treated as one more value
         if size > _LARGEST // values:
             kept, groups = np.unique(groups, return_inverse=True)
             size = len(kept)
@@ -97,7 +97,7 @@ def groups_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, int]:
 
 
 def dense_codes(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-    """Replaces the codes that occur by consecutive numbers from 0, in the same order.
+    """Replaces the distinct codes by consecutive numbers from 0, in the same order.
 
     Args:
         codes: (n,) int64, each below `size`.
@@ -105,7 +105,7 @@ def dense_codes(codes: np.ndarray, size: int) -> tuple[np.ndarray, int]:
 
     Returns:
         dense: (n,) int64
-        count: the number of codes that occur.
+        count: the number of distinct codes.
     """
     if size > 4 * len(codes) + 1024:
         kept, dense = np.unique(codes, return_inverse=True)
