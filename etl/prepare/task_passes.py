@@ -70,7 +70,7 @@ _ARROW_TYPES = {
 
 
 class TaskPasses(PreparedPasses):
-    """The passes over days whose rows tasks of this machine prepare."""
+    """The passes of a run in which tasks of this machine prepare the rows."""
 
     def __init__(self, workers: LocalWorkers, plan: FeaturePlan, lake: LakePaths) -> None:
         """Creates the passes.
@@ -82,7 +82,7 @@ class TaskPasses(PreparedPasses):
         super().__init__(workers, plan, lake, clicks.digest_before if clicks else None)
         self._local, self._clicks = workers, clicks
         require_table_forms(self._plan.changers)
-        # maps the paths of a table of attributes to the file with its rows
+        # maps the section and paths of a table of attributes to the file with the table's rows
         self._saved: dict[tuple[str, ...], str] = {}
 
     def _prepare_days(self, days: Sequence[RawFiles]) -> None:
@@ -234,7 +234,7 @@ class TaskPasses(PreparedPasses):
         return inputs
 
     def _cuts(self, tasks: Sequence[BucketTask], preparation: Preparation) -> dict[int, Cuts | None]:
-        """Returns the times at which the splits of each day end, by the index of the day."""
+        """Returns the times at which the splits of days end, by the index of the day."""
         counted = times_of(self._workers, tasks, preparation)
         days = counted["day"].to_numpy()
         cuts = {}
@@ -288,7 +288,8 @@ class Preparation:
         item_column: the raw column of the item key; empty without keys.
         position_column: `serving.impressions.row_column`; None if it is not set.
         has_time: whether the log has event times.
-        keys_of_tables: maps `users` and `items`, if they are tables, to the raw column of the key.
+        keys_of_tables: maps `users` and `items` to the raw column of the key, if the configuration has these
+            tables.
         changers: the operators of `prepare` that change rows, in the order of the configuration.
         columns: the columns to write.
         types: the types of the columns of the good rows, for a day without rows.
@@ -311,9 +312,10 @@ class DayInputs:
     """Tables that the tasks of a day need. Files are mapped into memory.
 
     Attributes:
-        earlier: the files of the clicks of earlier days; None if there are none.
+        earlier: the files with clicks of earlier days; None if there are none.
         impressions: path of the impressions of the day; None if there are none.
-        tables: maps `users` and `items`, if they are tables, to the path of their rows.
+        tables: maps `users` and `items` to the file with the rows of the table, if the configuration has
+            these tables.
         items: folder of the items of the day (etl.prepare.prepared_rows.DayItems); None without negatives.
         cuts: the times at which splits end; None if splits do not end at times.
     """
@@ -373,7 +375,7 @@ def load_table(path: str) -> pa.Table:
 def times_of(workers: Workers, tasks: Sequence[BucketTask], preparation: Preparation) -> pa.Table:
     """Returns the numbers of rows with each event time of each day, with TIMES_SCHEMA.
 
-    A time may occur once per task, because the counts of different tasks are not added.
+    The same time may occur several times, because the counts of different tasks are not added up.
     """
     return workers.run(len(tasks), partial(_count_times, tuple(tasks), preparation), TIMES_SCHEMA)
 
@@ -525,7 +527,7 @@ def require_table_forms(changers: Sequence[RowChanger]) -> None:
 
 
 def keep_users_together(changers: Sequence[RowChanger], user_column: str | None) -> bool:
-    """Returns whether each operator gives the right result if a task has all rows of some users.
+    """Returns whether all operators return the right result if each call has all rows of some users.
 
     Tasks can then divide the users among themselves. If the result is false, one task must have all rows of
     the day.

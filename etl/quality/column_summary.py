@@ -1,4 +1,4 @@
-"""Computes the summary of a column from its value counts: number of nulls, most frequent values, and so on.
+"""Computes the summary of a column from its value counts, such as the most frequent values.
 
 The profile of a day contains a summary of each column. Two summaries of a column can be added if they have no
 value in common.
@@ -146,7 +146,8 @@ def most_frequent(values: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int
     Values with equal counts are sorted, texts by their UTF-8 bytes. Values with the count 0 are left out.
 
     Args:
-        values: (n,) distinct values, without null. Only values that are frequent enough are copied.
+        values: (n,) distinct values, without null. The function copies only values that are frequent enough
+            for the result.
         counts: (n,) the count of each value.
     """
     least = 1
