@@ -67,7 +67,7 @@ class _File:
         size: its number of bytes.
         first_block: the position of the first block, after the header.
         marker: the 16 bytes after each block.
-        header: a header with a schema for the same bytes, whose values Arrow can convert.
+        header: the header with another schema, which reads the same bytes as values that Arrow can convert.
         types: maps each listed column of the file to its Arrow type.
     """
 
@@ -208,8 +208,8 @@ def _definitions(schema: Any) -> dict[str, Any]:
 def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[str, ...] = ()) -> int:
     """Returns a lower bound of the bytes of a value of a type; 0 if a value may need no bytes.
 
-    Schemas with two kinds of types are refused. A list of values without bytes can have billions of values in
-    a few bytes of the file, and the decoder would store all of them. For a record that contains itself, the
+    The function refuses two kinds of types. A list of values without bytes can have billions of values in a
+    few bytes of the file, and the decoder would store all of them. For a record that contains itself, the
     decoder could call itself until the stack is full.
 
     Args:

@@ -120,7 +120,7 @@ class JsonLinesReader(TableReader):
                 encoded = pa.DictionaryArray.from_arrays(
                     encoded.indices.take(pa.array(rows)), encoded.dictionary
                 )
-            # these values are checked only for objects and arrays
+            # the values of such a column are not returned; only rows with objects and arrays are rejected
             if column.type == "string" and column.name not in wanted:
                 _reject(malformed, encoded, column)
                 continue
@@ -250,7 +250,7 @@ def _unquoted(tokens: pa.Array, is_string: np.ndarray) -> pa.Array:
 
 
 def _typed_lists(tokens: pa.Array, column: Column, table: RawTable) -> tuple[pa.Array, pa.Array]:
-    """Does the same as `typed_tokens` for n texts of JSON arrays."""
+    """Converts n texts of JSON arrays to lists. Returns n lists and n reasons, as `typed_tokens` does."""
     query = "SELECT json_transform(text, '[\"JSON\"]')::VARCHAR[] AS value FROM block"
     lists = _one_array(_run(query, tokens).column(0))
     owner = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy(zero_copy_only=False))

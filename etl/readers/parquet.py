@@ -81,7 +81,7 @@ class _File:
 
     Attributes:
         path: the path of the file.
-        columns: the stored form of each column of the table.
+        columns: how the file stores each column of the table.
         group_rows: number of rows of each row group.
         group_bytes: approximate number of bytes in memory of the listed columns, for each row group.
     """
@@ -188,7 +188,7 @@ class ParquetReader(TableReader):
             file, file_split: the file, and the split of the rows.
             rows: the values of those columns in `needed` that the file stores and that are not in `paged`.
             paged: maps the name of a column in the file to its values and the number of rows with each value.
-            needed: the columns that are returned or checked, with their stored form.
+            needed: the columns that are returned or checked, and how the file stores them.
             returned: the names of the columns of the block.
             first_row: the index in the file of the first row of the split.
             offset: the index of the first row of the block in the split.
@@ -244,7 +244,7 @@ class ParquetReader(TableReader):
     def _texts(
         self, file: _File, file_split: FileSplit, offset: int, rows: pa.Table, lines: Sequence[int]
     ) -> list[str]:
-        """Returns rows as JSON. Columns that the block does not have are read.
+        """Returns rows as JSON. Columns that the block lacks are read from the file.
 
         Args:
             file, file_split: the file, and the split of the rows.
@@ -286,9 +286,8 @@ def _read(
 ) -> Iterator[tuple[pa.Table, dict[str, _CountedValues]]]:
     """Yields the rows of a file split, with the columns `names` of the file.
 
-    With `counted`, columns whose pages this module can decode are not in the table. They are returned
-    separately, with the number of rows with each value. If `names` is empty, the table has one column of
-    nulls.
+    With `counted`, columns whose pages this module can decode are not in the table. They are in the second
+    result, with the number of rows with each value. If `names` is empty, the table has one column of nulls.
     """
     start, end = file_split.start, file_split.end
     groups = [start] if end is None else list(range(start, end))
@@ -356,7 +355,7 @@ def _stored_values(rows: pa.Table, column: Column, stored: _StoredColumn) -> pa.
 
 
 def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.ndarray | None]:
-    """Merges the dictionaries of several row groups, and counts texts. Other columns are unchanged."""
+    """Merges the dictionaries of a column of texts, and counts its values. Does not change other columns."""
     if values.num_chunks < 2 or values.type != _TEXTS or not is_built():
         return values, None
     return merge_dictionaries(values.chunks)
@@ -365,7 +364,7 @@ def _counted(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray | pa.Array, np.nd
 def _columns_of(
     path: str, footer: pq.FileMetaData, table: RawTable, event_time: EventTime | None
 ) -> tuple[_StoredColumn, ...]:
-    """Returns the stored form of each column of a table. Raises an error if a column cannot be read."""
+    """Returns how a file stores each column of a table. Raises an error if a column cannot be read."""
     require_columns(path, footer, table)
     plain = [column for column in table.columns if column.type in _PLAIN_TYPES]
     stored = stored_columns(path, footer, table.model_copy(update={"columns": plain}), event_time)
@@ -431,7 +430,7 @@ _LEAST_BYTES = 4  # Smallest size of a number, and size of the length of a text.
 
 @dataclass(frozen=True)
 class _Page:
-    """A page after decompression: number of values or rows, levels if rows may be null, and the data."""
+    """A decompressed page: number of values or rows, definition levels if rows may be null, and the data."""
 
     count: int
     levels: pa.Buffer | None
@@ -580,13 +579,15 @@ Header = dict[tuple[int, ...], int]
 
 
 class WrongPageError(Exception):
-    """The checksum of a page does not match its content, or the page has no valid header."""
+    """The checksum of a page does not match its content, or the page has no valid header or size."""
 
 
 def verify_pages(
     source: pa.NativeFile, footer: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]
 ) -> None:
-    """Verifies the pages of some columns in some row groups. Pages without a checksum are not verified.
+    """Verifies the pages of some columns in some row groups.
+
+    The pages of a column chunk are verified up to the first page without a checksum.
 
     Args:
         source: the open file.
@@ -616,7 +617,7 @@ def chunk_bytes(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> bytes:
 
 
 def _verify_chunk(chunk: memoryview, path: str) -> None:
-    """Verifies the pages of a column chunk, unless its first page has no checksum."""
+    """Verifies the pages of a column chunk, up to the first page without a checksum."""
     for header, _ in pages_of(chunk, path):
         if _CHECKSUM not in header:
             return
