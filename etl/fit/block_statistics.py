@@ -35,7 +35,7 @@ from spark.workers import Workers
 from storage import file_io
 from storage.publish import new_attempt
 
-# The types of the values that can be counted. For a list, this is the type of its elements.
+# Maps the types of lists to the types of their elements, because a list is counted by its elements.
 _ELEMENTS: Mapping[Type, Type] = {"ints": "int", "strings": "string"}
 
 # Statistics that are computed from the value counts of a step's first input.
@@ -89,7 +89,7 @@ class BlockStatistics:
             _delete(measured.files)
 
     def _count(self, requests: Sequence[ChainRequest], counts: Counts) -> dict[str, Statistics]:
-        """Returns the statistics that can be computed from value counts alone. Publishes the vocabularies."""
+        """Computes the statistics that need only value counts. Publishes the vocabularies."""
         counted = [
             ChainRequest(request.index, request.before, request.types, request.cardinalities, steps)
             for request in requests
@@ -228,7 +228,7 @@ def derived_from_raw(request: ChainRequest, step: Step) -> DerivedColumn:
 class CountStatistics:
     """A source of statistics (StatisticsSource) that reads value counts.
 
-    It accepts only steps for which `etl.fit.rounds.is_countable` is true.
+    With the default `column_of`, all steps must be countable (`etl.fit.rounds.is_countable`).
     """
 
     def __init__(

@@ -54,8 +54,8 @@ class Measured:
         counts: the value counts of the steps whose values are counted. The name of a column of counts is the
             step's key.
         parts: maps the key of each step with statistics by key to the files that `write_parts` wrote for it.
-        whole: maps the key of such a step to its statistics over all rows, if its operator needs them
-            (`of_all_rows`).
+        whole: maps the key of the first such step of each operator to the statistics over all rows, if the
+            operator needs them (`of_all_rows`).
         lists: maps the key of each step that aggregates lists to its aggregates.
         files: the paths of all files that were written.
     """
@@ -390,7 +390,7 @@ def _squares_task(
     )
 
 
-# The inputs of steps whose statistics tasks compute from blocks of training rows.
+# Reads blocks of training rows, and computes the inputs of the steps that need statistics.
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ class FrameRows:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """A step that needs statistics, with its inputs: one array of n values each."""
+    """A step that needs statistics, with one array of n values for each input."""
 
     request: ChainRequest
     step: Step

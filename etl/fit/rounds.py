@@ -174,7 +174,7 @@ def is_countable(chain: Chain, position: int) -> bool:
 
 
 def _needs_rows(step: Step) -> bool:
-    """Returns whether a step needs a table, or the row itself, in addition to its input values."""
+    """Returns whether a step needs a table, or the ids of rows, in addition to its input values."""
     _, fitted_type = column_operator(step.operator.name)
     return step.operator.needs in _WITH_TABLE or fitted_type.out_of_fold
 

@@ -94,7 +94,7 @@ class RowStatistics:
         return self._publish_keyed(external.select(text_column(F.col(key)).alias(KEY), *names), inputs, {})
 
     def _measure_groups(self, rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-        """Publishes the keyed tables of `steps`, with one pass over the rows per operator."""
+        """Publishes the keyed tables of `steps`. All tables of an operator are computed together."""
         statistics = {}
         remaining = list(steps)
         while remaining:
@@ -189,7 +189,7 @@ class RowStatistics:
         )
 
 
-# Computes the keyed tables of all steps of one operator in one pass over the training rows.
+# Computes the keyed tables of all steps of one operator together.
 #
 # A step is an operator with its input columns. A keyed table has one row per key, with statistics of the
 # training rows that have this key. If each keyed table were computed separately, each would need three passes
@@ -289,7 +289,7 @@ class StepInputs:
 
 
 def measure_steps(rows: DataFrame, steps: Sequence[StepInputs]) -> dict[str, Statistics]:
-    """Computes all statistics except tables, and returns them by step key.
+    """Computes all statistics that are not published as tables. Returns them by step key.
 
     Raises:
         DataError: a value is too large to compute exact moments, or the state of a mergeable statistic has

@@ -1,7 +1,8 @@
 """Publishes tables with the latest features of each user and of each item, up to the run date.
 
-The history of a user consists of the last clicks up to the run date. Lists are scored with these histories.
-`histories_of` uses Arrow tables on one machine, and Spark frames on clusters. The results are the same.
+The history of a user consists of the last clicks up to the run date. score_daily ranks items with these
+histories. `histories_of` uses Arrow tables on one machine, and Spark frames on clusters. The results are the
+same.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ def _without_last(clicks: pa.Table, left_out: int) -> pa.Table:
 def _clicks_before_cut(
     parts: Iterator[pa.Table], config: SplitConfig, splits: int, length: int, *, timed: bool
 ) -> pa.Table:
-    """Returns the last clicks of each user in the first splits (etl.raw.splits, by `fraction`).
+    """Returns the last clicks of each user in the first splits of a log that `fraction` divides.
 
     Args:
         parts: all good rows of the log.
@@ -283,9 +284,9 @@ def publish_latest(
     of the manifest contain the number of users or items without a row.
 
     Without a table of attributes, the features of a user or item come from its latest row in the feature
-    partitions. This is the row with the largest row_id on the latest day. Features of the history (section
-    `history`) are always computed from the latest histories. A partition that already exists for the same
-    inputs is not written again.
+    partitions. This is the row with the largest row_id on the last day with a row of the user or item.
+    Features of the history (section `history`) are always computed from the latest histories. A partition
+    that already exists for the same inputs is not written again.
 
     Args:
         workers: the processes that run the tasks.

@@ -61,7 +61,7 @@ def latest_published_rows(
     spec: FeatureSpec,
     engine: Literal["auto", "sql", "arrow"],
 ) -> pa.Table | DataFrame:
-    """Returns the latest row of each key: the row with the largest row_id on the latest day.
+    """Returns the latest row of each key: the row with the largest row_id on the key's last day.
 
     Args:
         workers: the processes that run the tasks.
@@ -106,7 +106,7 @@ def latest_published_rows(
 
 
 def latest_rows(days: Sequence[tuple[str, DataFrame]], key: str, columns: Sequence[str]) -> DataFrame:
-    """Returns the latest row of each key: the row with the largest row_id on the latest day.
+    """Returns the latest row of each key: the row with the largest row_id on the key's last day.
 
     Args:
         days: pairs of a date and a frame of rows of this date. The frames have the key, row_id and the
@@ -157,7 +157,7 @@ def latest_schema(key: str, columns: Sequence[str], spec: FeatureSpec) -> pa.Sch
 
 
 def latest_in_days(days: Sequence[Sequence[str]], key: str, schema: pa.Schema) -> pa.Table:
-    """Returns the latest row of each key, sorted by key: the row with the largest row_id on the latest day.
+    """Returns the latest row of each key, sorted by key: the row with the largest row_id on the key's last day.
 
     Only one day is in memory at a time, apart from the result.
 

@@ -339,7 +339,7 @@ class Operator(Parameters, ABC):
         raise self._not_in_memory()
 
     def probabilities(self) -> tuple[float, ...]:
-        """Returns the probabilities of the quantiles of the first input that `fit` needs."""
+        """Returns the probabilities for which `fit` needs quantiles of the first input."""
         raise NotImplementedError(f"internal error, please report: {self.name} has no quantiles")
 
     def statistic(self, kind: Type) -> MergeableStatistic:
@@ -505,7 +505,7 @@ class FrameOperator(Parameters, ABC):
 
 
 class RowFilter(FrameOperator):
-    """An operator that drops rows. The day's row counts contain the number of dropped rows as `reason`."""
+    """An operator that drops rows. The day's row counts name the number of dropped rows `reason`."""
 
     @property
     @abstractmethod

@@ -298,7 +298,7 @@ def _leaves(footer: pq.FileMetaData) -> list[Any]:
 
 
 def _top_name(leaf: Any) -> str:
-    """Returns the name of the column of the table to which a leaf of the Parquet schema belongs."""
+    """Returns the name of the column to which a leaf of the Parquet schema belongs."""
     return str(leaf.path if leaf.path == leaf.name else leaf.path.split(".", 1)[0])
 
 
@@ -399,7 +399,7 @@ def _require_readable(path: str, column: RawColumn, footer: pq.FileMetaData, ind
 
 
 def no_text(path: str, column: RawColumn, row: int, value: Any, count: int) -> DataError:
-    """Returns the error for a value of a column of texts that cannot be converted to a text without loss.
+    """Returns the error for a value in a column of texts that has no exact text.
 
     Args:
         path, column: path of the file and name of the column.
