@@ -45,9 +45,9 @@ _COUNTED = ("moments", "quantiles", "mergeable", "counts")
 class BlockStatistics:
     """A source of statistics (StatisticsSource) that reads the training rows in blocks.
 
-    A round makes one pass over the rows for all its steps. In this pass, tasks write two kinds of files:
-    statistics by key, and value counts of the steps' inputs. CountStatistics computes vocabularies, moments
-    and quantiles from these counts.
+    A round makes one pass over the rows for all its steps, and a second pass for operators that read rows
+    twice. In the first pass, tasks write two kinds of files: statistics by key, and value counts of the
+    steps' inputs. CountStatistics computes vocabularies, moments and quantiles from these counts.
     """
 
     def __init__(
@@ -189,14 +189,14 @@ def _block_step(request: ChainRequest, step: Step) -> BlockStep:
 
 
 def _counted_column(request: ChainRequest, step: Step) -> DerivedColumn:
-    """Returns the column of value counts of a step's first input. Its name is the step's key."""
+    """Returns the column with the value counts of a step's first input. The step's key is its name."""
     name, kind = request.key(step), request.types[step.inputs[0]]
     chain = FittedChain((name,), (_ELEMENTS.get(kind, kind),), (), ())
     return DerivedColumn(name, chain, name)
 
 
 def _facts(step: BlockStep, steps: Mapping[str, BlockStep], measured: Measured) -> dict[str, Any]:
-    """Returns the facts that the step's operator computes from statistics over all training rows."""
+    """Returns `Operator.facts` of the step's operator, from the statistics over all training rows."""
     if not step.operator.of_all_rows:
         return {}
     owner = next(other for other in steps.values() if other.operator == step.operator)

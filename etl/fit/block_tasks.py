@@ -194,7 +194,10 @@ class _Counted:
 def aggregate_counts(
     workers: Workers, steps: Sequence[BlockStep], counts: Counts
 ) -> dict[str, dict[str, Any]]:
-    """Computes the aggregates of steps from the value counts of their first inputs, by step key."""
+    """Computes the aggregates of steps from the value counts of their first inputs.
+
+    Returns the aggregates by step key.
+    """
     run = partial(_aggregate_task, tuple(steps), counts)
     results = workers.collect(len(steps), run)
     return {step.key: json.loads(text) for step, text in zip(steps, results, strict=True)}

@@ -40,8 +40,8 @@ _FORMAT = 1
 def columns_of(groups: Sequence[FeatureGroup], label: str) -> tuple[list[str], list[str]]:
     """Returns two lists: the raw columns that features need, and the additional columns that a fit reads.
 
-    The fit only computes statistics from the columns of the second list. This list includes the label if an
-    operator needs statistics by key.
+    The columns of the second list are used only to compute statistics. They include the label if an operator
+    needs statistics by key.
 
     Raises:
         ConfigError: an operator is unknown, or cannot be fitted on a table in memory.
@@ -259,7 +259,7 @@ class FrameStatistics:
         return Statistics(**values)
 
     def _measure_groups(self, inputs: _Inputs) -> dict[str, Any]:
-        """Adds the keyed table of a step.
+        """Computes and stores the keyed table of a step.
 
         Returns the name of the table, and the facts that the step needs for its fit.
         """
@@ -279,7 +279,7 @@ class FrameStatistics:
         return {"table": name, "facts": {**facts, "days": []}}
 
     def _count(self, name: str, steps: Sequence[_Inputs]) -> int:
-        """Adds the vocabulary `name`, which `steps` share. Returns its highest id, or 0 if it is empty."""
+        """Builds and stores the vocabulary that `steps` share. Returns its highest id; 0 if it is empty."""
         operator = cast(Categorify, steps[0].operator)
         rule = IdRule(operator.least(name), operator.first_id, operator.max_size)
         if operator.values is None:
@@ -359,7 +359,7 @@ class MemoryTables(LocalTables):
         return self._lookup(name, table[KEY]), table
 
     def entries(self, names: Sequence[str], ids: Sequence[int]) -> pa.Table:
-        """Returns the entries (column, id, value) with the ids `ids` of the vocabularies `names`."""
+        """Returns the entries (column, id, value) of the vocabularies `names` whose ids are in `ids`."""
         wanted = pa.array(ids, pa.int32())
         tables = [self.vocabularies[name].select(["column", "id", "value"]) for name in names]
         return pa.concat_tables(table.filter(pc.is_in(table["id"], wanted)) for table in tables)

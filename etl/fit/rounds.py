@@ -321,7 +321,7 @@ class ChainRequest:
 class StatisticsSource(Protocol):
     """A source of statistics of the training rows.
 
-    Its classes are in fit_frame.py, row_statistics.py and block_statistics.py.
+    The classes that implement it are in fit_frame.py, row_statistics.py and block_statistics.py.
     """
 
     def measure(self, requests: Sequence[ChainRequest]) -> Mapping[str, Statistics]:

@@ -36,7 +36,7 @@ class VersionTables:
 
     Attributes:
         rows: maps the name of each published table to the number of its rows.
-        vocabularies: maps the name of each vocabulary to its facts (etl.fit.row_statistics).
+        vocabularies: maps the name of each vocabulary to its facts (etl.fit.row_statistics.vocabulary_facts).
     """
 
     def __init__(self, lake: LakePaths, version: str, parent: str | None, row_group_rows: int) -> None:
@@ -51,7 +51,7 @@ class VersionTables:
         return workflow_table(self._lake, self._version, name)
 
     def publish_frame(self, table: DataFrame, name: str, sort_by: Sequence[str] = (KEY,)) -> None:
-        """Publishes a frame as the named table."""
+        """Publishes a frame as the table `name`."""
         manifest = publish(
             table,
             self.partition(name),
@@ -62,14 +62,14 @@ class VersionTables:
         self.rows[name] = manifest.rows
 
     def publish_files(self, files: Sequence[str], name: str) -> None:
-        """Publishes files that tasks wrote below the partition as the named table."""
+        """Publishes files as the table `name`. Tasks have written these files below the partition."""
         manifest = publish_files(
             self.partition(name), dict.fromkeys(files), inputs={"version": self._version}
         )
         self.rows[name] = manifest.rows
 
     def publish_table(self, table: pa.Table, name: str) -> None:
-        """Publishes an Arrow table as the named table. Its rows keep their order."""
+        """Publishes an Arrow table as the table `name`. The rows keep their order."""
         partition = self.partition(name)
         attempt = new_attempt(partition)
         path = partition.file(f"{attempt}/part-00000.parquet")
@@ -105,7 +105,7 @@ class VersionTables:
         )
 
     def read_parent(self, spark: SparkSession, name: str) -> DataFrame:
-        """Reads a table of the parent version as a frame."""
+        """Returns a table of the parent version as a frame."""
         return read_published(spark, self._of_parent(name))
 
     def parent_files(self, name: str) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ class VersionTables:
         self.vocabularies |= {name: dict(values) for name, values in facts.items()}
 
     def read(self, spark: SparkSession, name: str) -> DataFrame:
-        """Reads a table that was published for the new version as a frame."""
+        """Returns a published table of the new version as a frame."""
         return read_published(spark, self.partition(name))
 
     def _of_parent(self, name: str) -> Partition:

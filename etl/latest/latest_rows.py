@@ -157,7 +157,9 @@ def latest_schema(key: str, columns: Sequence[str], spec: FeatureSpec) -> pa.Sch
 
 
 def latest_in_days(days: Sequence[Sequence[str]], key: str, schema: pa.Schema) -> pa.Table:
-    """Returns the latest row of each key, sorted by key: the row with the largest row_id on the key's last day.
+    """Returns the latest row of each key, sorted by key.
+
+    The latest row is the row with the largest row_id on the key's last day.
 
     Only one day is in memory at a time, apart from the result.
 

@@ -156,8 +156,8 @@ class Fitted(ABC):
 
     Attributes:
         out_of_fold: whether the outputs of a training row may differ from the outputs of an equal row that is
-            not a training row. If true, `compute_training` computes the outputs of training rows from the
-            positions of these rows.
+            not a training row. If true, `compute_training` computes the outputs of training rows. This method
+            also receives the ids of these rows.
         takes_codes: whether `compute` and `compute_training` accept dictionary-encoded arrays, and lists with
             dictionary-encoded elements. Otherwise, arrays are decoded first.
     """
@@ -172,7 +172,7 @@ class Fitted(ABC):
     def apply(
         self, rows: DataFrame, values: Sequence[Column], tables: Tables, tag: str
     ) -> tuple[DataFrame, list[Column]]:
-        """Returns `rows`, joined with the tables that the step looks up, and one expression per output.
+        """Returns `rows`, joined with the tables that the step needs, and one expression per output.
 
         Args:
             values: one Spark expression over `rows` for each input.
@@ -199,7 +199,7 @@ class Fitted(ABC):
 
     @property
     def training_days(self) -> tuple[str, ...]:
-        """Returns the days that an `out_of_fold` step was fitted on, as ISO dates."""
+        """Returns the days on which an `out_of_fold` step was fitted, as ISO dates."""
         return ()
 
     def state(self) -> dict[str, Any]:

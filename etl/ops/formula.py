@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Kind = Literal["number", "text", "truth"]
 
 # Maximum number of characters of a formula, and maximum depth of its operations. The depth is limited because
-# each level of operations takes a few nested calls.
+# each level of operations needs a few nested calls of the compiler.
 _MOST_TEXT = 20_000
 _MOST_DEPTH = 150
 _MOST_SHOWN = 500  # maximum number of characters of a formula in a message

@@ -1,4 +1,4 @@
-"""Code that operators with a table of statistics by key share: exact sums, joins and lookups."""
+"""Code for operators that look up statistics by key in a table: exact sums, joins and lookups."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class LocalTables:
         return list(self.files)
 
     def entries(self, names: Sequence[str], ids: Sequence[int]) -> pa.Table:
-        """Returns the entries (column, id, value) with the ids `ids` of the vocabularies `names`.
+        """Returns the entries (column, id, value) of the vocabularies `names` whose ids are in `ids`.
 
         Raises:
             DataError: a file does not exist, or is damaged.
