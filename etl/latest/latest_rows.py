@@ -129,8 +129,8 @@ def _latest_of(
 ) -> Iterator[pa.RecordBatch]:
     """Runs one task: returns the latest row of each key in one file, with the column `_dt`.
 
-    The tasks reduce the rows of the files before an aggregation. This is much faster than aggregating all
-    rows in Spark, because Spark sorts rows to aggregate structs.
+    Each task returns only one row per key of its file, and Spark aggregates these rows. This is much faster
+    than aggregating all rows in Spark, because Spark sorts rows to aggregate structs.
 
     Args:
         of_files: pairs of a date and the path of a file with rows of this date.

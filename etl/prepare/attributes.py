@@ -135,7 +135,8 @@ def read_attribute_table(
 
     Raises:
         DataError: there is no file, rows cannot be parsed, ids violate the rule of etl/raw/row_rules.py, or a
-            key is null or occurs more than once. A join with duplicate keys would multiply rows.
+            key is null or occurs more than once. If a key occurred twice, a join would return a row of the
+            log twice.
         ConfigError: a column has a Parquet type that its declared type cannot hold.
     """
     raw = require_raw(config, table, dt, f"{section}.path", recorder)

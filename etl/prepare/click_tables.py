@@ -80,7 +80,7 @@ class ClickTables:
     """Reads the clicks before a day, from a log that is stored by day. Publishes partitions that are missing.
 
     A day is usable if it has a raw log, or if its partition was published before its raw log was deleted. The
-    raw log of a published day is not read again.
+    raw log of a published day is read again only if the log or the settings have changed.
 
     Attributes:
         plan, history: the plan of the run, and the section `history`.

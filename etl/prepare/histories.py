@@ -102,7 +102,7 @@ def last_clicks(rows: pa.Table, length: int) -> pa.Table:
     column times is missing.
 
     Args:
-        rows: all rows of some users, with the columns of `recent_clicks`.
+        rows: all rows of some users, with the columns that `recent_clicks` needs.
         length: maximum number of clicks to keep for a user.
     """
     return lists_of_clicks(recent_clicks(rows, length))

@@ -437,9 +437,9 @@ class PreparedPasses(ABC):
 
 @dataclass(frozen=True)
 class _CountTask:
-    """A prepared file whose values a task counts, and the file of counts to write.
+    """A task that counts the values of a prepared file, and writes them to a file of counts.
 
-    The prepared file is None for a day without rows.
+    `path` is the prepared file. It is None for a day without rows.
     """
 
     path: str | None
@@ -536,7 +536,7 @@ def _block(rows: pa.Table) -> ParsedBlock:
 
 
 def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> None:
-    """Deletes days that no run needs any more from the table `prepared`, and from `typed` in older lakes.
+    """Deletes days that are no longer needed from the tables `prepared` and (in older lakes) `typed`.
 
     A day is deleted if it is before the first needed day and was published more than `output.grace_hours`
     ago. `first_day` is the first day of the run. With the section `history`, the `history.days` days before
@@ -550,7 +550,7 @@ def delete_unneeded_days(plan: FeaturePlan, lake: LakePaths, first_day: str) -> 
     if not plan.is_divided and plan.config.history:
         first = date.fromisoformat(first_day) - timedelta(days=plan.config.history.days or 0)
         first_day = first.isoformat()
-    unrecorded = LakePaths(lake.root)  # does not record manifests as inputs of the run
+    unrecorded = LakePaths(lake.root)  # this object does not record manifests as inputs of the run
     for kind, table in (("typed", unrecorded.typed), ("prepared", unrecorded.prepared(plan.config.name))):
         for dt in written_dates(table):
             partition = table.partition(dt)

@@ -1,4 +1,4 @@
-"""Computes the split, the negatives and the position of the rows of a day, without Spark.
+"""Computes the splits, negatives and positions of a day's rows, without Spark.
 
 The rules and the results are the same as in Spark frames (etl/raw/splits.py, etl/spark/frame_passes.py). The
 rows of a day are prepared in tasks. All rows and all impressions of a user are in the same task.
@@ -373,8 +373,8 @@ def _are_seen(pairs: np.ndarray, since: np.ndarray, observed: np.ndarray, first:
     Returns:
         (k,) bool
     """
-    # Most drawn pairs were not observed. A small hash table finds nearly all of them without a search in the
-    # sorted pairs.
+    # Most drawn pairs were not observed. A small hash table identifies nearly all such pairs, without a
+    # search in the sorted pairs.
     bits = max(10, (16 * len(observed)).bit_length())
     table = np.full(2**bits, len(SPLITS), np.int8)
     hashes = _slots(observed, bits)
@@ -453,7 +453,7 @@ def impressions_table(workers: Workers, plan: FeaturePlan, raw: RawFiles) -> pa.
 def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has_time: bool) -> pa.Table:
     """Adds an int64 column with the position of each row's impression; null without an impression.
 
-    This is the last impression of the row's user and item that is not later than the row.
+    With `has_time`, this is the last impression of the row's user and item that is not later than the row.
 
     Args:
         rows: all rows of some users of a day, with user_key, item_key and, if `has_time`, event_time.
@@ -461,8 +461,8 @@ def add_positions(rows: pa.Table, impressions: pa.Table | None, column: str, has
             item_key, position and, if `has_time`, event_time, without nulls. None if the day has no log of
             impressions.
         column: the name of the new column.
-        has_time: whether the click log has event times (µs). If not, a row gets the smallest position at
-            which its user saw its item.
+        has_time: whether the click log has event times (µs). If not, a row gets the smallest position among
+            the impressions of its user and item.
 
     Returns:
         The rows in their order, with the new column.

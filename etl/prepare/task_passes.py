@@ -133,8 +133,8 @@ class TaskPasses(PreparedPasses):
         """Publishes the prepared rows of a day.
 
         Raises:
-            InfrastructureError: fewer rows were read than the log has good rows (`good`), which means that
-                stored rows were lost.
+            InfrastructureError: the number of rows that tasks read is not the number of good rows of the log
+                (`good`), so stored rows were lost.
         """
         read = sum(file.good for file in files)
         if read != good:
@@ -203,7 +203,7 @@ class TaskPasses(PreparedPasses):
         """Reads the tables that tasks need.
 
         Also computes the items of each day, and the times at which its splits end (the cuts). `cuts` maps the
-        index of each day to the row_ids at which its splits end. It is empty if splits end at times.
+        index of each day to the row_ids at which its splits end. `cuts` is empty if splits end at times.
         """
         inputs = []
         for raw in days:
@@ -317,7 +317,7 @@ class DayInputs:
         tables: maps `users` and `items` to the file with the rows of the table, if the configuration has
             these tables.
         items: folder of the items of the day (etl.prepare.prepared_rows.DayItems); None without negatives.
-        cuts: the times at which splits end; None if splits do not end at times.
+        cuts: the times or row_ids at which splits end; None if `split.by` is not `fraction`.
     """
 
     earlier: ClickFiles | None

@@ -175,8 +175,8 @@ def _why_no_click_rate(split: SplitConfig, compared: DayComparison, draws: bool)
 def _row_figures(split: SplitConfig, compared: DayComparison, draws: bool) -> Iterator[LimitedFigure]:
     """Yields the figures about the number of rows and the click rate of the day.
 
-    Numbers of rows are compared only if the log is split by days. Click rates are compared only if the method
-    of the split and drawn rows do not affect them.
+    Numbers of rows are compared only if the log is split by days. Click rates are compared only if neither
+    `split.by` nor drawn rows affect them.
     """
     today, train = compared.today, compared.train
     usual = median(piece.rows for piece in train)

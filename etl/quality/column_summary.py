@@ -193,7 +193,7 @@ def _exact_sum(numbers: NDArray[np.float64], times: NDArray[np.int64]) -> int:
     return total
 
 
-# Counts the values of all columns in one pass over the rows.
+# The columns of the raw log whose values are counted for the profiles of days.
 
 Kind = Literal["string", "int", "float"]
 LABEL_CELLS = ""  # name of the label's column in value counts; no raw column has this name

@@ -303,9 +303,9 @@ def most_frequent_of_days(
 ) -> dict[str, str | Number]:
     """Returns, for each raw column, its most frequent value on some days, according to their profiles.
 
-    The counts of the 20 most frequent values of each day are added. Of several values with the same number
-    of rows, the smallest is returned. A column without a value in any profile is left out, and so is a
-    column whose most frequent value is a text that `shortened` has changed.
+    The counts of the 20 most frequent values of each day are added up over the days. Of several values with
+    the same number of rows, the smallest is returned. A column without a value in any profile is left out,
+    and so is a column whose most frequent value is a text that `shortened` has changed.
 
     Args:
         lake: the lake with the profiles.

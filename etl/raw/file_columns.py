@@ -160,7 +160,7 @@ def _damaged(path: str, error: OSError) -> DataError:
 # Reads the footers of Parquet files of raw tables, and checks the types of the listed columns.
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
-_SMALLEST_BYTES = 12  # A file has at least the magic bytes, the length of the footer, and the magic bytes.
+_SMALLEST_BYTES = 12  # A file has at least the magic bytes twice, and the length of the footer.
 _UNREADABLE_CODECS = ("LZO",)  # Compressions for which Arrow has no decoder.
 _MOST_DIGITS = 38  # Maximum number of digits of a decimal.
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
@@ -328,7 +328,10 @@ def _require_one_name(path: str, name: str, leaves: Sequence[Any]) -> None:
 
 
 def _stored(path: str, column: RawColumn, leaf: Any, is_time: bool) -> Stored:
-    """Returns how a file stores a plain column. Raises an error if the declared type cannot hold it."""
+    """Returns how a file stores a plain column.
+
+    Raises ConfigError or DataError if the declared type of the column cannot hold the stored values.
+    """
     logical, physical = leaf.logical_type, leaf.physical_type
     kind = logical.type
     shown = physical if kind == "NONE" else f"{physical} ({logical})"

@@ -492,7 +492,7 @@ def _list_matches(pattern: str) -> list[tuple[str, str, fs.FileInfo]]:
 
 
 def _require_no_lost_entries(pattern: str, bases: Sequence[str], name: str, *, is_file: bool) -> None:
-    """Raises DataError if a local folder has an entry that matches, but whose rows could not be read.
+    """Raises DataError if an entry of a local folder matches the pattern, but cannot be read.
 
     A listing leaves out such entries, for example a symbolic link to a disk that is not mounted. Without this
     check, the job would leave out the rows of the file without an error.

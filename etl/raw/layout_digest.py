@@ -106,8 +106,8 @@ log = logging.getLogger("nightrank.etl")
 METHOD = "clicks before the row"
 GROUP_METHOD = "clicks before the group"
 
-# A function that publishes the missing or obsolete partition of a day. The last argument is the inputs that
-# the manifest records.
+# A function that publishes the missing or obsolete partition of a day. The last argument contains the inputs
+# that the manifest records.
 Publish = Callable[[RawFiles, Partition, dict[str, str]], Manifest]
 
 

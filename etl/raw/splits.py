@@ -32,7 +32,7 @@ DAY = "_day"
 # Part of the digest of prepared rows. Change this text if the code divides the same log differently.
 CUT = "by rank of the kept rows"
 
-# Rows are counted in blocks of 2**16 row_ids: some thousand blocks for a log of hundreds of millions of rows.
+# Rows are counted in blocks of 2**16 row_ids: a few thousand blocks for hundreds of millions of rows.
 _BLOCK_BITS = 16
 
 
@@ -165,8 +165,9 @@ def _leave_last_out(rows: DataFrame) -> DataFrame:
     """Divides the rows of each user at the user's last two positive rows: one for validation, one for test.
 
     The test split contains the user's last positive row and all later rows. The validation split contains the
-    second last positive row and all rows before the test split. The train split contains all earlier rows. A
-    user with only one positive row has no validation rows. A user without positive rows has only train rows.
+    second last positive row and the rows between it and the test split. The train split contains all earlier
+    rows. A user with only one positive row has no validation rows. A user without positive rows has only
+    train rows.
     """
     order = [F.asc(EVENT_TIME), F.asc(ROW_ID)] if EVENT_TIME in rows.columns else [F.asc(ROW_ID)]
     by_user = Window.partitionBy(USER_KEY)

@@ -29,7 +29,7 @@ _FIRST_US = FIRST_DAY * US_OF_DAY
 _DATE_BYTES = 10  # Length of YYYY-MM-DD.
 _MINUTE_BYTES = 16  # Length of YYYY-MM-DDTHH:MM.
 _ROWS = 1 << 16  # Number of texts that are converted at once; it limits the memory of their characters.
-# largest number of bytes of a text. Longer texts are not times, except for times with many blanks
+# Largest number of bytes of a text. Longer texts become null: they are not times, or have many blanks.
 _LONGEST = 64
 _PADDING = 16  # Number of zeros after the characters of a text, so that a cursor may look ahead.
 _MOST_DAYS = 1 << 17  # Number of days of time zones whose offsets are kept in memory.

@@ -53,7 +53,7 @@ _PRIMITIVES: Mapping[str, pa.DataType] = {
     "enum": pa.string(),
 }
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
-# stands for records, maps and unions of several types, which no column can have
+# this type stands for records, maps and unions of several types, which no column can have
 _NESTED = pa.struct([])
 _WIDER = ({"int", "long"}, pa.int64()), ({"float", "double"}, pa.float64())
 
@@ -208,9 +208,9 @@ def _definitions(schema: Any) -> dict[str, Any]:
 def _least_bytes(schema: Any, names: Mapping[str, Any], path: str, outer: tuple[str, ...] = ()) -> int:
     """Returns a lower bound of the bytes of a value of a type; 0 if a value may need no bytes.
 
-    The function refuses two kinds of types. A list of values without bytes can have billions of values in a
-    few bytes of the file, and the decoder would store all of them. For a record that contains itself, the
-    decoder could call itself until the stack is full.
+    The function refuses two kinds of types. A list of values that need no bytes can have billions of values
+    in a few bytes of the file, and the decoder would store all of them. For a record that contains itself,
+    the decoder could call itself until the stack is full.
 
     Args:
         schema: the type.

@@ -1,7 +1,7 @@
 """Reads Parquet files, and verifies the checksums of their pages. A file split is a range of row groups.
 
-pyarrow 14 does not verify checksums. So the headers of pages are parsed here, as Thrift's compact protocol
-writes them, and the CRC-32 of each page that has one is compared with its content.
+pyarrow 14 does not verify checksums. So this module parses the headers of pages, which are written in
+Thrift's compact protocol. It compares the CRC-32 in a header with the content of the page.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def _read(
             parquet = pq.ParquetFile(
                 source,
                 metadata=footer,
-                # This option has an effect only on columns of texts.
+                # `read_dictionary` has an effect only on columns of texts.
                 read_dictionary=[name for name in names if name in paths],
                 pre_buffer=not file_io.is_local(file.path),
                 coerce_int96_timestamp_unit="us",
